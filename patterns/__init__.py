@@ -1,0 +1,42 @@
+"""The pattern language: one way to say what a fusion, an annotation or a lowering applies to.
+
+See docs/write-a-rule-table.md. The shared vocabulary is in `quantc.patterns.aten`.
+"""
+
+from quantc.patterns.checks import Check, at_least, at_most, differs, equals, one_of
+from quantc.patterns.dsl import OpPattern, Pattern, any_of, op, optional, out, result, shared
+from quantc.patterns.explain import Explanation, Tried
+from quantc.patterns.leaves import Leaf, const, number, value
+from quantc.patterns.match import Match, Refusal
+from quantc.patterns.predicates import Predicate, predicate
+from quantc.patterns.table import MatchSet, Rule, RuleTable
+
+__all__ = [
+    "Check",
+    "Explanation",
+    "Leaf",
+    "Match",
+    "MatchSet",
+    "OpPattern",
+    "Pattern",
+    "Predicate",
+    "Refusal",
+    "Rule",
+    "RuleTable",
+    "Tried",
+    "any_of",
+    "at_least",
+    "at_most",
+    "const",
+    "differs",
+    "equals",
+    "number",
+    "one_of",
+    "op",
+    "optional",
+    "out",
+    "predicate",
+    "result",
+    "shared",
+    "value",
+]

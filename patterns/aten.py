@@ -1,0 +1,65 @@
+"""The shared vocabulary: patterns over single ops, to build rules from.
+
+Operands are named as in the dialect. In a chain, the first operand is whatever comes before.
+"""
+
+from __future__ import annotations
+
+from quantc.patterns.dsl import op
+
+conv = op("conv1d", "conv2d", "conv3d", args="x w b?")
+conv_transpose = op("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", args="x w b?")
+linear = op("linear", args="x w b?")
+matmul = op("matmul", args="x y")
+addmm = op("addmm", args="b x y")
+baddbmm = op("baddbmm", args="b x y")
+sdpa = op("sdpa", args="q k v mask?")
+embedding = op("embedding", args="w indices")
+embedding_bag = op("embedding_bag", args="w indices offsets?")
+lstm = op("lstm", args="x hx* params*")
+gru = op("gru", args="x hx* params*")
+
+add = op("add", args="x y", where={"alpha": 1})
+sub = op("sub", args="x y", where={"alpha": 1})
+mul = op("mul", args="x y")
+div = op("div", args="x y")
+maximum = op("maximum", args="x y")
+minimum = op("minimum", args="x y")
+
+relu = op("relu", args="x")
+clamp = op("relu", "clamp", args="x")
+hardswish = op("hardswish", args="x")
+hardsigmoid = op("hardsigmoid", args="x")
+silu = op("silu", args="x")
+gelu = op("gelu", args="x")
+leaky_relu = op("leaky_relu", args="x")
+prelu = op("prelu", args="x w")
+sigmoid = op("sigmoid", args="x")
+tanh = op("tanh", args="x")
+softmax = op("softmax", "log_softmax", args="x")
+activation = op(
+    *("relu", "clamp", "hardswish", "hardsigmoid", "silu", "mish", "gelu", "leaky_relu"),
+    *("elu", "selu", "celu", "sigmoid", "tanh", "softplus"),
+    args="x",
+)
+
+batch_norm = op("batch_norm", args="x w? b? mean? var?")
+layer_norm = op("layer_norm", args="x _ w? b?")
+group_norm = op("group_norm", args="x _ w? b?")
+rms_norm = op("rms_norm", args="x _ w?")
+dropout = op("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", args="x")
+
+max_pool = op("max_pool1d", "max_pool2d", "max_pool3d", args="x")
+avg_pool = op("avg_pool1d", "avg_pool2d", "avg_pool3d", args="x")
+adaptive_avg_pool = op("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", args="x")
+mean = op("mean", args="x")
+
+cat = op("cat", args="xs*")
+stack = op("stack", args="xs*")
+split = op("split", "split_sizes", args="x")
+chunk = op("chunk", args="x")
+topk = op("topk", args="x")
+
+reshape = op("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", args="x")
+transpose = op("transpose", "permute", args="x")
+upsample = op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", args="x")

@@ -1,0 +1,299 @@
+"""From patterns, which are written for people, to cores, which are quick to try.
+
+Chains and optional nodes disappear: each step is put in the place of the next one's first operand, and an optional
+step becomes a choice between itself and what feeds it. Equal parts become one core, which is what makes equal
+sub-patterns stand for the same node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from quantc.dialect import BY_TARGET, Trait, arguments, position
+from quantc.errors import PatternError
+from quantc.patterns.dsl import (
+    AnyOf,
+    Chain,
+    Items,
+    Operand,
+    OpPattern,
+    OptionalNode,
+    Pattern,
+    Result,
+    Shared,
+    open_operand,
+)
+from quantc.patterns.leaves import ANYTHING, Leaf, LiteralValue
+from quantc.patterns.machine import AltCore, Core, ItemsCore, LeafCore, LiteralCore, OpCore
+from quantc.patterns.op_names import op_target
+
+GETITEM_ROWS: tuple[tuple[str, Any], ...] = (("a", None), ("b", None))
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A pattern ready to be tried."""
+
+    root: Core
+    roots: dict[Any, tuple[tuple[frozenset[Any], ...], ...]]
+    """For each call target the root can have: the ways to start, each as the targets that must feed it."""
+    targets: frozenset[Any]
+    """Every call target the pattern mentions."""
+    names: tuple[str, ...]
+    """Every name it binds, in the order they are written."""
+    value_names: tuple[str, ...]
+    """The names of values from outside the match."""
+    required: int
+    """How many nodes the smallest match has."""
+    largest: int
+    """How many nodes the largest match has."""
+
+    def may_start(self, target: Any, feeds: frozenset[Any]) -> bool:
+        """Whether a node could be the root, judged by its own target and those of the nodes that feed it."""
+        return any(
+            all(not heads.isdisjoint(feeds) for heads in needed)  # each operand that must be an op finds one
+            for needed in self.roots.get(target, ())
+        )
+
+
+class Feed(NamedTuple):
+    """What a chain has built so far: as nodes the match claims, and as nodes it only looks at."""
+
+    claimed: Core
+    looked_at: Core
+
+
+@dataclass(eq=False)
+class _Builder:
+    """Makes each distinct core once."""
+
+    cores: dict[Hashable, Core] = field(default_factory=dict)
+    done: dict[Hashable, tuple[Operand, Core]] = field(default_factory=dict)
+    """By identity; the pattern is kept so that its identity is not given to another."""
+    names: dict[str, None] = field(default_factory=dict)
+    node_names: set[str] = field(default_factory=set)
+
+    def lower(self, pattern: Operand, feed: Feed | None, shared: bool) -> Core:
+        """The core of `pattern`, its first operand taken from `feed` if there is one."""
+        key = (id(pattern), feed and (feed.claimed.id, feed.looked_at.id), shared)
+        if key not in self.done:
+            self.done[key] = (pattern, self._lower(pattern, feed, shared))
+        return self.done[key][1]
+
+    def _lower(self, pattern: Operand, feed: Feed | None, shared: bool) -> Core:
+        match pattern:
+            case Leaf():
+                return self._leaf(pattern)
+            case LiteralValue(value=value):
+                return self._intern(("literal", pattern.key), lambda number: LiteralCore(number, value))
+            case OpPattern():
+                return self._op(pattern, feed, shared)
+            case Result(inner=inner, index=index, name=name):
+                picked = ANYTHING if index is None else LiteralValue(index)
+                operands = (self.lower(inner, feed, shared), self.lower(picked, None, shared))
+                return self._getitem(operands, name, shared)
+            case Chain(steps=steps):
+                for step in steps:
+                    feed = Feed(self.lower(step, feed, shared), self.lower(step, feed, True))
+                return _taken(feed, shared)
+            case OptionalNode(inner=inner):
+                present = self.lower(inner, feed, shared)
+                absent = _taken(feed, shared) if feed is not None else self._open(inner)
+                return self._alt((present, absent))
+            case AnyOf(options=options):
+                return self._alt(tuple(self.lower(option, feed, shared) for option in options))
+            case Shared(inner=inner):
+                return self.lower(inner, feed, True)
+            case Items(items=items):
+                cores = tuple(self.lower(item, None, shared) for item in items)
+                key = ("items", *(core.id for core in cores))
+                return self._intern(key, lambda number: ItemsCore(number, cores))
+            case _:
+                raise PatternError(
+                    f"{pattern!r} is not a pattern", advice="build patterns with op(), any_of() and so on"
+                )
+
+    def _intern(self, key: Hashable, make: Callable[[int], Core]) -> Core:
+        if key not in self.cores:
+            self.cores[key] = make(len(self.cores))
+        return self.cores[key]
+
+    def _leaf(self, leaf: Leaf) -> Core:
+        if leaf.name != "_":
+            self.names.setdefault(leaf.name)
+        return self._intern(("leaf", leaf), lambda number: LeafCore(number, leaf))
+
+    def _op(self, pattern: OpPattern, feed: Feed | None, shared: bool) -> Core:
+        given = pattern.operands if pattern.operands or feed is None else (ANYTHING,)
+        operands = tuple(
+            _taken(feed, shared) if feed is not None and index == 0 else self.lower(operand, None, shared)
+            for index, operand in enumerate(given)
+        )
+        targets = [op_target(name) for name in pattern.ops]
+        rows: dict[Any, tuple[tuple[str, Any], ...]] = {
+            target: tuple((row.aten_name, row.default) for row in arguments(target)) for target in targets
+        }
+        checks = tuple(
+            (name, check, {target: position(target, name) for target in targets}) for name, check in pattern.where
+        )
+        commuting = frozenset(
+            target for target in targets if target in BY_TARGET and Trait.COMMUTES in BY_TARGET[target].traits
+        )
+        self._note_node(pattern.name)
+        key = ("op", pattern.ops, tuple(core.id for core in operands), pattern.where, pattern.name, shared)
+        return self._intern(
+            key,
+            lambda number: OpCore(
+                number,
+                rows,
+                operands,
+                text=_listed(pattern.ops),
+                name=pattern.name,
+                checks=checks,
+                shared=shared,
+                commuting=commuting,
+            ),
+        )
+
+    def _getitem(self, operands: tuple[Core, ...], name: str | None, shared: bool) -> Core:
+        self._note_node(name)
+        return self._intern(
+            ("getitem", tuple(core.id for core in operands), name, shared),
+            lambda number: OpCore(
+                number,
+                {operator.getitem: GETITEM_ROWS},
+                operands,
+                text="an output of an op with several",
+                name=name,
+                checks=(),
+                shared=shared,
+                commuting=frozenset(),
+            ),
+        )
+
+    def _note_node(self, name: str | None) -> None:
+        if name is not None:
+            self.names.setdefault(name)
+            self.node_names.add(name)
+
+    def _alt(self, options: tuple[Core, ...]) -> Core:
+        flat: dict[int, Core] = {}
+        for option in options:
+            for core in option.options if isinstance(option, AltCore) else (option,):
+                flat.setdefault(core.id, core)
+        cores = tuple(flat.values())
+        if len(cores) == 1:
+            return cores[0]
+        return self._intern(("alt", *flat), lambda number: AltCore(number, cores))
+
+    def _open(self, pattern: Operand) -> Core:
+        """What stands in for an optional node that is missing when nothing was chained into it: its own operand."""
+        match pattern:
+            case OpPattern():
+                return self.lower(open_operand(pattern), None, False)
+            case Chain(steps=(first, *_)):
+                return self._open(first)
+            case AnyOf(options=options):
+                return self._alt(tuple(self._open(option) for option in options))
+            case OptionalNode(inner=inner) | Shared(inner=inner) | Result(inner=inner):
+                return self._open(inner)
+            case _:
+                raise PatternError(f"{pattern} takes no operand, so it cannot be optional")
+
+
+def _taken(feed: Feed | None, shared: bool) -> Core:
+    if feed is None:
+        raise PatternError("an empty chain stands for nothing", advice="write a >> b")
+    return feed.looked_at if shared else feed.claimed
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def compile_pattern(pattern: Pattern) -> Compiled:
+    """Prepare a pattern for matching; PatternError if it could match without any node."""
+    builder = _Builder()
+    root = builder.lower(pattern, None, False)
+    ops = [core for core in reachable(root) if isinstance(core, OpCore)]
+    variants = [core for core in (root.options if isinstance(root, AltCore) else (root,)) if isinstance(core, OpCore)]
+    if not root.least or isinstance(root, ItemsCore):
+        raise PatternError(f"{pattern} can match without any node", advice="let at least one op be required")
+    if any(core.shared for core in variants):
+        raise PatternError(
+            f"the root of {pattern} is shared, so a match would claim nothing", advice="share inner nodes only"
+        )
+    _count_users(ops)
+    roots: dict[Any, tuple[tuple[frozenset[Any], ...], ...]] = {}
+    for core in variants:
+        needed = tuple(heads for heads in _needed(core) if heads is not None)
+        for target in core.rows:
+            roots[target] = (*roots.get(target, ()), needed)
+    return Compiled(
+        root=root,
+        roots=roots,
+        targets=frozenset(target for core in ops for target in core.rows),
+        names=tuple(builder.names),
+        value_names=tuple(name for name in builder.names if name not in builder.node_names),
+        required=len(root.least),
+        largest=len(root.most),
+    )
+
+
+def children(core: Core) -> tuple[Core, ...]:
+    match core:
+        case OpCore():
+            return tuple(core.operands())
+        case AltCore(options=parts) | ItemsCore(items=parts):
+            return parts
+        case _:
+            return ()
+
+
+def reachable(root: Core) -> list[Core]:
+    """Every core of a pattern, each once."""
+    found: dict[int, Core] = {}
+    pending = [root]
+    while pending:
+        core = pending.pop()
+        if core.id not in found:
+            found[core.id] = core
+            pending.extend(children(core))
+    return list(found.values())
+
+
+def _direct(core: Core) -> Iterator[Core]:
+    """The ops and leaves an operand can be, looking through choices and lists."""
+    pending = [core]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, AltCore | ItemsCore):
+            pending.extend(children(part))
+        else:
+            yield part
+
+
+def _needed(core: OpCore) -> Iterator[frozenset[Any] | None]:
+    for operand in core.operands():
+        if isinstance(operand, ItemsCore):
+            yield from (item.heads for item in operand.items)
+        else:
+            yield operand.heads
+
+
+def _count_users(ops: list[OpCore]) -> None:
+    """Bound the users each inner op can have inside a match: by how many ops it, or its name, is an operand of."""
+    by_id: dict[int, set[int]] = {core.id: set() for core in ops}
+    by_name: dict[str, set[int]] = {}
+    for core in ops:
+        for part in {part.id: part for operand in core.operands() for part in _direct(operand)}.values():
+            if isinstance(part, OpCore):
+                by_id[part.id].add(core.id)
+            elif isinstance(part, LeafCore):
+                by_name.setdefault(part.name, set()).add(core.id)
+    for core in ops:
+        named = by_name.get(core.name, set()) if core.name is not None else set()
+        core.max_users = len(by_id[core.id] | named)

@@ -1,0 +1,98 @@
+"""The table of what folds into a convolution or linear before it. `passes/fuse.py` does the arithmetic.
+
+Each rule binds the node it folds into (`conv` or `linear`) and its operands `x`, `w`, `b`; the root is the node that
+disappears. Batch norm adds `gamma`, `beta`, `mean`, `var`; a constant operand is `c`, a tensor or a number.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from quantc.dialect import argument, op_name
+from quantc.patterns import aten
+from quantc.patterns.dsl import Pattern, any_of, op
+from quantc.patterns.leaves import const, number
+from quantc.patterns.match import Match
+from quantc.patterns.predicates import predicate
+from quantc.patterns.table import Rule, RuleTable
+from quantc.types import tensor_type
+
+conv = op(*aten.conv.ops, *aten.conv_transpose.ops)("x", const("w"), const("b?")).named("conv")
+linear = aten.linear("x", const("w"), const("b?")).named("linear")
+batch_norm = aten.batch_norm("_", const("gamma?"), const("beta?"), const("mean"), const("var")).having(training=False)
+constant = any_of(const("c"), number("c"))
+
+
+@predicate("norm-over-channels")
+def why_not_norm_over_channels(match: Match) -> str | None:
+    """Batch norm works on axis 1; that must be the axis of the channels the producer makes."""
+    producer = _producer(match)
+    made = tensor_type(producer)
+    if made is None:
+        return f"the shape of {producer.name} is unknown, so its channels may not lie on axis 1"
+    axis = made.rank + _channel_axis(producer)
+    return None if axis == 1 else f"{producer.name} is {made}: its channels lie on axis {axis}, not 1"
+
+
+@predicate("constant-by-channel")
+def why_not_constant_by_channel(match: Match) -> str | None:
+    """The constant must be one number, or one number a channel, and leave shape and dtype as they are."""
+    weight = match.program.tensor(match.node("w"))
+    factor = match.program.tensor(match["c"]) if isinstance(match["c"], fx.Node) else match["c"]
+    if weight is None or factor is None:
+        return "its constants cannot be read"
+    if torch.result_type(weight, factor) != weight.dtype:
+        return f"{match.root.name} turns {weight.dtype} into {torch.result_type(weight, factor)}"
+    if not isinstance(factor, torch.Tensor):
+        return None
+    return _why_not_broadcast(_producer(match), weight, factor)
+
+
+def _why_not_broadcast(producer: fx.Node, weight: torch.Tensor, factor: torch.Tensor) -> str | None:
+    """Every axis but that of the channels must be of size 1; there it is 1 or the number of channels."""
+    axis, channels = _channel_axis(producer), _channels(producer, weight)
+    made = tensor_type(producer)
+    rank = -axis if made is None else made.rank  # a shape that is not known has at least the axes up to the channels
+    if factor.dim() > rank:
+        return f"the constant has {factor.dim()} axes, {producer.name} {'perhaps ' if made is None else ''}only {rank}"
+    for place, size in enumerate(factor.shape, start=-factor.dim()):
+        if size != 1 and (place != axis or size != channels):
+            return f"the constant is {list(factor.shape)}: axis {place} does not go by the {channels} channels"
+    return None
+
+
+def _producer(match: Match) -> fx.Node:
+    return match.node("conv" if "conv" in match.bindings else "linear")
+
+
+def _channel_axis(producer: fx.Node) -> int:
+    """The axis of the output channels, counted from the end: last for linear, before the space for a convolution."""
+    name = op_name(producer)
+    return -1 if name == "linear" else -1 - int(name[-2])
+
+
+def _channels(producer: fx.Node, weight: torch.Tensor) -> int:
+    if op_name(producer) in aten.conv_transpose.ops:
+        return weight.shape[1] * int(argument(producer, "groups"))
+    return weight.shape[0]
+
+
+def _with_constant(prefix: str, producer: Pattern) -> tuple[Rule, ...]:
+    consumers = {"mul": aten.mul, "div": aten.div, "add": aten.add, "sub": aten.sub}
+    return tuple(
+        Rule(f"{prefix}-{name}", producer >> consumer("_", constant), when="constant-by-channel")
+        for name, consumer in consumers.items()
+    )
+
+
+FUSIONS = RuleTable(
+    "fusions",
+    (
+        Rule("conv-bn", conv >> batch_norm, when="norm-over-channels"),
+        Rule("linear-bn", linear >> batch_norm, when="norm-over-channels"),
+        *_with_constant("conv", conv),
+        *_with_constant("linear", linear),
+    ),
+)
+"""Convolutions and linears followed by batch norm in inference, or by arithmetic with a constant."""

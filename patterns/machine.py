@@ -1,0 +1,353 @@
+"""The machine that tries a compiled pattern on a node.
+
+A pattern is compiled to cores (see `compiled.py`). Trying it keeps a list of goals "this core must fit this value"; a
+core that can fit in several ways leaves a choice behind, and a goal that fails takes up the latest choice. Nothing
+recurses, and a limit on steps keeps a perverse pattern from running for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from torch import fx
+
+from quantc.patterns.checks import Check, Plain, same
+from quantc.patterns.leaves import Leaf, LeafKind
+from quantc.patterns.values import argument_at, has_node, is_tensor_node, show, why_not_type
+
+BUDGET = 20_000
+"""Goals tried for one rule at one node before giving up."""
+
+Goals: TypeAlias = "tuple[Core, Any, Goals] | None"
+Heads: TypeAlias = "frozenset[Any] | None"
+"""The call targets a core can stand for; None when it also accepts values from outside the match."""
+
+
+class Core:
+    """One part of a compiled pattern."""
+
+    __slots__ = ("heads", "id", "least", "most")
+
+    def __init__(self, number: int, heads: Heads, least: frozenset[int], most: frozenset[int]) -> None:
+        self.id = number
+        self.heads = heads
+        self.least = least
+        """The ops of the smallest way to fit."""
+        self.most = most
+        """The ops of the largest way to fit."""
+
+    def enter(self, search: Search, value: Any) -> bool:
+        raise NotImplementedError
+
+
+class OpCore(Core):
+    """A call of one of some ops."""
+
+    __slots__ = ("checks", "commuting", "leaves", "max_users", "name", "nested", "rows", "shared", "swapped", "text")
+
+    def __init__(
+        self,
+        number: int,
+        rows: Mapping[Any, tuple[tuple[str, Any], ...]],
+        operands: tuple[Core, ...],
+        *,
+        text: str,
+        name: str | None,
+        checks: tuple[tuple[str, Check, dict[Any, int]], ...],
+        shared: bool,
+        commuting: frozenset[Any],
+    ) -> None:
+        least = frozenset[int]().union(*(operand.least for operand in operands), (number,))
+        most = frozenset[int]().union(*(operand.most for operand in operands), (number,))
+        super().__init__(number, frozenset(rows), least, most)
+        self.rows = rows
+        self.text = text
+        self.name = name
+        self.checks = checks
+        self.shared = shared
+        self.max_users = 0
+        pairs = tuple(enumerate(operands))
+        # leaves are tried at once, as they cannot be put off to advantage; the first of `nested` is pushed last
+        self.leaves = tuple(pair for pair in pairs if isinstance(pair[1], LeafCore | LiteralCore))
+        self.nested = tuple(pair for pair in reversed(pairs) if not isinstance(pair[1], LeafCore | LiteralCore))
+        self.commuting = commuting if len(operands) > 1 and operands[0] is not operands[1] else frozenset()
+        self.swapped = Swapped(self)
+
+    def operands(self) -> list[Core]:
+        return [core for _, core in sorted((*self.leaves, *self.nested), key=lambda pair: pair[0])]
+
+    def enter(self, search: Search, value: Any) -> bool:
+        if not isinstance(value, fx.Node) or value.op != "call_function" or value.target not in self.rows:
+            return search.fail(value, lambda: f"expected {self.text}, found {show(value)}")
+        known = search.taken.get(self.id)
+        if known is not None:
+            return known is value or search.fail(
+                value,
+                lambda: (
+                    f"{self.text} stands for {known.name} already, so it cannot be {value.name} too;"
+                    " if they are two nodes, name them apart with .named()"
+                ),
+            )
+        if value in search.nodes:
+            return search.fail(value, lambda: f"{value.name} is part of the match already")
+        if not (self.shared or value is search.root) and not self._is_free(search, value):
+            return False
+        search.claim(self, value)
+        if self.name is not None and not search.bind(self.name, value):
+            return False
+        if self.checks and not self._attributes_fit(search, value):
+            return False
+        if value.target in self.commuting and value.kwargs.get("alpha", 1) == 1:
+            search.choose(self.swapped, value)
+        return self.enter_operands(search, value, (0, 1))
+
+    def _is_free(self, search: Search, node: fx.Node) -> bool:
+        if len(node.users) > self.max_users:
+            other = next((user for user in node.users if user not in search.nodes), node)
+            return search.fail(node, lambda: too_many_users(node, other))
+        owner = search.owner_of(node)
+        return owner is None or search.fail(node, lambda: f"{node.name} is claimed by {owner}")
+
+    def _attributes_fit(self, search: Search, node: fx.Node) -> bool:
+        rows = self.rows[node.target]
+        for name, check, positions in self.checks:
+            actual = argument_at(node, positions[node.target], rows)
+            if has_node(actual):
+                return search.fail(node, lambda: f"{name} of {node.name} is computed, wanted {name} {check}")  # noqa: B023
+            if not check.accepts(actual):
+                return search.fail(node, lambda: f"{node.name} has {name} = {actual!r}, wanted {name} {check}")  # noqa: B023
+        return True
+
+    def enter_operands(self, search: Search, node: fx.Node, order: tuple[int, int]) -> bool:
+        rows = self.rows[node.target]
+        for index, core in self.nested:
+            search.push(core, argument_at(node, order[index] if index < 2 else index, rows))
+        for index, core in self.leaves:
+            if not core.enter(search, argument_at(node, order[index] if index < 2 else index, rows)):
+                return False
+        return True
+
+
+class Swapped(Core):
+    """The operands of a commuting op, the other way round. The node itself is claimed already."""
+
+    __slots__ = ("core",)
+
+    def __init__(self, core: OpCore) -> None:
+        super().__init__(-1, None, frozenset(), frozenset())
+        self.core = core
+
+    def enter(self, search: Search, value: Any) -> bool:
+        return self.core.enter_operands(search, value, (1, 0))
+
+
+class AltCore(Core):
+    """The first of several cores that fits."""
+
+    __slots__ = ("options",)
+
+    def __init__(self, number: int, options: tuple[Core, ...]) -> None:
+        heads: Heads = frozenset()
+        for option in options:
+            heads = None if heads is None or option.heads is None else heads | option.heads
+        least = min((option.least for option in options), key=len)
+        most = max((option.most for option in options), key=len)
+        super().__init__(number, heads, least, most)
+        self.options = options
+
+    def enter(self, search: Search, value: Any) -> bool:
+        for option in reversed(self.options[1:]):
+            search.choose(option, value)
+        search.push(self.options[0], value)
+        return True
+
+
+class ItemsCore(Core):
+    """A list, item by item."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, number: int, items: tuple[Core, ...]) -> None:
+        least = frozenset[int]().union(*(item.least for item in items))
+        most = frozenset[int]().union(*(item.most for item in items))
+        super().__init__(number, None, least, most)
+        self.items = items
+
+    def enter(self, search: Search, value: Any) -> bool:
+        if not isinstance(value, list | tuple) or len(value) != len(self.items):
+            return search.fail(value, lambda: f"expected a list of {len(self.items)}, found {show(value)}")
+        for core, item in zip(reversed(self.items), reversed(value), strict=True):
+            search.push(core, item)
+        return True
+
+
+class LiteralCore(Core):
+    """A plain value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, number: int, value: Plain) -> None:
+        super().__init__(number, None, frozenset(), frozenset())
+        self.value = value
+
+    def enter(self, search: Search, value: Any) -> bool:
+        return same(self.value, value) or search.fail(value, lambda: f"expected {self.value!r}, found {show(value)}")
+
+
+class LeafCore(Core):
+    """A value from outside the match."""
+
+    __slots__ = ("is_anything", "kind", "leaf", "name")
+
+    def __init__(self, number: int, leaf: Leaf) -> None:
+        super().__init__(number, None, frozenset(), frozenset())
+        self.leaf = leaf
+        self.kind = leaf.kind
+        self.name = leaf.name
+        self.is_anything = leaf.is_anything
+
+    def enter(self, search: Search, value: Any) -> bool:
+        if self.is_anything:
+            return True
+        if value is None and self.leaf.may_be_absent:
+            return search.bind(self.name, None)
+        if not self._fits(search, value):
+            return search.fail(value, lambda: f"expected {self._wanted()}, found {show(value)}")
+        if (self.leaf.dtypes or self.leaf.ranks) and (reason := why_not_type(value, self.leaf)) is not None:
+            return search.fail(value, lambda: reason)
+        return search.bind(self.name, tuple(value) if self.kind is LeafKind.LIST else value)
+
+    def _fits(self, search: Search, value: Any) -> bool:
+        if self.kind is LeafKind.VALUE:
+            return is_tensor_node(value)
+        if self.kind is LeafKind.CONST:
+            return isinstance(value, fx.Node) and search.is_constant(value)
+        if self.kind is LeafKind.NUMBER:
+            return type(value) is int or type(value) is float
+        return isinstance(value, list | tuple) and all(isinstance(item, fx.Node) for item in value)
+
+    def _wanted(self) -> str:
+        noun = {
+            LeafKind.VALUE: "a tensor",
+            LeafKind.CONST: "a constant tensor",
+            LeafKind.NUMBER: "a number",
+            LeafKind.LIST: "a list of tensors",
+        }[self.kind]
+        return noun if self.name == "_" else f"{noun} for {self.name}"
+
+
+def too_many_users(node: fx.Node, other: fx.Node) -> str:
+    return f"{node.name} has {len(node.users)} users; {other.name} uses it too"
+
+
+class Surroundings(Protocol):
+    """What a search asks about the program."""
+
+    def is_constant(self, node: fx.Node) -> bool: ...
+
+    def owner_of(self, node: fx.Node) -> str | None: ...
+
+
+class Search:
+    """One attempt: the goals left, what has been bound and claimed, the choices open, and the furthest failure."""
+
+    __slots__ = (
+        "bindings",
+        "choices",
+        "furthest",
+        "goals",
+        "is_constant",
+        "nodes",
+        "owner_of",
+        "reached",
+        "root",
+        "steps",
+        "taken",
+        "trail",
+        "why",
+        "why_at",
+    )
+
+    def __init__(self, core: Core, root: fx.Node, around: Surroundings) -> None:
+        self.root = root
+        self.is_constant = around.is_constant
+        self.owner_of = around.owner_of
+        self.goals: Goals = (core, root, None)
+        self.bindings: dict[str, Any] = {}
+        self.nodes: dict[fx.Node, OpCore] = {}
+        self.taken: dict[int, fx.Node] = {}
+        self.choices: list[tuple[Goals, int]] = []
+        self.trail: list[tuple[dict[Any, Any], Any]] = []
+        self.steps = 0
+        self.furthest = -1
+        self.reached: tuple[fx.Node, ...] = ()
+        self.why: Callable[[], str] = str
+        self.why_at: fx.Node = root
+
+    def run(self, accept: Callable[[Search], bool]) -> bool:
+        """Look for the first way to fit that `accept` agrees to."""
+        while True:
+            if self.goals is None:
+                advanced = accept(self)
+                if advanced:
+                    return True
+            else:
+                core, value, self.goals = self.goals
+                self.steps += 1
+                advanced = core.enter(self, value)
+            if not advanced and not self._backtrack():
+                return False
+
+    def _backtrack(self) -> bool:
+        if not self.choices:
+            return False
+        if self.steps > BUDGET:
+            self.furthest = -1
+            return self.fail(self.root, lambda: f"gave up after {BUDGET} steps: the pattern can fit in too many ways")
+        self.goals, mark = self.choices.pop()
+        while len(self.trail) > mark:
+            table, key = self.trail.pop()
+            del table[key]
+        return True
+
+    def push(self, core: Core, value: Any) -> None:
+        self.goals = (core, value, self.goals)
+
+    def choose(self, core: Core, value: Any) -> None:
+        """Leave another way to go on from here, taken if the present one fails."""
+        self.choices.append(((core, value, self.goals), len(self.trail)))
+
+    def claim(self, core: OpCore, node: fx.Node) -> None:
+        self.nodes[node] = core
+        self.taken[core.id] = node
+        self.trail.append((self.nodes, node))
+        self.trail.append((self.taken, core.id))
+
+    def bind(self, name: str, value: Any) -> bool:
+        if name == "_":
+            return True
+        if name not in self.bindings:
+            self.bindings[name] = value
+            self.trail.append((self.bindings, name))
+            return True
+        known = self.bindings[name]
+        if known is value or known == value:
+            return True
+        return self.fail(value, lambda: f"{name} is {show(known)} already, so it cannot be {show(value)} too")
+
+    def fail(self, at: Any, why: Callable[[], str]) -> bool:
+        """Note why this way does not fit, if no other came further. Always False."""
+        return self._note(2 * len(self.nodes), at, why)
+
+    def reject(self, at: fx.Node, why: Callable[[], str]) -> bool:
+        """The same for a way in which every node fits, which is further than any that stopped midway."""
+        return self._note(2 * len(self.nodes) + 1, at, why)
+
+    def _note(self, score: int, at: Any, why: Callable[[], str]) -> bool:
+        if score > self.furthest:
+            self.furthest = score
+            self.reached = tuple(self.nodes)
+            self.why = why
+            self.why_at = at if isinstance(at, fx.Node) else next(reversed(self.nodes), self.root)
+        return False

@@ -1,0 +1,156 @@
+"""Trying rules on nodes: a `Match` when one fits, a `Refusal` with its reason when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
+from quantc.patterns.machine import Search, too_many_users
+
+if TYPE_CHECKING:
+    from quantc.patterns.table import Rule
+    from quantc.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A rule that fits: where, and what its names stand for.
+
+    `match["w"]` is what `w` is bound to: a node, a number, a tuple of nodes for `xs*`, or None for what is absent;
+    `match["out"]` is the root. `nodes` are the nodes the match claims, in graph order. Bindings say how the graph
+    was when it was matched; a pass that rewrites as it goes takes the matches in reverse, or reads operands anew.
+    """
+
+    rule: Rule = field(hash=False)
+    root: fx.Node
+    bindings: Mapping[str, Any] = field(hash=False)
+    nodes: tuple[fx.Node, ...]
+    program: Program = field(repr=False, compare=False)
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "out":
+            return self.root
+        try:
+            return self.bindings[name]
+        except KeyError:
+            raise UnknownNameError(
+                f"rule {self.rule.name!r} binds no {name!r}", advice=suggest(name, self.bindings, noun="names")
+            ) from None
+
+    def node(self, name: str) -> fx.Node:
+        """What `name` is bound to, if that is a node."""
+        value = self[name]
+        if isinstance(value, fx.Node):
+            return value
+        raise PatternError(
+            f"{name!r} of rule {self.rule.name!r} is {value!r}, not a node",
+            where=self.program.describe(self.root),
+            advice=f"use match[{name!r}] for what may be absent or a number",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.rule.name} at {self.root.name} ({', '.join(node.name for node in self.nodes)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A rule that does not fit, and why: `progress` nodes fitted before `reason` came up at the node `at`."""
+
+    rule: Rule = field(hash=False)
+    node: fx.Node
+    reason: str
+    progress: int
+    at: fx.Node
+    reached: tuple[fx.Node, ...] = ()
+    """The nodes that fitted."""
+
+    def __str__(self) -> str:
+        return f"{self.rule.name} at {self.node.name}: {self.reason}"
+
+
+@dataclass(eq=False)
+class Matcher:
+    """Tries rules on the nodes of one program, and knows which nodes are claimed."""
+
+    program: Program
+    claims: dict[fx.Node, Match] = field(default_factory=dict)
+    _constants: dict[fx.Node, bool] = field(default_factory=dict)
+
+    def attempt(self, rule: Rule, node: fx.Node) -> Match | Refusal:
+        """Try a rule with `node` as its root."""
+        search = Search(rule.compiled.root, node, self)
+        found = self._run(search, rule)
+        if found is not None:
+            return found
+        return Refusal(rule, node, search.why(), len(search.reached), search.why_at, search.reached)
+
+    def find(self, rule: Rule, node: fx.Node) -> Match | None:
+        """Like `attempt`, without putting the reason into words."""
+        return self._run(Search(rule.compiled.root, node, self), rule)
+
+    def claim(self, match: Match) -> None:
+        for node in match.nodes:
+            self.claims[node] = match
+
+    def _run(self, search: Search, rule: Rule) -> Match | None:
+        found: list[Match] = []
+
+        def accept(search: Search) -> bool:
+            match = self._accept(search, rule)
+            if match is not None:
+                found.append(match)
+            return match is not None
+
+        owner = self.owner_of(search.root)
+        if owner is not None:
+            search.fail(search.root, lambda: f"{search.root.name} is claimed by {owner}")
+            return None
+        return found[0] if search.run(accept) else None
+
+    def _accept(self, search: Search, rule: Rule) -> Match | None:
+        """The match a search has arrived at, unless its nodes are used elsewhere or a condition refuses it."""
+        nodes = search.nodes
+        for node, core in nodes.items():
+            if node is search.root or core.shared or len(node.users) == 1:
+                continue
+            other = next((user for user in node.users if user not in nodes or nodes[user].shared), None)
+            if other is not None:
+                search.reject(node, lambda: too_many_users(node, other))  # noqa: B023 - the loop ends here
+                return None
+        for name in rule.compiled.value_names:
+            inner = search.bindings.get(name)
+            if isinstance(inner, fx.Node) and inner in nodes and not nodes[inner].shared:
+                search.reject(inner, lambda: f"{name} is {inner.name}, which is itself part of the match")  # noqa: B023
+                return None
+        claimed = sorted(node for node, core in nodes.items() if not core.shared)
+        bindings = {name: search.bindings.get(name) for name in rule.compiled.names}
+        match = Match(rule, search.root, bindings, tuple(claimed), self.program)
+        reason = rule.why_not(match)
+        if reason is not None:
+            search.reject(search.root, lambda: reason)
+            return None
+        return match
+
+    def is_constant(self, node: fx.Node) -> bool:
+        """Whether a node is a parameter, buffer or other tensor of the program."""
+        if node.op != "get_attr":
+            return False
+        known = self._constants.get(node)
+        if known is None:
+            known = self._constants[node] = self._is_tensor(node)
+        return known
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        try:
+            return self.program.tensor(node) is not None
+        except QuantcError:  # a nested graph without a module: nothing is known of its constants
+            return False
+
+    def owner_of(self, node: fx.Node) -> str | None:
+        """Which match has claimed a node, in words."""
+        match = self.claims.get(node)
+        return None if match is None else f"{match.rule.name} at {match.root.name}"

@@ -1,0 +1,36 @@
+"""From the name of an op to the overload it is spelled with."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from quantc.dialect import BY_NAME
+from quantc.errors import PatternError, suggest
+
+
+@cache
+def op_target(name: str) -> OpOverload:
+    """The overload an op name stands for: `conv2d`, or a full name such as `aten.cumsum.default`."""
+    known = BY_NAME.get(name)
+    if known is not None:
+        return known.target
+    if re.fullmatch(r"[a-zA-Z]\w*\.\w+\.\w+", name):
+        value: Any = torch.ops
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, OpOverload):
+            return value
+    raise PatternError(
+        f"there is no op {name!r}",
+        advice=f"{suggest(name, BY_NAME, noun='ops')}; other ops go by their full name, such as aten.cumsum.default",
+    )
+
+
+def has_many_outputs(name: str) -> bool:
+    returns = op_target(name)._schema.returns
+    return len(returns) > 1 or any("List" in str(item.type) for item in returns)

@@ -1,0 +1,55 @@
+"""What `x.shape`, `x.dtype`, `x.T` and the like give on a traced tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.proxy import Attribute
+
+from quantc.capture.spellings import Kind
+from quantc.dialect import aten
+
+if TYPE_CHECKING:
+    from quantc.capture.proxies import Value
+    from quantc.capture.tracer import AtenTracer
+
+FACTS = frozenset({"dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "itemsize"})
+"""Properties that become a node when the tensor's type is not known."""
+TRANSPOSES = {"T": aten.numpy_T.default, "mT": aten.mT.default, "H": aten.matrix_H.default, "mH": aten.mH.default}
+PARTS = {"real": aten.real.default, "imag": aten.imag.default, "data": aten.detach.default}
+
+
+def tensor_attribute(tracer: AtenTracer, x: Value, name: str) -> Any:
+    fake = x.fake
+    if name == "shape":
+        return shape_of(tracer, x)
+    if name in TRANSPOSES:
+        return tracer.call(TRANSPOSES[name], (x,))
+    if name in PARTS:
+        return tracer.call(PARTS[name], (x,))
+    if name == "requires_grad":
+        return False
+    if name in ("is_nested", "is_sparse", "is_quantized") and not isinstance(fake, torch.Tensor):
+        return False
+    if isinstance(fake, torch.Tensor) and not callable(fact := getattr(fake, name)):
+        return fact
+    if name in FACTS:
+        node = tracer.create_node("call_function", getattr, (x.node, name), {})
+        tracer.kinds[node] = Kind.NUMBER if name in ("ndim", "itemsize") else Kind.ANYTHING
+        return tracer.proxy(node)
+    return Attribute(x, name)
+
+
+def shape_of(tracer: AtenTracer, x: Value) -> Any:
+    """Numbers where they are known; nodes for the dynamic ones; one node for the whole where the rank is unknown."""
+    fake = x.fake
+    if isinstance(fake, torch.Tensor):
+        sizes = [
+            size if isinstance(size, int) and not isinstance(size, torch.SymInt) else tracer.call(aten.sym_size.int, (x, dim))
+            for dim, size in enumerate(fake.shape)
+        ]
+        return torch.Size(sizes) if all(isinstance(size, int) for size in sizes) else tuple(sizes)
+    node = tracer.create_node("call_function", getattr, (x.node, "shape"), {})
+    tracer.kinds[node] = Kind.SHAPE
+    return tracer.proxy(node)

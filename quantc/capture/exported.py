@@ -1,0 +1,125 @@
+"""Capture through torch.export."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+
+from quantc.capture.assemble import SymbolNames, assemble, inputs_of
+from quantc.capture.dimensions import dim_names
+from quantc.capture.sources import user_line_of_trace
+from quantc.program import Program
+from quantc.signature import Signature
+from quantc.sites import Origin
+
+CALL_INDEX = re.compile(r"@\d+")
+STRICT_ROOT = re.compile(r"^L\['self'\]\.?|^L__self___?")
+
+
+def export(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    dynamic_shapes: Any,
+    strictness: str,
+) -> Program:
+    """Export `model` and make a Program of the result."""
+    exported = torch.export.export(
+        model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strictness == "strict"
+    )
+    given = dim_names(dynamic_shapes, args, kwargs, model)
+    return from_exported(exported, name=type(model).__name__, model=model, given_dims=given)
+
+
+def from_exported(
+    exported: ExportedProgram,
+    *,
+    name: str = "exported",
+    model: nn.Module | None = None,
+    given_dims: dict[tuple[int, int], str] | None = None,
+) -> Program:
+    """A Program from an ExportedProgram, which is left as it is."""
+    module = exported.module(check_guards=False)
+    if not isinstance(module, fx.GraphModule):
+        raise TypeError(f"torch.export gave a {type(module).__name__}")
+    graph = module.graph
+    placeholders = list(graph.find_nodes(op="placeholder"))
+    constants = {
+        spec.arg.name: spec.arg.value
+        for spec in exported.graph_signature.input_specs
+        if isinstance(spec.arg, torch.export.graph_signature.ConstantArgument)
+    }
+    leaves = [constants[node.name] if node.name in constants else node.meta.get("val") for node in placeholders]
+    names = SymbolNames(_given_symbols(leaves, given_dims or {}))
+    training = model.training if model is not None else _looks_trained(graph)
+
+    def signature(names: SymbolNames) -> Signature:
+        inputs = inputs_of(placeholders, leaves, names)
+        ranges = {
+            names.used[str(symbol)]: (max(int(bounds.lower), 0), _upper(bounds.upper))
+            for symbol, bounds in exported.range_constraints.items()
+            if str(symbol) in names.used
+        }
+        return Signature(inputs, module._in_spec, module._out_spec, ranges)  # type: ignore[arg-type]
+
+    return assemble(
+        graph,
+        module,
+        signature,
+        name=name,
+        method="export",
+        is_training=training,
+        names=names,
+        origin_of=origin_from_meta,
+        mode_source=model,
+    )
+
+
+def _upper(bound: Any) -> int | None:
+    """An upper bound as a number; torch writes "none" as an infinity or as a huge int."""
+    if not getattr(bound, "is_finite", True) or not str(bound).lstrip("-").isdigit():
+        return None
+    return int(bound) if int(bound) < 2**31 else None
+
+
+def _given_symbols(leaves: list[Any], given: dict[tuple[int, int], str]) -> dict[str, str]:
+    """torch's symbol → the user's name for the dimension it stands for."""
+    found: dict[str, str] = {}
+    for (leaf, dim), name in given.items():
+        value = leaves[leaf]
+        size = value.shape[dim] if isinstance(value, torch.Tensor) else None
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+            found.setdefault(str(size.node.expr), name)
+    return found
+
+
+def _looks_trained(graph: fx.Graph) -> bool:
+    """Whether a graph of unknown origin was exported in training mode."""
+    aten = torch.ops.aten
+    batch_norms = graph.find_nodes(op="call_function", target=aten.batch_norm.default)
+    dropouts = graph.find_nodes(op="call_function", target=aten.dropout.default)
+    return any(node.args[5] is True and node.args[3] is not None for node in batch_norms) or any(
+        len(node.args) > 2 and node.args[2] is True for node in dropouts
+    )
+
+
+def origin_from_meta(node: fx.Node) -> Origin | None:
+    """The origin that torch.export left in `meta`."""
+    if node.op not in ("call_function", "call_module", "call_method"):
+        return None
+    stack = node.meta.get("nn_module_stack") or {}
+    path, kind = list(stack.values())[-1] if stack else ("", "")
+    kind_name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    file, line = user_line_of_trace(node.meta.get("stack_trace"))
+    return Origin(_clean_path(path), kind_name, file, line)
+
+
+def _clean_path(path: str) -> str:
+    """`L['self'].layer1[0]` (strict) and `layer1.0@1` (second call) both name `layer1.0`."""
+    path = STRICT_ROOT.sub("", CALL_INDEX.sub("", path))
+    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")

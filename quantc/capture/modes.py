@@ -1,0 +1,79 @@
+"""Which arguments of a captured graph are the training flag, so `.train()` and `.eval()` can set them.
+
+An argument counts only if it said what the model's mode was at capture: dropout that is always on, or a batch norm
+frozen by the user, stays as it was captured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from quantc.dialect import position
+from quantc.program import Program, attribute
+from quantc.sites import ModeValue
+
+aten = torch.ops.aten
+
+FLAGS: dict[Any, str] = {
+    **{
+        getattr(getattr(aten, f"{name}{suffix}"), "default"): "train"
+        for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+        for suffix in ("", "_")
+    },
+    aten.native_dropout.default: "train",
+    aten.batch_norm.default: "training",
+    aten.instance_norm.default: "use_input_stats",
+    aten.rrelu.default: "training",
+    aten.lstm.input: "train",
+    aten.gru.input: "train",
+    aten.rnn_tanh.input: "train",
+    aten.rnn_relu.input: "train",
+}
+
+
+def record_modes(program: Program, model: nn.Module | None) -> None:
+    """Fill `program.modes` and `program.counters`, and note what an eval capture has lost for training."""
+    for node in program.nodes():
+        if node.target in FLAGS:
+            _record_flag(program, node)
+        if node.target is aten.batch_norm.default:
+            _record_counter(program, node, model)
+    if model is not None and not program.training:
+        _note_lost_dropout(program, model)
+
+
+def _record_flag(program: Program, node: fx.Node) -> None:
+    index = position(node.target, FLAGS[node.target])  # type: ignore[arg-type]
+    if index >= len(node.args) or not isinstance(node.args[index], bool):
+        return
+    uses_statistics = node.target in (aten.batch_norm.default, aten.instance_norm.default)
+    if uses_statistics and node.args[3] is None:
+        return  # no running statistics: it uses the batch's in either mode
+    if node.args[index] is program.training:
+        program.modes[node] = ModeValue(index, train=True, eval=False)
+
+
+def _record_counter(program: Program, node: fx.Node, model: nn.Module | None) -> None:
+    mean = node.args[3]
+    if node not in program.modes or not isinstance(mean, fx.Node) or mean.op != "get_attr":
+        return
+    path = str(mean.target).rpartition(".")[0]
+    counter = f"{path}.num_batches_tracked" if path else "num_batches_tracked"
+    if isinstance(attribute(program.root, counter), torch.Tensor):
+        program.counters[node] = counter
+    module = attribute(model, path) if model is not None and path else model
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None:
+        program.note_inference_only(
+            f"batch norm {path!r} averages cumulatively (momentum=None), which a graph cannot express"
+        )
+
+
+def _note_lost_dropout(program: Program, model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
+            program.note_inference_only(
+                f"attention {path!r} has dropout {module.dropout}, which is not in a program captured in eval mode"
+            )

@@ -1,0 +1,100 @@
+"""The values that flow through a model while it is traced.
+
+A `Value` stands for one node. Where shapes are known (example inputs were given) everything the model asks about
+them is answered at once with plain Python numbers, so shape arithmetic never enters the graph; where they are not,
+a size is a node of its own and is marked as a number, so it cannot be taken for a tensor.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.proxy import Attribute
+
+from quantc.capture.spellings import Kind
+
+if TYPE_CHECKING:
+    from quantc.capture.tracer import AtenTracer
+
+
+class Value(fx.Proxy):
+    """A traced value: a tensor, a number or a sequence that only exists when the program runs."""
+
+    tracer: AtenTracer
+
+    @property
+    def kind(self) -> Kind:
+        return self.tracer.kinds.get(self.node, Kind.ANYTHING)
+
+    @property
+    def fake(self) -> Any:
+        """The fake tensor or symbolic number this stands for; None if shapes are not known."""
+        return self.node.meta.get("val")
+
+    def __getattr__(self, name: str) -> Any:
+        if self.kind is Kind.TENSOR:
+            return self.tracer.tensor_attribute(self, name)
+        return Attribute(self, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.get_item(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.set_item(self, index, value)
+
+    def __iadd__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.iadd, operator.add, self, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.isub, operator.sub, self, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.imul, operator.mul, self, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.itruediv, operator.truediv, self, other)
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.ifloordiv, operator.floordiv, self, other)
+
+    def __imod__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.imod, operator.mod, self, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.ipow, operator.pow, self, other)
+
+    def __iand__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.iand, operator.and_, self, other)
+
+    def __ior__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.ior, operator.or_, self, other)
+
+    def __len__(self) -> int:
+        fake = self.fake
+        if isinstance(fake, torch.Tensor) and fake.dim() and isinstance(fake.shape[0], int):
+            return fake.shape[0]
+        if isinstance(fake, tuple | list):
+            return len(fake)
+        raise self.tracer.refuse(f"the length of {self.node.name} is not known while tracing")
+
+    def __bool__(self) -> bool:
+        return self.tracer.decide(self)
+
+    def __int__(self) -> int:
+        raise self.tracer.refuse(f"{self.node.name} is used as a Python number, but it depends on the data")
+
+    def __float__(self) -> float:
+        raise self.tracer.refuse(f"{self.node.name} is used as a Python number, but it depends on the data")
+
+    def __index__(self) -> int:
+        raise self.tracer.refuse(f"{self.node.name} is used as a Python number, but it depends on the data")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Refusal(Exception):
+    """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""

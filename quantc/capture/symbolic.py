@@ -1,0 +1,204 @@
+"""Capture by symbolic tracing (torch.fx): no example inputs needed, modules can be kept whole."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
+
+from quantc.capture.assemble import SymbolNames, assemble, inputs_of
+from quantc.capture.dimensions import DynamicDim, dynamic_dims, leaf_names
+from quantc.capture.spellings import Kind
+from quantc.capture.tracer import AtenTracer, LeafSelector
+from quantc.errors import CaptureError, suggest
+from quantc.program import Program
+from quantc.signature import Input, Signature
+
+
+def leaf_selector(model: nn.Module, leaf: Iterable[str | type[nn.Module]]) -> LeafSelector:
+    """Check that each leaf names or types a module of the model: a misspelt one must not be ignored."""
+    wanted = tuple(leaf)
+    names = frozenset(item for item in wanted if isinstance(item, str))
+    classes = tuple(item for item in wanted if isinstance(item, type))
+    known = {name: module for name, module in model.named_modules() if name}
+    for name in sorted(names):
+        if name not in known:
+            raise CaptureError(f"leaf {name!r} names no module of {type(model).__name__}", advice=suggest(name, known, noun="modules"))
+    for kind in classes:
+        if not any(isinstance(module, kind) for module in known.values()):
+            present = {type(module).__name__ for module in known.values()}
+            raise CaptureError(
+                f"leaf {kind.__name__}: {type(model).__name__} has no module of that class",
+                advice=suggest(kind.__name__, present, noun="classes"),
+            )
+    return LeafSelector(names, classes)
+
+
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...] | None,
+    kwargs: dict[str, Any],
+    *,
+    dynamic_shapes: Any,
+    leaves: LeafSelector,
+) -> Program:
+    """Trace `model` symbolically. Without example inputs no shapes are known and none are fixed."""
+    marks = dynamic_dims(dynamic_shapes, args, kwargs, model) if args is not None else {}
+    shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False) if marks else None
+    fakes = None if args is None else FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    tracer = AtenTracer(leaves, fakes, model.training)
+    if leaves and args is not None:
+        tracer.leaf_values = _leaf_outputs(model, args, kwargs, leaves)
+    plan = _Inputs(model, args, kwargs, fakes, marks)
+    graph = tracer.trace_into(model, plan.build)
+    plan.check_still_dynamic()
+    names = SymbolNames(plan.given_symbols())
+
+    def signature(names: SymbolNames) -> Signature:
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        if args is None:
+            inputs = tuple(Input(node.name) for node in placeholders)
+        else:
+            inputs = inputs_of(placeholders, plan.leaves, names)
+        return Signature(inputs, plan.in_spec, plan.out_spec, plan.ranges(names))
+
+    return assemble(
+        graph,
+        model,
+        signature,
+        name=type(model).__name__,
+        method="fx",
+        is_training=model.training,
+        names=names,
+        constants=tracer.constants,
+        origin_of=tracer.origins.get,
+        mode_source=model,
+    )
+
+
+class _Inputs:
+    """The placeholders of a trace: one for each flat input, with its fake tensor where there are examples."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...] | None,
+        kwargs: dict[str, Any],
+        fakes: FakeTensorMode | None,
+        marks: dict[tuple[int, int], DynamicDim],
+    ) -> None:
+        self.model = model
+        self.marks = marks
+        self.fakes = fakes
+        self.out_spec = pytree.tree_structure(None)
+        if args is None:
+            self.names = _required_parameters(model)
+            self.in_spec = pytree.tree_structure(((0,) * len(self.names), {}))
+            self.leaves: list[Any] = [None] * len(self.names)
+        else:
+            flat, self.in_spec = pytree.tree_flatten((args, kwargs))
+            self.names = leaf_names(model, args, kwargs)
+            self.leaves = [self._faked(index, leaf) for index, leaf in enumerate(flat)]
+            self._join_equal_dims()
+
+    def _faked(self, index: int, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or self.fakes is None:
+            return leaf
+        if self.fakes.shape_env is None:
+            return self.fakes.from_tensor(leaf.detach())
+        is_dynamic = [(index, dim) in self.marks for dim in range(leaf.dim())]
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.DYNAMIC if mark else DimDynamic.STATIC for mark in is_dynamic],
+            constraint_sizes=[None] * leaf.dim(),
+        )
+        return self.fakes.from_tensor(leaf.detach(), symbolic_context=context, source=ConstantSource(self.names[index]))
+
+    def _join_equal_dims(self) -> None:
+        """Dimensions given the same name are the same size."""
+        first: dict[str, Any] = {}
+        for (leaf, dim), mark in self.marks.items():
+            size = self.leaves[leaf].shape[dim]
+            if mark.name is None:
+                continue
+            other = first.setdefault(mark.name, size)
+            if other is not size:
+                torch._check(other == size)
+
+    def build(self, tracer: AtenTracer) -> tuple[Callable[..., Any], list[Any]]:
+        shapes_known = self.fakes is not None
+        values: list[Any] = []
+        for name, leaf in zip(self.names, self.leaves, strict=True):
+            proxy = tracer.create_proxy("placeholder", name, (), {})
+            if shapes_known and not isinstance(leaf, torch.Tensor):
+                values.append(leaf)
+                continue
+            tracer.kinds[proxy.node] = Kind.TENSOR
+            if shapes_known:
+                proxy.node.meta["val"] = leaf
+            values.append(proxy)
+
+        def run(*flat: Any) -> Any:
+            args, kwargs = pytree.tree_unflatten(list(flat), self.in_spec)
+            result, self.out_spec = pytree.tree_flatten(type(self.model).forward(self.model, *args, **kwargs))
+            return tuple(result)
+
+        return run, values
+
+    def check_still_dynamic(self) -> None:
+        for (leaf, dim), mark in self.marks.items():
+            size = self.leaves[leaf].shape[dim]
+            if isinstance(size, torch.SymInt) and size.node.expr.is_number and mark.name is not None:
+                raise CaptureError(
+                    f"dimension {dim} of input {self.names[leaf]!r} ({mark.name}) is fixed to {size} by the model",
+                    where=f"input {self.names[leaf]!r}, dimension {dim}",
+                    advice="leave that dimension out of dynamic_shapes, or remove what fixes it from the model",
+                )
+
+    def given_symbols(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for (leaf, dim), mark in self.marks.items():
+            size = self.leaves[leaf].shape[dim]
+            if mark.name is not None and isinstance(size, torch.SymInt):
+                found.setdefault(str(size.node.expr), mark.name)
+        return found
+
+    def ranges(self, names: SymbolNames) -> dict[str, tuple[int, int | None]]:
+        given = set(names.used.values())
+        return {mark.name: (mark.low, mark.high) for mark in self.marks.values() if mark.name in given and mark.name}
+
+
+def _required_parameters(model: nn.Module) -> list[str]:
+    """Without examples the inputs are the parameters of `forward` that have no default."""
+    names = []
+    for parameter in inspect.signature(model.forward).parameters.values():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise CaptureError(
+                f"forward takes *{parameter.name}, so the number of inputs is not known",
+                advice="give example_inputs to capture",
+            )
+        if parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            names.append(parameter.name)
+    return names
+
+
+def _leaf_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: LeafSelector) -> dict[str, list[Any]]:
+    """What each leaf returns on the example inputs, so shapes are known behind code that cannot be traced."""
+    twin = copy.deepcopy(model)
+    found: dict[str, list[Any]] = {}
+    for name, module in twin.named_modules():
+        if name and leaves.selects(module, name):
+            module.register_forward_hook(lambda _m, _a, out, name=name: found.setdefault(name, []).append(out))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        twin(*args, **kwargs)
+    return found
+
+
+__all__ = ["fx", "leaf_selector", "trace"]

@@ -1,0 +1,327 @@
+"""The command line. Exit codes: 0 done, 1 refused (one of quantc's errors, told on stderr), 2 wrong usage.
+
+With `--json`, standard output is one JSON document and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from functools import wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+
+from quantc.errors import LoadError, QuantcError
+from quantc.terminal import Screen
+
+if TYPE_CHECKING:
+    from quantc.api import Method
+    from quantc.hooks import Guard, Hook
+    from quantc.program import DumpFormat, Program
+
+
+P = ParamSpec("P")
+
+
+def refusing(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn quantc's errors into a message and exit code 1, without a traceback."""
+
+    @wraps(command)
+    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except QuantcError as error:
+            notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+            typer.echo(f"error: {error}{notes}", err=True)
+            raise typer.Exit(1) from error
+
+    return told
+
+
+class Format(StrEnum):
+    """How to write a program out."""
+
+    text = "text"
+    table = "table"
+    json = "json"
+    dot = "dot"
+    graphml = "graphml"
+
+
+class CaptureMethod(StrEnum):
+    """How to capture a model."""
+
+    auto = "auto"
+    export = "export"
+    export_strict = "export-strict"
+    fx = "fx"
+
+
+class Guarding(StrEnum):
+    """When to compare the numbers before and after each pass: for small programs, always, or never."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+SUFFIXES: dict[str, DumpFormat] = {".json": "json", ".dot": "dot", ".graphml": "graphml"}
+
+Source = Annotated[
+    str | None,
+    typer.Argument(help="A .pt2 file, a .txt dump, or package.module:factory; without it, the built-in example."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+MethodOption = Annotated[CaptureMethod, typer.Option("--method", help="How to capture a model.")]
+
+app = typer.Typer(
+    help="A quantization compiler for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"quantc {version('quantc')}")
+        raise typer.Exit
+
+
+@app.command()
+@refusing
+def inspect(
+    source: Source = None,
+    form: Annotated[Format | None, typer.Option("--format", help="Print the program in this form.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the program to a file, in the form its name tells.")] = None,
+    method: MethodOption = CaptureMethod.auto,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a model: how it was captured, its ops, what stayed opaque, the log of passes."""
+    from quantc.summary import summarize
+
+    program = _load(source, method)
+    if out is not None:
+        _write(program, out, form)
+    elif form is not None:
+        Screen().text(program.dump(form.value))
+        return
+    summary = summarize(program)
+    if as_json:
+        _print_json(summary.to_json())
+        return
+    screen = Screen()
+    listed = {"opaque nodes": summary.opaque, "nested graphs": summary.graphs}
+    screen.fields(
+        summary.name,
+        {
+            "captured by": f"{summary.method} ({summary.why})" if summary.why else summary.method,
+            "stage": f"{summary.stage}, in {summary.mode} mode",
+            "nodes": f"{summary.nodes:,}",
+            "parameters": f"{summary.parameters:,}",
+            "size": _size(summary.bytes),
+            **{name: "\n".join(items) if items else "none" for name, items in listed.items()},
+        },
+    )
+    screen.table("ops", ("op", "count", "kind"), [(row.op, str(row.count), row.kind) for row in summary.ops])
+    _show_log(screen, program)
+    if out is not None:
+        typer.echo(f"written to {out}", err=True)
+
+
+@app.command()
+@refusing
+def run(
+    pipeline: Annotated[str, typer.Argument(help='Pipeline text, such as "canonicalize,fuse".')],
+    source: Source = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the result to a file; a .txt gets its tensors beside it.")
+    ] = None,
+    show_diff: Annotated[bool, typer.Option("--diff", help="Show what each pass changed.")] = False,
+    timing: Annotated[bool, typer.Option("--timing", help="Show the time each pass took.")] = False,
+    dump_to: Annotated[Path | None, typer.Option(help="Write the program after each pass to this folder.")] = None,
+    guard: Annotated[Guarding, typer.Option(help="Compare the numbers before and after each pass.")] = Guarding.auto,
+    reproducer: Annotated[Path | None, typer.Option(help="If a pass fails, write what shows it again here.")] = None,
+    method: MethodOption = CaptureMethod.auto,
+    as_json: Json = False,
+) -> None:
+    """Run a pipeline on a model, verifying after each pass."""
+    from quantc.hooks import Diff, DumpTo, Reproducer, Timing, Verify
+    from quantc.pipeline import Pipeline
+
+    steps = Pipeline.parse(pipeline)
+    program = _load(source, method)
+    start = len(program.log)
+    watch, clock, diffs = _guard(guard), Timing(), Diff()
+    hooks: list[Hook] = [Verify(), clock]
+    hooks += [watch] if watch is not None else []
+    hooks += [diffs] if show_diff else []
+    hooks += [DumpTo(dump_to)] if dump_to is not None else []
+    hooks += [Reproducer(reproducer)] if reproducer is not None else []
+    steps.run(program, hooks)
+    if out is not None:
+        _write(program, out, None)
+    if as_json:
+        _print_json(
+            {
+                "pipeline": str(steps),
+                "stage": program.stage.label,
+                "log": [asdict(entry) for entry in program.log[start:]],
+                "guarded": watch.checked if watch is not None else [],
+                "not_guarded": watch.skipped if watch is not None else [],
+                **({"diff": {str(pass_): str(found) for pass_, found in diffs.rows}} if show_diff else {}),
+            }
+        )
+        return
+    screen = Screen()
+    _show_log(screen, program, start)
+    if show_diff:
+        screen.diff(str(diffs) or "nothing changed")
+    if timing:
+        screen.text(str(clock))
+    for reason in watch.skipped if watch is not None else ():
+        typer.echo(f"numbers not compared: {reason}", err=True)
+    if out is not None:
+        typer.echo(f"written to {out}", err=True)
+
+
+@app.command()
+@refusing
+def explain(
+    source: Annotated[str, typer.Argument(help="A .pt2 file, a .txt dump, or package.module:factory.")],
+    node: Annotated[str, typer.Argument(help="The name of a node, as `quantc inspect --format text` shows it.")],
+    table: Annotated[str | None, typer.Option(help="A rule table: package.module:NAME.")] = None,
+    backend: Annotated[str | None, typer.Option(help="The rule table of this backend.")] = None,
+    method: MethodOption = CaptureMethod.auto,
+    as_json: Json = False,
+) -> None:
+    """Tell which rules were tried at a node, which matched, and why the others refused."""
+    program = _load(source, method)
+    explanation = _table(table, backend).explain(program, program.node(node))
+    if as_json:
+        _print_json(explanation.to_json())
+        return
+    Screen().text(str(explanation))
+
+
+@app.command()
+@refusing
+def passes(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page, docs/passes.md.")] = False,
+) -> None:
+    """List the passes and the named pipelines that are installed."""
+    from quantc.pages import pass_rows, passes_page, pipeline_rows
+
+    if markdown:
+        Screen().text(passes_page())
+        return
+    found, named = pass_rows(), pipeline_rows()
+    if as_json:
+        _print_json({"passes": [asdict(row) for row in found], "pipelines": [asdict(row) for row in named]})
+        return
+    screen = Screen()
+    screen.table(
+        "passes",
+        ("pass", "options", "needs", "gives", "from", "what it does"),
+        [
+            (row.name, " ".join(row.options), row.needs, row.gives, row.provider, row.error or row.summary)
+            for row in found
+        ],
+    )
+    screen.table(
+        "pipelines",
+        ("pipeline", "options", "from", "what it does"),
+        [(row.name, " ".join(row.options), row.provider, row.error or row.summary) for row in named],
+    )
+
+
+@app.command()
+@refusing
+def backends(as_json: Json = False) -> None:
+    """List the backends that are installed."""
+    from quantc.registry import BACKENDS
+
+    rows = [{"name": name, "provider": BACKENDS.provider(name)} for name in BACKENDS]
+    if as_json:
+        _print_json({"backends": rows})
+    elif rows:
+        Screen().table("backends", ("backend", "from"), [(row["name"], row["provider"]) for row in rows])
+    else:
+        typer.echo("no backends are installed", err=True)
+
+
+def _load(source: str | None, method: CaptureMethod) -> Program:
+    from quantc.source import load
+
+    chosen: Method = method.value
+    return load(source, chosen)
+
+
+def _guard(when: Guarding) -> Guard | None:
+    from quantc.guard import SMALL, Guard
+
+    if when is Guarding.never:
+        return None
+    return Guard(limit=SMALL if when is Guarding.auto else None)
+
+
+def _table(table: str | None, backend: str | None) -> Any:
+    """The rule table asked for: anything with an `explain`."""
+    from quantc.registry import BACKENDS
+    from quantc.source import imported
+
+    if (table is None) == (backend is None):
+        raise typer.BadParameter("give one of --table and --backend")
+    found = imported(table) if table is not None else BACKENDS[str(backend)]
+    found = getattr(found, "table", found)
+    if not hasattr(found, "explain"):
+        raise LoadError(
+            f"{table or backend} is a {type(found).__name__}, not a rule table",
+            advice="give the place of a quantc.patterns RuleTable: --table package.module:NAME",
+        )
+    return found
+
+
+def _write(program: Program, out: Path, form: Format | None) -> None:
+    from quantc.text_files import Snapshot
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if form is None and out.suffix == ".txt":
+        Snapshot.of(program).write(out)
+        return
+    chosen: DumpFormat = form.value if form is not None else SUFFIXES.get(out.suffix, "text")
+    out.write_text(program.dump(chosen), encoding="utf-8")
+
+
+def _show_log(screen: Screen, program: Program, start: int = 0) -> None:
+    rows = [
+        (entry.name, "yes" if entry.changed else "no", f"{entry.seconds * 1e3:.1f}", "; ".join(entry.notes))
+        for entry in program.log[start:]
+    ]
+    screen.table("log", ("pass", "changed", "ms", "notes"), rows)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

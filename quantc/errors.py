@@ -1,0 +1,115 @@
+"""One small tree of errors.
+
+Each says what went wrong, where, and what to do about it, in that order. Code raises these and never a bare
+assert: a user who meets one should not need to read quantc's source to go on.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class QuantcError(Exception):
+    """The root of every error quantc raises on purpose."""
+
+    def __init__(self, what: str, *, where: str | None = None, advice: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.advice = advice
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.advice:
+            lines.append(f"  what to do: {self.advice}")
+        return "\n".join(lines)
+
+
+class CaptureError(QuantcError):
+    """The model could not be turned into a Program."""
+
+
+class InputError(QuantcError):
+    """A Program was called with inputs other than those it was captured for."""
+
+
+class ModeError(QuantcError):
+    """`.train()` or `.eval()` was asked of a Program that can no longer do it."""
+
+
+class VerifyError(QuantcError):
+    """A Program broke a rule of the IR. `faults` holds every fault found, not only the first."""
+
+    def __init__(
+        self, what: str, faults: Sequence[str], *, where: str | None = None, advice: str | None = None
+    ) -> None:
+        super().__init__(what, where=where, advice=advice)
+        self.faults = tuple(faults)
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *(f"  - {fault}" for fault in self.faults)])
+
+
+class ParseError(QuantcError):
+    """Text (a dump, a pipeline) that does not read. `line` and `column` count from 1."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        text: str = "",
+        line: int = 1,
+        column: int = 1,
+        where: str | None = None,
+        advice: str | None = None,
+    ) -> None:
+        self.line = line
+        self.column = column
+        rows = text.splitlines()
+        place = where or f"line {line}, column {column}"
+        if 0 < line <= len(rows):
+            place = f"{place}\n    {rows[line - 1]}\n    {' ' * (column - 1)}^"
+        super().__init__(what, where=place, advice=advice)
+
+
+class LoadError(QuantcError):
+    """A file that is damaged, of another kind, or not safe to read."""
+
+
+class PatternError(QuantcError):
+    """A pattern, rule or rule table that is not well formed."""
+
+
+class PipelineError(QuantcError):
+    """A pipeline that cannot be built: unknown pass or option, or passes in the wrong order."""
+
+
+class PassError(QuantcError):
+    """A pass that raised or broke the graph; names it and the passes that ran before it."""
+
+
+class GuardError(PassError):
+    """A pass that changed the numbers."""
+
+
+class PluginError(QuantcError):
+    """A pass, pipeline or backend that is offered twice, does not import, or is not what it is offered as."""
+
+
+class UnknownNameError(QuantcError, LookupError):
+    """A name (pass, backend, node, op) that nobody knows."""
+
+
+class MissingDependencyError(QuantcError, ImportError):
+    """An optional package is needed; the advice names the extra to install."""
+
+
+def suggest(name: str, known: Iterable[str], *, noun: str = "names") -> str:
+    """Advice for an unknown name: the closest known ones, then all of them."""
+    options = sorted(known)
+    close = get_close_matches(name, options, n=3, cutoff=0.5)
+    listed = ", ".join(options) if options else "none"
+    if not close:
+        return f"known {noun}: {listed}"
+    return f"did you mean {' or '.join(close)}? Known {noun}: {listed}"

@@ -1,0 +1,67 @@
+"""The functional form of an op that writes in place: `relu_` → `relu`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
+
+from quantc.dialect import aten
+from quantc.program import Program
+from quantc.types import dtype_of, tensor_type
+
+SPECIAL = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
+
+
+@cache
+def functional_overload(target: OpOverload) -> OpOverload | None:
+    """The overload of the same arguments that returns a new tensor."""
+    name = target._schema.name.removeprefix("aten::")
+    base = SPECIAL.get(name, name.removesuffix("_"))
+    packet = getattr(aten, base, None)
+    if base == name or not isinstance(packet, OpOverloadPacket) or target._overloadname not in packet.overloads():
+        return None
+    found: OpOverload = getattr(packet, target._overloadname)
+    return None if found._schema.is_mutable else found
+
+
+def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
+    """A node that yields what `node` leaves in the tensor it writes to; None if that cannot be shown."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return None
+    if target is aten.copy_.default:
+        return _copied(node)
+    functional = functional_overload(target)
+    if functional is None or not _keeps_dtype(node):
+        return None
+    return program.emit(functional, node.args, dict(node.kwargs), before=node, like=node)
+
+
+def _copied(node: fx.Node) -> fx.Node | None:
+    """Overwriting the whole of a tensor by one of the same type leaves that one."""
+    destination, source = node.args[:2]
+    if isinstance(source, fx.Node) and tensor_type(source) is not None and tensor_type(source) == tensor_type(destination):
+        return source
+    return None
+
+
+def _keeps_dtype(node: fx.Node) -> bool:
+    """Whether the functional op would give the dtype of the tensor written to, rather than promote it."""
+    tensors = [operand for operand in node.all_input_nodes]
+    written = node.args[0]
+    dtype = dtype_of(written)
+    numbers = [value for value in node.args[1:] if isinstance(value, int | float | complex) and not isinstance(value, bool)]
+    if dtype is None:
+        # without types: one tensor alone cannot be promoted, unless by a number of a wider kind
+        return len(tensors) == 1 and not any(isinstance(value, complex) for value in numbers)
+    if any(dtype_of(operand) != dtype for operand in tensors if not _is_index(node, operand)):
+        return False
+    return dtype.is_floating_point or dtype.is_complex or all(isinstance(value, int) for value in numbers)
+
+
+def _is_index(node: fx.Node, operand: fx.Node) -> bool:
+    """Index and mask operands take no part in promotion."""
+    return operand is not node.args[0] and dtype_of(operand) in (torch.bool, torch.int64) and "index" in str(node.target)

@@ -1,0 +1,402 @@
+"""Program: a captured model as one fx graph in one dialect, with typed side tables and the log of passes.
+
+Passes change a Program only through `emit`, `constant`, `replace` and `erase`: these keep the side tables in step
+with the graph, and note that the runnable module is out of date. It is rebuilt once, when it is next asked for,
+not once a pass (rebuilding costs 35-150 µs a node).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import fx, nn
+from torch._ops import OpOverload
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+
+from quantc.dialect import is_opaque, short_name
+from quantc.errors import InputError, ModeError, QuantcError, UnknownNameError, suggest
+from quantc.signature import Signature
+from quantc.sites import ModeValue, NodeTable, Origin, Site
+from quantc.types import ValueType, type_of_value
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from quantc.diff import Diff
+
+DumpFormat = Literal["text", "table", "json", "dot", "graphml"]
+
+
+class Stage(IntEnum):
+    """How far a Program has come. Passes say which stage they need and which they give."""
+
+    CAPTURED = 0
+    CANONICAL = 1
+    FUSED = 2
+    ANNOTATED = 3
+    SHARED = 4
+    OBSERVED = 5
+    CALIBRATED = 6
+    QUANTIZED = 7
+    FOLDED = 8
+    LOWERED = 9
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of `Program.log`: what ran, how long it took, whether it changed anything, what it had to say."""
+
+    name: str
+    seconds: float
+    changed: bool
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {'changed' if self.changed else 'no change'}, {self.seconds * 1e3:.1f} ms"
+        return "\n".join([text, *(f"  {note}" for note in self.notes)])
+
+
+@dataclass(eq=False)
+class Program:
+    """A captured model.
+
+    `graph` is the top graph and `root` the module that owns what graphs refer to: parameters, buffers, nested
+    graphs of higher-order ops, and modules kept opaque.
+    """
+
+    graph: fx.Graph
+    root: nn.Module
+    signature: Signature
+    name: str = "program"
+    method: str = "given"
+    """How it was captured: "export", "fx", "parsed" or "given"."""
+    training: bool = False
+    stage: Stage = Stage.CAPTURED
+    inference_only: tuple[str, ...] = ()
+    """Why `.train()` is no longer possible; empty while it is."""
+    log: list[LogEntry] = field(default_factory=list)
+    origins: NodeTable[Origin] = field(default_factory=NodeTable)
+    modes: NodeTable[ModeValue] = field(default_factory=NodeTable)
+    counters: NodeTable[str] = field(default_factory=NodeTable)
+    """For each batch norm: the buffer that counts its training batches."""
+    example_inputs: tuple[Any, ...] | None = None
+    """The flat example inputs of the capture, for the numeric guard."""
+    _module: fx.GraphModule | None = field(default=None, repr=False)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def graphs(self) -> Iterator[tuple[str, fx.Graph]]:
+        """Every graph with its path: the top one ("") first, then those of higher-order ops, outermost first."""
+        pending: list[tuple[str, fx.Graph, nn.Module]] = [("", self.graph, self.root)]
+        seen: set[int] = set()
+        while pending:
+            path, graph, owner = pending.pop(0)
+            yield path, graph
+            for node in graph.find_nodes(op="get_attr"):
+                child = attribute(owner, str(node.target))
+                if isinstance(child, fx.GraphModule) and id(child) not in seen:
+                    seen.add(id(child))
+                    pending.append((f"{path}/{node.target}".lstrip("/"), child.graph, child))
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """Every node of every graph, in order."""
+        for _, graph in self.graphs():
+            yield from graph.nodes
+
+    def owner(self, graph: fx.Graph) -> nn.Module:
+        """The module that `graph`'s get_attr nodes refer into."""
+        if graph is self.graph:
+            return self.root
+        module = graph.owning_module
+        if module is None:
+            raise QuantcError("a nested graph has no module", advice="capture the model again")
+        return module
+
+    def node(self, name: str) -> fx.Node:
+        """The node of that name; `branch/name` for one in a nested graph."""
+        path, _, short = name.rpartition("/")
+        for graph_path, graph in self.graphs():
+            if graph_path != path:
+                continue
+            for node in graph.nodes:
+                if node.name == short:
+                    return node
+        names = [node.name if not path else f"{path}/{node.name}" for path, g in self.graphs() for node in g.nodes]
+        raise UnknownNameError(f"there is no node {name!r}", where=self.name, advice=suggest(name, names, noun="nodes"))
+
+    def site(self, node: fx.Node, *, out: int | None = None, operand: int | None = None) -> Site:
+        path = next((path for path, graph in self.graphs() if graph is node.graph), "")
+        return Site(path, node.name, out=0 if out is None and operand is None else out, operand=operand)
+
+    def tensor(self, node: fx.Node) -> torch.Tensor | None:
+        """The parameter, buffer or constant that a get_attr node refers to; None if it is something else."""
+        if node.op != "get_attr":
+            return None
+        value = attribute(self.owner(node.graph), str(node.target))
+        return value if isinstance(value, torch.Tensor) else None
+
+    def describe(self, node: fx.Node) -> str:
+        """A node and its origin, for messages: `conv2d (layer1.0 : Conv2d @ model.py:12)`."""
+        origin = self.origins.get(node)
+        return f"{node.name} ({origin})" if origin is not None and str(origin) else node.name
+
+    def opaque(self) -> list[fx.Node]:
+        """Nodes that have no canonical form: no pattern can match them."""
+        return [node for node in self.nodes() if is_opaque(node)]
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    @property
+    def module(self) -> fx.GraphModule:
+        """A `torch.fx.GraphModule` with the model's own calling convention."""
+        if self._module is None:
+            self._module = self._build()
+        return self._module
+
+    def _build(self) -> fx.GraphModule:
+        for _, graph in self.graphs():
+            nested = graph.owning_module
+            if graph is not self.graph and nested is not None:
+                nested.recompile()
+        names = [item.name for item in self.signature.inputs]
+        info = _PyTreeInfo(names, self.signature.in_spec, self.signature.out_spec)
+        self.graph.set_codegen(_PyTreeCodeGen(info))
+        module = fx.GraphModule(self.root, self.graph, class_name=self.name.rpartition(".")[2] or "Program")
+        for name, buffer in self.root.named_buffers():
+            # GraphModule copies attributes one by one and forgets which buffers are not saved
+            parent, _, leaf = name.rpartition(".")
+            if buffer is not None and leaf in self.root.get_submodule(parent)._non_persistent_buffers_set:
+                target = module.get_submodule(parent) if _has_submodule(module, parent) else None
+                if target is not None and leaf in target._buffers:
+                    target._non_persistent_buffers_set.add(leaf)
+        module.train(self.training)
+        return module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        self.signature.check(leaves, spec)
+        return self.module(*args, **kwargs)
+
+    def run_flat(self, leaves: Iterable[Any]) -> list[Any]:
+        """Run on flat inputs and give the flat outputs."""
+        args, kwargs = pytree.tree_unflatten(list(leaves), self.signature.in_spec)
+        return pytree.tree_leaves(self.module(*args, **kwargs))
+
+    def train(self, mode: bool = True) -> Program:
+        """Switch dropout, batch norm and the like to training; `train(False)` is `eval()`. Changes this Program."""
+        if mode and self.inference_only:
+            raise ModeError(
+                f"{self.name} cannot be trained any more: {self.inference_only[0]}",
+                where="; ".join(self.inference_only),
+                advice="capture the model in training mode and prepare it with qat=True",
+            )
+        for node, value in self.modes.rows.items():
+            args = list(node.args)
+            args[value.position] = value.value(mode)
+            node.args = tuple(args)
+        if mode != self.training:
+            self._switch_counters(mode)
+        self.training = mode
+        self.root.train(mode)
+        self.touch()
+        return self
+
+    def eval(self) -> Program:
+        return self.train(False)
+
+    def _switch_counters(self, training: bool) -> None:
+        add = torch.ops.aten.add_.Tensor
+        for node, target in self.counters.rows.items():
+            if training:
+                counter = self.constant_node(node.graph, target)
+                with node.graph.inserting_before(node):
+                    count = node.graph.call_function(add, (counter, 1))
+                self.origins.rows[count] = self.origins.get(node) or Origin()
+                continue
+            for counter in [found for found in node.graph.find_nodes(op="get_attr") if found.target == target]:
+                for user in list(counter.users):
+                    if user.target is add and not user.users:
+                        self.erase(user)
+
+    # -- changing --------------------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Say that the graph has changed; the module is rebuilt when next asked for."""
+        self._module = None
+
+    def emit(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        before: fx.Node,
+        like: fx.Node | None = None,
+        name: str | None = None,
+        value: Any = None,
+    ) -> fx.Node:
+        """Insert a call before a node. It takes its origin from `like` (by default `before`), and its type from
+        `value`, or from `like` if that is given."""
+        graph = before.graph
+        if name is None and isinstance(target, OpOverload):
+            name = short_name(target)
+        with graph.inserting_before(before):
+            node = graph.create_node("call_function", target, args, kwargs or {}, name=name)
+        source = like if like is not None else before
+        if value is not None:
+            node.meta["val"] = value
+        elif like is not None and "val" in like.meta:
+            node.meta["val"] = like.meta["val"]
+        if (origin := self.origins.get(source)) is not None:
+            self.origins[node] = origin
+        self._module = None
+        return node
+
+    def constant_node(self, graph: fx.Graph, target: str) -> fx.Node:
+        """The get_attr node of `target` in `graph`, made (before all other computation) if there is none."""
+        for node in graph.find_nodes(op="get_attr"):
+            if node.target == target:
+                return node
+        anchor = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
+        with graph.inserting_before(anchor):
+            node = graph.get_attr(target)
+        value = attribute(self.owner(graph), target)
+        if isinstance(value, torch.Tensor):
+            node.meta["val"] = type_of_value(value)
+        self._module = None
+        return node
+
+    def constant(self, hint: str, value: torch.Tensor, *, before: fx.Node) -> fx.Node:
+        """Store a new constant under a name like `hint` and give its get_attr node, placed before `before`.
+
+        A parameter stays a parameter, anything else becomes a buffer. The name may contain dots."""
+        owner = self.owner(before.graph)
+        parent, _, leaf = hint.rpartition(".")
+        holder = _submodule(owner, parent)
+        name, count = leaf, 0
+        while hasattr(holder, name):
+            count += 1
+            name = f"{leaf}_{count}"
+        if isinstance(value, nn.Parameter):
+            holder.register_parameter(name, value)
+        else:
+            holder.register_buffer(name, value)
+        target = f"{parent}.{name}" if parent else name
+        with before.graph.inserting_before(before):
+            node = before.graph.get_attr(target)
+        node.meta["val"] = type_of_value(value)
+        self._module = None
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let `new` stand for `old` everywhere, move `old`'s rows to it, and erase `old`."""
+        old.replace_all_uses_with(new)
+        for table in (self.origins, self.modes, self.counters):
+            table.move(old, new)
+        self.erase(old)
+
+    def erase(self, node: fx.Node) -> None:
+        """Remove a node nobody uses, and its rows."""
+        node.graph.erase_node(node)
+        for table in (self.origins, self.modes, self.counters):
+            table.drop(node)
+        self._module = None
+
+    def note_inference_only(self, reason: str) -> None:
+        if reason not in self.inference_only:
+            self.inference_only = (*self.inference_only, reason)
+
+    def clone(self) -> Program:
+        """An independent copy: neither graph nor tensors are shared."""
+        root = copy.deepcopy(self.root)
+        nodes: dict[fx.Node, fx.Node] = {}
+        graph = fx.Graph()
+        output = graph.graph_copy(self.graph, nodes, return_output_node=True)
+        if isinstance(output, tuple):
+            old_output = output[1]
+            nodes[old_output] = graph.output(output[0])
+            nodes[old_output].meta = copy.copy(old_output.meta)
+        twin = Program(graph, root, self.signature)
+        for (_, old), (_, new) in zip(self.graphs(), twin.graphs(), strict=True):
+            if old is not self.graph:
+                nodes.update(zip(old.nodes, new.nodes, strict=True))
+        for old_node, new_node in nodes.items():
+            new_node.meta = copy.copy(old_node.meta)
+        for attr in ("name", "method", "training", "stage", "inference_only", "example_inputs"):
+            setattr(twin, attr, getattr(self, attr))
+        twin.log = list(self.log)
+        twin.origins = self.origins.renamed(nodes)
+        twin.modes = self.modes.renamed(nodes)
+        twin.counters = self.counters.renamed(nodes)
+        return twin
+
+    # -- inspecting (each is a module of its own; these are the doors) ---------------------------------------
+
+    def dump(self, format: DumpFormat = "text") -> str:  # noqa: A002 - the keyword users know
+        """The Program as text. "text" parses back with `quantc.parse`."""
+        from quantc.dump import dump
+
+        return dump(self, format)
+
+    def diff(self, other: Program) -> Diff:
+        """What changed from this Program to `other`."""
+        from quantc.diff import diff
+
+        return diff(self, other)
+
+    def verify(self) -> None:
+        """Check every rule of the IR; raise one VerifyError that lists all faults."""
+        from quantc.verify import verify
+
+        verify(self)
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The graph for networkx: one vertex a node, one edge an operand."""
+        from quantc.dump import to_networkx
+
+        return to_networkx(self)
+
+    def __str__(self) -> str:
+        return self.dump("text")
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name}: {len(self.graph.nodes)} nodes, {self.stage.label}, by {self.method}>"
+
+
+def attribute(root: nn.Module, target: str) -> Any:
+    """What a get_attr target refers to, or None if there is no such thing."""
+    value: Any = root
+    for part in target.split("."):
+        value = getattr(value, part, None)
+        if value is None:
+            return None
+    return value
+
+
+def _has_submodule(root: nn.Module, path: str) -> bool:
+    return not path or isinstance(attribute(root, path), nn.Module)
+
+
+def _submodule(root: nn.Module, path: str) -> nn.Module:
+    """The submodule at a path, made of plain modules where it does not exist."""
+    module = root
+    for part in path.split(".") if path else ():
+        child = getattr(module, part, None)
+        if not isinstance(child, nn.Module):
+            child = nn.Module()
+            module.add_module(part, child)
+        module = child
+    return module
+
+
+__all__ = ["DumpFormat", "InputError", "LogEntry", "Program", "Stage", "ValueType", "attribute"]

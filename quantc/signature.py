@@ -1,0 +1,104 @@
+"""What a Program takes and gives: the flat inputs with their types, and the trees they came in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from quantc.errors import InputError
+from quantc.symbols import evaluate
+from quantc.types import TensorType, type_of_value
+
+ADVICE = (
+    "call it with inputs like the example inputs, or capture it again with dynamic_shapes= for the dimensions that vary"
+)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One flat input. A tensor has a `type` (None: anything goes); anything else is a constant of the capture."""
+
+    name: str
+    type: TensorType | None = None
+    is_constant: bool = False
+    constant: Any = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The calling convention. `ranges` bounds the symbols that stand for dynamic sizes."""
+
+    inputs: tuple[Input, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def check(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
+        """Raise InputError unless flat inputs fit: a program specialised to a size must not run on another."""
+        if spec != self.in_spec:
+            raise InputError(
+                f"the inputs are arranged as {spec}, but the program was captured with {self.in_spec}", advice=ADVICE
+            )
+        sizes: dict[str, int] = {}
+        derived: list[tuple[Input, int, str, int]] = []
+        for item, leaf in zip(self.inputs, leaves, strict=True):
+            if item.is_constant:
+                if leaf is not item.constant and leaf != item.constant:
+                    raise InputError(
+                        f"input {item.name!r} is {leaf!r}, but the program was captured for {item.constant!r}",
+                        where=f"input {item.name!r}",
+                        advice="values other than tensors are fixed at capture; capture once for each value",
+                    )
+                continue
+            if item.type is not None:
+                derived.extend(_check_tensor(item, item.type, leaf, sizes))
+        for item, dim, expression, size in derived:
+            expected = evaluate(expression, sizes)
+            if expected is not None and expected != size:
+                _mismatch(item, dim, f"{expression} = {expected}", size)
+        for symbol, size in sizes.items():
+            low, high = self.ranges.get(symbol, (0, None))
+            if size < low or (high is not None and size > high):
+                raise InputError(
+                    f"size {symbol} is {size}, outside the captured range {low}..{'' if high is None else high}",
+                    advice=ADVICE,
+                )
+
+
+def _check_tensor(
+    item: Input, expected: TensorType, leaf: Any, sizes: dict[str, int]
+) -> list[tuple[Input, int, str, int]]:
+    """Check dtype, rank and fixed sizes; bind plain symbols; return the composite sizes to check later."""
+    if not isinstance(leaf, torch.Tensor):
+        raise InputError(
+            f"input {item.name!r} is a {type(leaf).__name__}, not a tensor", where=f"input {item.name!r}", advice=ADVICE
+        )
+    if leaf.dtype != expected.dtype or leaf.dim() != expected.rank:
+        raise InputError(
+            f"input {item.name!r} is {type_of_value(leaf)}, but the program was captured for {expected}",
+            where=f"input {item.name!r}",
+            advice=ADVICE,
+        )
+    later: list[tuple[Input, int, str, int]] = []
+    for dim, (want, size) in enumerate(zip(expected.shape, leaf.shape, strict=True)):
+        if isinstance(want, int):
+            if want != size:
+                _mismatch(item, dim, str(want), size)
+        elif want.isidentifier():
+            if sizes.setdefault(want, size) != size:
+                _mismatch(item, dim, f"{want} = {sizes[want]}", size)
+        else:
+            later.append((item, dim, want, size))
+    return later
+
+
+def _mismatch(item: Input, dim: int, expected: str, size: int) -> None:
+    raise InputError(
+        f"input {item.name!r} has size {size} in dimension {dim}, but the program was captured for {expected}",
+        where=f"input {item.name!r}, dimension {dim}",
+        advice=ADVICE,
+    )

@@ -1,0 +1,393 @@
+"""The lines of one graph in dump text: inputs, constants, calls and the output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from quantc.arrangement import is_name
+from quantc.dialect import Argument, arguments
+from quantc.digests import state_name
+from quantc.errors import suggest
+from quantc.lines import default_type
+from quantc.reader import Reader, Token
+from quantc.rebuild import ConstantText, Place, check_target
+from quantc.signature import Input
+from quantc.sites import ModeValue, Origin
+from quantc.types import TensorType, ValueType, parse_type
+
+_KINDS = {"param": "frozen", "buffer": "transient", "tensor": ""}
+"""Kinds of constants, and the word that may follow each."""
+_INPUT_NAME = re.compile(r"[\w.\[\]'/-]+", re.ASCII)
+_ORIGIN = re.compile(r"(?P<path>\S*)(?:(?:^| ): (?P<type>\S+))?(?:(?:^| )@ (?P<file>\S+):(?P<line>\d{1,9}))?")
+_CONTAINERS = (tuple, list, dict)
+
+
+class GraphReader:
+    """Reads the statements of one graph into an fx graph; also the scope its names live in."""
+
+    def __init__(self, path: str, place: Place) -> None:
+        self.path = path
+        self.place = place
+        self.graph = fx.Graph()
+        self.nodes: dict[str, fx.Node] = {}
+        self.inputs: list[Input] = []
+        self.constants: list[ConstantText] = []
+        self.modules: dict[str, tuple[str | None, str | None, Place]] = {}
+        self.values: dict[str, tuple[Any, Place]] = {}
+        self.references: list[tuple[str, Place]] = []
+        self.origins: dict[fx.Node, Origin] = {}
+        self.modes: dict[fx.Node, ModeValue] = {}
+        self.counters: dict[fx.Node, str] = {}
+        self.has_output = False
+
+    # -- the scope -------------------------------------------------------------------------------------------
+
+    def node(self, name: str, reader: Reader, at: int) -> fx.Node:
+        node = self.nodes.get(name)
+        if node is None:
+            reader.fail(f"%{name} is used before it is defined", at=at, advice="each node comes after its operands")
+        return node
+
+    def graph_node(self, name: str, reader: Reader, at: int) -> fx.Node:
+        """A nested graph is a node of its own, made where it is first used."""
+        node = self.nodes.get(name)
+        if node is not None and node.op == "get_attr" and node.target == name:
+            return node
+        place = Place(reader, at)
+        self.references.append((check_target(name, place), place))
+        return self._create(reader, at, name, "get_attr", name)
+
+    def finish(self) -> None:
+        if not self.has_output:
+            self.place.fail("this graph has no output", "end it with a line such as: output (%x,)")
+
+    # -- statements ------------------------------------------------------------------------------------------
+
+    def statement(self, reader: Reader) -> None:
+        first = reader.peek()
+        if self.has_output:
+            reader.fail("nothing may follow the output of a graph", at=first.start)
+        if first.kind == "node":
+            self._call(reader)
+            return
+        readers: dict[str, Callable[[Reader], None]] = {
+            "input": self._input,
+            "const": self._const,
+            "state": self._state,
+            "output": self._output,
+        }
+        read = readers.get(first.text)
+        if read is None:
+            reader.fail(
+                f"{first.text!r} does not begin a line",
+                at=first.start,
+                advice=suggest(first.text, [*readers, "program", "graph", "size", "in_spec", "out_spec"], noun="words"),
+            )
+        reader.take()
+        read(reader)
+
+    def _create(
+        self, reader: Reader, at: int, name: str, op: str, target: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> fx.Node:
+        if not is_name(name):
+            reader.fail(f"{name!r} cannot name a node: it is not an identifier", at=at)
+        if name in self.nodes:
+            reader.fail(f"%{name} is defined twice", at=at)
+        node = self.graph.create_node(op, target, args, kwargs or {}, name=name)
+        if node.name != name:  # fx avoids the names of builtins; a dump may still hold one
+            node.name = name
+            self.graph._graph_namespace._used_names.add(name)
+        self.nodes[name] = node
+        return node
+
+    def _finish_line(self, reader: Reader, node: fx.Node | None) -> None:
+        """The comment that says where a node comes from, and the end of the line."""
+        token = reader.peek()
+        if token.kind != "comment":
+            reader.end()
+            return
+        text = token.text[1:].strip()
+        if node is not None and text:
+            self.origins[node] = read_origin(text)
+
+    def _input(self, reader: Reader) -> None:
+        token = reader.expect("node", what="the name of an input, such as %x")
+        name = token.text[1:]
+        kind = reader.type() if reader.accept(":") else None
+        is_constant = reader.accept("=")
+        constant = reader.value() if is_constant else None
+        rows = self._attributes(reader, "name", "target", "accepts", "default")
+        target = rows.get("target", name)
+        if not is_name(target):
+            reader.fail(f"{target!r} cannot be the target of an input", at=token.start)
+        default = (rows["default"],) if "default" in rows else ()
+        node = self._create(reader, token.start, name, "placeholder", target, default)
+        _set_type(node, kind)
+        self._finish_line(reader, node)
+        if not self.path:
+            self.inputs.append(self._signature_input(reader, node, rows, is_constant, constant))
+        elif is_constant or "name" in rows or "accepts" in rows:
+            reader.fail("only inputs of the top graph are part of the signature", at=token.start)
+
+    def _signature_input(
+        self, reader: Reader, node: fx.Node, rows: dict[str, Any], is_constant: bool, constant: Any
+    ) -> Input:
+        name = rows.get("name", node.name)
+        if not isinstance(name, str) or not _INPUT_NAME.fullmatch(name):
+            reader.fail(f"{name!r} cannot name an input", at=0)
+        if is_constant:
+            return Input(name, None, True, constant)
+        kind: ValueType | None = default_type(node)
+        if "accepts" in rows:
+            kind = self._accepted(reader, rows["accepts"])
+        return Input(name, kind if isinstance(kind, TensorType) else None)
+
+    def _accepted(self, reader: Reader, text: Any) -> TensorType | None:
+        if text is None:
+            return None
+        try:
+            kind = parse_type(str(text)) if not str(text).startswith("(") else None
+        except ValueError as error:
+            reader.fail(str(error), at=0)
+        if not isinstance(kind, TensorType):
+            reader.fail("accepts= takes the type of a tensor", at=0)
+        return kind
+
+    def _const(self, reader: Reader) -> None:
+        token = reader.expect("node", what="the name of a constant, such as %weight")
+        reader.require("=")
+        name, place = token.text[1:], Place(reader, reader.peek().start)
+        if reader.peek().kind == "reference":
+            target = check_target(reader.reference(), place)
+            self.references.append((target, place))
+        else:
+            target = check_target(reader.string(), place)
+        node = self._create(reader, token.start, name, "get_attr", target)
+        if not self.references or self.references[-1][1] is not place:
+            self._described(reader, target, place, node)
+        self._finish_line(reader, node)
+
+    def _state(self, reader: Reader) -> None:
+        place = Place(reader, reader.peek().start)
+        target = check_target(reader.string(), place)
+        reader.require(":")
+        self._tensor(reader, target, place)
+        self._finish_line(reader, None)
+
+    def _described(self, reader: Reader, target: str, place: Place, node: fx.Node) -> None:
+        """What a get_attr node refers to: a tensor, or what there is instead."""
+        if reader.accept(":"):
+            _set_type(node, self._tensor(reader, target, place))
+            return
+        token = reader.expect("word", what="':' and a type, or one of missing, module, value")
+        match token.text:
+            case "missing":
+                return
+            case "module":
+                rows = self._attributes(reader, "type", "state")
+                self._module(target, rows, place)
+            case "value":
+                value = reader.value()
+                if self.values.setdefault(target, (value, place))[0] != value:
+                    place.fail(f"{target!r} is described in two ways")
+            case _:
+                reader.fail("expected ':' and a type, or one of missing, module, value", at=token.start)
+
+    def _tensor(self, reader: Reader, target: str, place: Place) -> TensorType:
+        at = reader.peek().start
+        kind = reader.type()
+        if not isinstance(kind, TensorType):
+            reader.fail("a constant is one tensor", at=at)
+        token = reader.expect("word", what="param, buffer or tensor")
+        if token.text not in _KINDS:
+            reader.fail(f"{token.text!r} is not a kind of constant", at=token.start, advice="param, buffer or tensor")
+        words = token.text
+        more = _KINDS[token.text]
+        if more and reader.accept(more):
+            words = f"{words} {more}"
+        digest = reader.take().text[1:] if reader.peek().kind == "digest" else None
+        tied = None
+        if reader.accept("tied"):
+            reader.require("=")
+            tied = reader.string()
+        self.constants.append(ConstantText(self.path, target, kind, words, digest, tied, place))
+        return kind
+
+    def _module(self, target: str, rows: dict[str, Any], place: Place) -> None:
+        facts = (rows.get("type"), rows.get("state"))
+        if any(fact is not None and not isinstance(fact, str) for fact in facts):
+            place.fail("type and state of a module are strings")
+        if self.modules.setdefault(target, (*facts, place))[:2] != facts:
+            place.fail(f"the module {target!r} is described in two ways")
+
+    def _output(self, reader: Reader) -> None:
+        at = reader.peek().start
+        value = reader.value()
+        rows = self._attributes(reader, "name")
+        node = self._create(reader, at, str(rows.get("name", "output")), "output", "output", (value,))
+        self._finish_line(reader, node)
+        self.has_output = True
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def _call(self, reader: Reader) -> None:
+        token = reader.take()
+        kind = reader.type() if reader.accept(":") else None
+        reader.require("=")
+        callee = reader.expect("word", what="the name of an op")
+        op, target = self._target(reader, callee)
+        args, kwargs = self._given(reader)
+        rows = self._attributes(reader, "mode_arg", "train", "eval", "counter", "type", "state")
+        mode = self._mode(reader, rows)
+        if isinstance(target, OpOverload):
+            args, kwargs = _by_schema(reader, callee, target, args, kwargs, -1 if mode is None else mode.position)
+        if mode is not None and mode.position >= len(args):
+            reader.fail(f"mode_arg={mode.position}, but the call has {len(args)} arguments", at=callee.start)
+        if target is getattr:
+            _check_getattr(reader, callee, args)
+        node = self._create(reader, token.start, token.text[1:], op, target, args, kwargs)
+        _set_type(node, kind)
+        self._finish_line(reader, node)
+        self._facts(reader, node, rows, mode, Place(reader, callee.start))
+
+    def _facts(
+        self, reader: Reader, node: fx.Node, rows: dict[str, Any], mode: ModeValue | None, place: Place
+    ) -> None:
+        if mode is not None:
+            self.modes[node] = mode
+        if (counter := rows.get("counter")) is not None:
+            self.counters[node] = check_target(str(counter), place)
+        if node.op == "call_module":
+            self._module(str(node.target), rows, place)
+        elif "type" in rows or "state" in rows:
+            reader.fail("type and state describe a module", at=place.at)
+
+    def _target(self, reader: Reader, callee: Token) -> tuple[str, Any]:
+        if callee.text == "call_module":
+            place = Place(reader, reader.peek().start)
+            return "call_module", check_target(reader.reference(), place)
+        if callee.text == "call_method":
+            token = reader.expect("method", what="a method such as .view")
+            if not _is_method(token.text[1:]):
+                reader.fail(f"{token.text[1:]!r} is not a method of a tensor", at=token.start)
+            return "call_method", token.text[1:]
+        return "call_function", reader.callee(callee)
+
+    def _given(self, reader: Reader) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as written: by position, then by name."""
+        reader.require("(")
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        while not reader.accept(")"):
+            start = reader.position
+            token = reader.take()
+            if token.kind == "word" and reader.accept("="):
+                if token.text in kwargs or not is_name(token.text):
+                    reader.fail(f"the argument {token.text!r} is given twice or is no name", at=token.start)
+                kwargs[token.text] = reader.value()
+            else:
+                reader.position = start
+                if kwargs:
+                    reader.fail("arguments by position come before those by name", at=token.start)
+                args.append(reader.value())
+            if not reader.accept(","):
+                reader.require(")")
+                break
+        return tuple(args), kwargs
+
+    def _mode(self, reader: Reader, rows: dict[str, Any]) -> ModeValue | None:
+        if "mode_arg" not in rows:
+            return None
+        position, train, evaluate = rows["mode_arg"], rows.get("train"), rows.get("eval")
+        if type(position) is not int or position < 0:
+            reader.fail("mode_arg= is the position of an argument")
+        if not isinstance(train, bool | float | int) or not isinstance(evaluate, bool | float | int):
+            reader.fail("train= and eval= are the values an argument takes")
+        return ModeValue(position, train, evaluate)
+
+    def _attributes(self, reader: Reader, *allowed: str) -> dict[str, Any]:
+        """`{key=value, ...}` at the end of a line."""
+        rows: dict[str, Any] = {}
+        if not reader.accept("{"):
+            return rows
+        while not reader.accept("}"):
+            key = reader.expect("word", what="an attribute such as counter=")
+            if key.text not in allowed or key.text in rows:
+                reader.fail(f"{key.text!r} is not known here", at=key.start, advice=suggest(key.text, allowed))
+            reader.require("=")
+            rows[key.text] = reader.value()
+            if not reader.accept(","):
+                reader.require("}")
+                break
+        return rows
+
+
+def read_origin(text: str) -> Origin:
+    """An origin from its text; text of another form is kept whole, so that it prints the same again."""
+    found = _ORIGIN.fullmatch(text)
+    if found is not None:
+        line = int(found["line"] or 0)
+        origin = Origin(found["path"], found["type"] or "", found["file"] or "", line)
+        if str(origin) == text:
+            return origin
+    return Origin(module_path=text)
+
+
+def _set_type(node: fx.Node, kind: ValueType | None) -> None:
+    if kind is not None:
+        node.meta["val"] = kind
+
+
+def _is_method(name: str) -> bool:
+    if name.startswith("_"):
+        return False
+    return hasattr(torch.Tensor, name) or any(hasattr(kind, name) for kind in _CONTAINERS)
+
+
+def _check_getattr(reader: Reader, callee: Token, args: tuple[Any, ...]) -> None:
+    """Text may read a tensor's public attributes and no others."""
+    name = args[1] if len(args) > 1 else None
+    if not isinstance(name, str) or name.startswith("_") or not hasattr(torch.Tensor, name):
+        reader.fail(f"getattr may only read what a tensor has, not {name!r}", at=callee.start)
+
+
+@cache
+def _positions(target: OpOverload) -> dict[str, int]:
+    """Where each argument goes, by dialect name and by ATen name."""
+    rows = arguments(target)
+    names = {row.aten_name: index for index, row in enumerate(rows)}
+    names.update({row.name: index for index, row in enumerate(rows)})
+    return names
+
+
+def _by_schema(
+    reader: Reader, callee: Token, target: OpOverload, given: tuple[Any, ...], named: dict[str, Any], at_least: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments in their places: defaults fill the gaps, and only keyword-only ones go by keyword."""
+    rows = arguments(target)
+    if len(given) > len(rows):
+        reader.fail(f"{callee.text} takes {len(rows)} arguments, not {len(given)}", at=callee.start)
+    values = dict(enumerate(given))
+    for name, value in named.items():
+        index = _positions(target).get(name)
+        if index is None or index in values:
+            what = f"{callee.text} has no argument {name!r}" if index is None else f"{name!r} is given twice"
+            reader.fail(what, at=callee.start, advice=suggest(name, _positions(target), noun="arguments"))
+        values[index] = value
+    for index, row in enumerate(rows):
+        if index not in values and not row.has_default:
+            reader.fail(f"{callee.text} needs the argument {row.name!r}", at=callee.start)
+    last = max([index for index in values if not rows[index].keyword_only] + [min(at_least, len(rows) - 1)])
+    args = tuple(values.get(index, _default(rows[index])) for index in range(last + 1) if not rows[index].keyword_only)
+    return args, {rows[index].aten_name: value for index, value in values.items() if rows[index].keyword_only}
+
+
+def _default(row: Argument) -> Any:
+    return list(row.default) if isinstance(row.default, list) else row.default
