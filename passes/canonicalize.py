@@ -161,7 +161,9 @@ class _Rewriter:
         return memory is Memory.OWN or not aliasing.is_written(source)
 
     def _note_gradient(self, node: fx.Node, source: fx.Node) -> None:
-        if node.target is aten.detach.default and source.op != "placeholder":
+        tensor = self.program.tensor(source)
+        has_gradient = tensor.requires_grad if tensor is not None else source.op != "placeholder"
+        if node.target is aten.detach.default and has_gradient:
             self.program.note_inference_only(f"{self.program.describe(node)} stopped gradients, and was dropped")
 
     def _sweep(self) -> None:
@@ -174,6 +176,7 @@ class _Rewriter:
     def _order_constants(self) -> None:
         """Constants behind the inputs, in order of first use; one node for each tensor."""
         owner = self.program.owner(self.graph)
+        first_names = {id(tensor): name for name, tensor in [*owner.named_parameters(), *owner.named_buffers()]}
         first_use: dict[fx.Node, None] = {}
         anchor: fx.Node | None = None
         for node in self.graph.nodes:
@@ -191,6 +194,7 @@ class _Rewriter:
             leader = leaders.setdefault(key, node)
             if leader is node:
                 wanted.append(node)
+                node.target = first_names.get(id(value), str(node.target))
             else:
                 self.program.replace(node, leader)
                 self.done["constants merged"] += 1

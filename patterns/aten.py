@@ -17,7 +17,7 @@ sdpa = op("sdpa", args="q k v mask?")
 embedding = op("embedding", args="w indices")
 embedding_bag = op("embedding_bag", args="w indices offsets?")
 lstm = op("lstm", args="x hx* params*")
-gru = op("gru", args="x hx* params*")
+gru = op("gru", args="x hx params*")
 
 add = op("add", args="x y", where={"alpha": 1})
 sub = op("sub", args="x y", where={"alpha": 1})

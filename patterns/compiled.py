@@ -127,20 +127,22 @@ class _Builder:
         return self._intern(("leaf", leaf), lambda number: LeafCore(number, leaf))
 
     def _op(self, pattern: OpPattern, feed: Feed | None, shared: bool) -> Core:
-        given = pattern.operands if pattern.operands or feed is None else (ANYTHING,)
+        targets = [op_target(name) for name in pattern.ops]
+        commuting = frozenset(
+            target for target in targets if target in BY_TARGET and Trait.COMMUTES in BY_TARGET[target].traits
+        )
+        given = pattern.operands or ((ANYTHING,) if feed is not None else ())
+        if commuting and len(given) == 1:
+            given = (*given, ANYTHING)  # a lone operand may be on either side too
         operands = tuple(
             _taken(feed, shared) if feed is not None and index == 0 else self.lower(operand, None, shared)
             for index, operand in enumerate(given)
         )
-        targets = [op_target(name) for name in pattern.ops]
         rows: dict[Any, tuple[tuple[str, Any], ...]] = {
             target: tuple((row.aten_name, row.default) for row in arguments(target)) for target in targets
         }
         checks = tuple(
             (name, check, {target: position(target, name) for target in targets}) for name, check in pattern.where
-        )
-        commuting = frozenset(
-            target for target in targets if target in BY_TARGET and Trait.COMMUTES in BY_TARGET[target].traits
         )
         self._note_node(pattern.name)
         key = ("op", pattern.ops, tuple(core.id for core in operands), pattern.where, pattern.name, shared)

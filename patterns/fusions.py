@@ -42,6 +42,8 @@ def why_not_constant_by_channel(match: Match) -> str | None:
     factor = match.program.tensor(match["c"]) if isinstance(match["c"], fx.Node) else match["c"]
     if weight is None or factor is None:
         return "its constants cannot be read"
+    if not weight.is_floating_point():
+        return f"the weight is {weight.dtype}, and folding is for floats"
     if torch.result_type(weight, factor) != weight.dtype:
         return f"{match.root.name} turns {weight.dtype} into {torch.result_type(weight, factor)}"
     if not isinstance(factor, torch.Tensor):
@@ -52,6 +54,8 @@ def why_not_constant_by_channel(match: Match) -> str | None:
 def _why_not_broadcast(producer: fx.Node, weight: torch.Tensor, factor: torch.Tensor) -> str | None:
     """Every axis but that of the channels must be of size 1; there it is 1 or the number of channels."""
     axis, channels = _channel_axis(producer), _channels(producer, weight)
+    if channels is None:
+        return f"the number of channels of {producer.name} is unknown"
     made = tensor_type(producer)
     rank = -axis if made is None else made.rank  # a shape that is not known has at least the axes up to the channels
     if factor.dim() > rank:
@@ -72,10 +76,13 @@ def _channel_axis(producer: fx.Node) -> int:
     return -1 if name == "linear" else -1 - int(name[-2])
 
 
-def _channels(producer: fx.Node, weight: torch.Tensor) -> int:
-    if op_name(producer) in aten.conv_transpose.ops:
-        return weight.shape[1] * int(argument(producer, "groups"))
-    return weight.shape[0]
+def _channels(producer: fx.Node, weight: torch.Tensor) -> int | None:
+    if weight.dim() < 2:
+        return None
+    if op_name(producer) not in aten.conv_transpose.ops:
+        return weight.shape[0]
+    groups = argument(producer, "groups")
+    return weight.shape[1] * groups if isinstance(groups, int) else None
 
 
 def _with_constant(prefix: str, producer: Pattern) -> tuple[Rule, ...]:

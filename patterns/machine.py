@@ -44,7 +44,19 @@ class Core:
 class OpCore(Core):
     """A call of one of some ops."""
 
-    __slots__ = ("checks", "commuting", "leaves", "max_users", "name", "nested", "rows", "shared", "swapped", "text")
+    __slots__ = (
+        "arity",
+        "checks",
+        "commuting",
+        "leaves",
+        "max_users",
+        "name",
+        "nested",
+        "rows",
+        "shared",
+        "swapped",
+        "text",
+    )
 
     def __init__(
         self,
@@ -67,6 +79,7 @@ class OpCore(Core):
         self.checks = checks
         self.shared = shared
         self.max_users = 0
+        self.arity = len(operands)
         pairs = tuple(enumerate(operands))
         # leaves are tried at once, as they cannot be put off to advantage; the first of `nested` is pushed last
         self.leaves = tuple(pair for pair in pairs if isinstance(pair[1], LeafCore | LiteralCore))
@@ -100,7 +113,7 @@ class OpCore(Core):
             return False
         if value.target in self.commuting and value.kwargs.get("alpha", 1) == 1:
             search.choose(self.swapped, value)
-        return self.enter_operands(search, value, (0, 1))
+        return self.enter_operands(search, self.values_of(value))
 
     def _is_free(self, search: Search, node: fx.Node) -> bool:
         if len(node.users) > self.max_users:
@@ -119,14 +132,19 @@ class OpCore(Core):
                 return search.fail(node, lambda: f"{node.name} has {name} = {actual!r}, wanted {name} {check}")  # noqa: B023
         return True
 
-    def enter_operands(self, search: Search, node: fx.Node, order: tuple[int, int]) -> bool:
-        rows = self.rows[node.target]
+    def values_of(self, node: fx.Node) -> tuple[Any, ...]:
+        """What a node gives for the operands of this pattern (and perhaps more), defaults filled in."""
+        args = node.args
+        if len(args) >= self.arity:
+            return args
+        kwargs = node.kwargs
+        missing = self.rows[node.target][len(args) : self.arity]
+        return (*args, *(kwargs.get(name, default) for name, default in missing))
+
+    def enter_operands(self, search: Search, values: tuple[Any, ...]) -> bool:
         for index, core in self.nested:
-            search.push(core, argument_at(node, order[index] if index < 2 else index, rows))
-        for index, core in self.leaves:
-            if not core.enter(search, argument_at(node, order[index] if index < 2 else index, rows)):
-                return False
-        return True
+            search.push(core, values[index])
+        return all(core.enter(search, values[index]) for index, core in self.leaves)
 
 
 class Swapped(Core):
@@ -139,7 +157,8 @@ class Swapped(Core):
         self.core = core
 
     def enter(self, search: Search, value: Any) -> bool:
-        return self.core.enter_operands(search, value, (1, 0))
+        first, second, *others = self.core.values_of(value)
+        return self.core.enter_operands(search, (second, first, *others))
 
 
 class AltCore(Core):
@@ -216,7 +235,7 @@ class LeafCore(Core):
             return search.fail(value, lambda: f"expected {self._wanted()}, found {show(value)}")
         if (self.leaf.dtypes or self.leaf.ranks) and (reason := why_not_type(value, self.leaf)) is not None:
             return search.fail(value, lambda: reason)
-        return search.bind(self.name, tuple(value) if self.kind is LeafKind.LIST else value)
+        return search.bind(self.name, tuple(value) if isinstance(value, list | tuple) else value)
 
     def _fits(self, search: Search, value: Any) -> bool:
         if self.kind is LeafKind.VALUE:

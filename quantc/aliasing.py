@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
@@ -50,6 +51,9 @@ class Aliasing:
                 self._track(node, tracks, last_use)
                 continue
             root = self.root(written)
+            if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
+                self._track(node, tracks, last_use)
+                continue
             if root in self._external or tracks[root].latest_but(written) > index:
                 self.kept.add(node)
                 self._last_kept_write[root] = index
@@ -72,7 +76,7 @@ class Aliasing:
 
     @staticmethod
     def written(node: fx.Node) -> fx.Node | None:
-        """The operand a node writes to, if it writes."""
+        """The operand a node writes to (or gives another shape), if it does."""
         for index in writes(node.target):
             operand = node.args[index] if index < len(node.args) else None
             if isinstance(operand, fx.Node):

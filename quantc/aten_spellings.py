@@ -420,6 +420,24 @@ def _native_batch_norm(program: Program, node: fx.Node) -> fx.Node | None:
     return _first_output_only(program, node, aten.batch_norm.default, *node.args[:8], False)
 
 
+CUDNN: dict[Any, tuple[int, bool]] = {
+    aten.batch_norm.default: (8, False),
+    aten.instance_norm.default: (8, False),
+    aten.layer_norm.default: (5, True),
+    aten.group_norm.default: (5, True),
+}
+"""The argument that lets a norm use cuDNN, and what the dialect has there."""
+
+
+@spelling(*CUDNN)
+def _norm_without_cudnn(program: Program, node: fx.Node) -> fx.Node | None:
+    """Whether cuDNN may be used is a setting of the machine at capture, not of the model."""
+    index, usual = CUDNN[node.target]
+    if argument(node, index, usual) is usual:
+        return None
+    return respell(program, node, node.target, *node.args[:index], usual)  # type: ignore[arg-type]
+
+
 @spelling(aten.native_layer_norm.default)
 def _native_layer_norm(program: Program, node: fx.Node) -> fx.Node | None:
     return _first_output_only(program, node, aten.layer_norm.default, *node.args[:5])

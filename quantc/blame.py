@@ -1,8 +1,27 @@
-"""Which node a pass was at when it raised."""
+"""What to tell of an exception in a pass: what it says, and which node the pass was at."""
 
 from __future__ import annotations
 
 from torch import fx
+
+from quantc.errors import QuantcError, VerifyError
+
+FAULTS = 5
+"""How many faults of a broken program are told; the error's cause has them all."""
+
+
+def told(error: Exception) -> str:
+    """The message of an exception. Of our own errors the parts, the first faults of a broken program included."""
+    if not isinstance(error, QuantcError):
+        return str(error)
+    lines = [error.what]
+    if error.where:
+        lines.append(f"    at {error.where}")
+    faults = error.faults if isinstance(error, VerifyError) else ()
+    lines += [f"    - {fault}" for fault in faults[:FAULTS]]
+    if len(faults) > FAULTS:
+        lines.append(f"    - and {len(faults) - FAULTS} more")
+    return "\n".join(lines)
 
 
 def node_at_fault(error: BaseException) -> fx.Node | None:

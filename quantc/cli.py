@@ -22,6 +22,7 @@ from quantc.terminal import Screen
 if TYPE_CHECKING:
     from quantc.api import Method
     from quantc.hooks import Guard, Hook
+    from quantc.patterns.table import RuleTable
     from quantc.program import DumpFormat, Program
 
 
@@ -70,6 +71,8 @@ class Guarding(StrEnum):
     never = "never"
 
 
+FUSIONS = "quantc.patterns.fusions:FUSIONS"
+REPRODUCER = Path("quantc-reproducer")
 SUFFIXES: dict[str, DumpFormat] = {".json": "json", ".dot": "dot", ".graphml": "graphml"}
 
 Source = Annotated[
@@ -154,7 +157,7 @@ def run(
     timing: Annotated[bool, typer.Option("--timing", help="Show the time each pass took.")] = False,
     dump_to: Annotated[Path | None, typer.Option(help="Write the program after each pass to this folder.")] = None,
     guard: Annotated[Guarding, typer.Option(help="Compare the numbers before and after each pass.")] = Guarding.auto,
-    reproducer: Annotated[Path | None, typer.Option(help="If a pass fails, write what shows it again here.")] = None,
+    reproducer: Annotated[Path, typer.Option(help="If a pass fails, write what shows it again here.")] = REPRODUCER,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
@@ -166,11 +169,10 @@ def run(
     program = _load(source, method)
     start = len(program.log)
     watch, clock, diffs = _guard(guard), Timing(), Diff()
-    hooks: list[Hook] = [Verify(), clock]
+    hooks: list[Hook] = [Reproducer(reproducer), Verify(), clock]
     hooks += [watch] if watch is not None else []
     hooks += [diffs] if show_diff else []
     hooks += [DumpTo(dump_to)] if dump_to is not None else []
-    hooks += [Reproducer(reproducer)] if reproducer is not None else []
     steps.run(program, hooks)
     if out is not None:
         _write(program, out, None)
@@ -182,7 +184,11 @@ def run(
                 "log": [asdict(entry) for entry in program.log[start:]],
                 "guarded": watch.checked if watch is not None else [],
                 "not_guarded": watch.skipped if watch is not None else [],
-                **({"diff": {str(pass_): str(found) for pass_, found in diffs.rows}} if show_diff else {}),
+                **(
+                    {"diff": [{"pass": str(pass_), **json.loads(found.to_json())} for pass_, found in diffs.rows]}
+                    if show_diff
+                    else {}
+                ),
             }
         )
         return
@@ -203,16 +209,18 @@ def run(
 def explain(
     source: Annotated[str, typer.Argument(help="A .pt2 file, a .txt dump, or package.module:factory.")],
     node: Annotated[str, typer.Argument(help="The name of a node, as `quantc inspect --format text` shows it.")],
-    table: Annotated[str | None, typer.Option(help="A rule table: package.module:NAME.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help=f"A rule table; by default {FUSIONS}.", metavar="MODULE:NAME")
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="The rule table of this backend.")] = None,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
     """Tell which rules were tried at a node, which matched, and why the others refused."""
     program = _load(source, method)
-    explanation = _table(table, backend).explain(program, program.node(node))
+    explanation = _table(table, backend).explain(program, node)
     if as_json:
-        _print_json(explanation.to_json())
+        _print_json(json.loads(explanation.to_json()))
         return
     Screen().text(str(explanation))
 
@@ -279,19 +287,19 @@ def _guard(when: Guarding) -> Guard | None:
     return Guard(limit=SMALL if when is Guarding.auto else None)
 
 
-def _table(table: str | None, backend: str | None) -> Any:
-    """The rule table asked for: anything with an `explain`."""
+def _table(table: str | None, backend: str | None) -> RuleTable:
+    from quantc.patterns.table import RuleTable
     from quantc.registry import BACKENDS
     from quantc.source import imported
 
-    if (table is None) == (backend is None):
-        raise typer.BadParameter("give one of --table and --backend")
-    found = imported(table) if table is not None else BACKENDS[str(backend)]
+    if table is not None and backend is not None:
+        raise typer.BadParameter("give --table or --backend, not both")
+    found: Any = imported(table or FUSIONS) if backend is None else BACKENDS[backend]
     found = getattr(found, "table", found)
-    if not hasattr(found, "explain"):
+    if not isinstance(found, RuleTable):
         raise LoadError(
-            f"{table or backend} is a {type(found).__name__}, not a rule table",
-            advice="give the place of a quantc.patterns RuleTable: --table package.module:NAME",
+            f"{backend or table} is a {type(found).__name__}, not a rule table",
+            advice="give the place of a RuleTable: --table package.module:NAME",
         )
     return found
 

@@ -37,7 +37,7 @@ def _hash(tensor: torch.Tensor) -> blake2b:
     if plain.layout != torch.strided:
         plain = plain.to_dense()
     flat = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return blake2b(memoryview(flat.view(torch.uint8).numpy()), digest_size=4)
+    return blake2b(flat.view(torch.uint8).numpy().data, digest_size=4)
 
 
 def state_digest(module: nn.Module) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quantc.dialect import aten
+from quantc.dialect import aten, may_alias
 from quantc.program import Program
 from quantc.types import dtype_of, tensor_type
 
@@ -18,6 +18,8 @@ SPECIAL = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitw
 @cache
 def functional_overload(target: OpOverload) -> OpOverload | None:
     """The overload of the same arguments that returns a new tensor."""
+    if target is aten.transpose_.default:
+        return aten.transpose.int
     name = target._schema.name.removeprefix("aten::")
     base = SPECIAL.get(name, name.removesuffix("_"))
     packet = getattr(aten, base, None)
@@ -27,6 +29,15 @@ def functional_overload(target: OpOverload) -> OpOverload | None:
     return None if found._schema.is_mutable else found
 
 
+@cache
+def reshaping_form(target: OpOverload) -> OpOverload | None:
+    """For `unsqueeze_`, `transpose_` and the like, which change a tensor's shape and not its data: the view op."""
+    if torch.Tag.inplace_view not in target.tags:
+        return None
+    view = functional_overload(target)
+    return view if view is not None and may_alias(view) else None
+
+
 def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
     """A node that yields what `node` leaves in the tensor it writes to; None if that cannot be shown."""
     target = node.target
@@ -34,6 +45,8 @@ def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
         return None
     if target is aten.copy_.default:
         return _copied(node)
+    if (view := reshaping_form(target)) is not None:
+        return program.emit(view, node.args, dict(node.kwargs), before=node, like=node)
     functional = functional_overload(target)
     if functional is None or not _keeps_dtype(node):
         return None

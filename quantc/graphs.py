@@ -67,9 +67,9 @@ def _type_text(node: fx.Node) -> str | None:
     return None if kind is None else str(kind)
 
 
-def to_networkx(program: Program) -> nx.MultiDiGraph:
+def to_networkx(program: Program) -> nx.MultiDiGraph[str]:
     """One vertex a node (attributes `op`, `type`, `origin`, `graph`), one edge an operand (attribute `operand`)."""
-    result: nx.MultiDiGraph = nx.MultiDiGraph(name=program.name)
+    result: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=program.name)
     for path, graph in program.graphs():
         for node in graph.nodes:
             result.add_node(

@@ -78,6 +78,8 @@ def cast_dtype(node: fx.Node) -> torch.dtype | None:
         return node.args[1] if isinstance(node.args[1], torch.dtype) else None
     if target is aten.to.other:
         return dtype_of(node.args[1])
+    if target is aten.to.device and torch.device(str(node.args[1])).type == "cpu":
+        return node.args[2] if isinstance(node.args[2], torch.dtype) else None
     return None
 
 
@@ -104,9 +106,10 @@ IDENTITIES: dict[Any, tuple[Identity, Memory]] = {
     aten.to.dtype: (_same_dtype, Memory.SHARED),
     aten.to.dtype_layout: (_same_dtype, Memory.SHARED),
     aten.to.other: (_same_dtype, Memory.SHARED),
+    aten.to.device: (_same_dtype, Memory.SHARED),
     aten.type_as.default: (_same_dtype, Memory.SHARED),
     aten._to_copy.default: (_same_dtype, Memory.OWN),
 }
 CASTS: frozenset[OpOverload] = frozenset(
-    {aten.to.dtype, aten.to.dtype_layout, aten.to.other, aten.type_as.default, aten._to_copy.default}
+    {aten.to.dtype, aten.to.dtype_layout, aten.to.other, aten.to.device, aten.type_as.default, aten._to_copy.default}
 )

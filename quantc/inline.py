@@ -8,6 +8,9 @@ from torch._ops import HigherOrderOperator
 from quantc.program import Program, attribute
 
 
+GRADIENTS_LOST = "a no_grad region was inlined, so gradients would differ"
+
+
 def _wrapped_graph(program: Program, node: fx.Node) -> tuple[fx.GraphModule, tuple[fx.node.Argument, ...]] | None:
     """The graph of a `no_grad`/`enable_grad` region and its operands."""
     if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
@@ -31,7 +34,7 @@ def inline_wrappers(program: Program) -> int:
             found = _wrapped_graph(program, node)
             if found is not None:
                 _inline(program, node, *found)
-                program.note_inference_only("a no_grad region was inlined, so gradients would differ")
+                program.note_inference_only(GRADIENTS_LOST)
                 count += 1
     return count
 

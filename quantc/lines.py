@@ -95,7 +95,10 @@ def default_type(node: fx.Node) -> TensorType | None:
 
 
 class GraphLines:
-    """Writes the lines of one graph. `refs` says how each node is referred to; a caller may change it."""
+    """Writes the lines of one graph, once: make a new one after a change.
+
+    `refs` says how each node is referred to; a caller may change it.
+    """
 
     def __init__(self, program: Program, path: str, graph: fx.Graph, constants: Constants) -> None:
         self.program = program
@@ -108,6 +111,7 @@ class GraphLines:
             placeholders = graph.find_nodes(op="placeholder")
             self.inputs = dict(zip(placeholders, program.signature.inputs, strict=False))
         self.refs: dict[fx.Node, str] = {}
+        self._described: dict[str, str] = {}
         for node in graph.find_nodes(op="get_attr"):
             if self.is_inline(node):
                 self.refs[node] = at(str(node.target))
@@ -154,6 +158,11 @@ class GraphLines:
 
     def constant(self, target: str) -> str:
         """`"c.weight" : f32[8,3,3,3] param #9f2c01ab`, or what there is instead of a tensor."""
+        if target not in self._described:  # a large tensor takes long to digest
+            self._described[target] = self._describe(target)
+        return self._described[target]
+
+    def _describe(self, target: str) -> str:
         value = attribute(self.owner, target)
         if isinstance(value, torch.Tensor):
             return f"{quote(target)} : {self.constants.describe(self.owner, self.path, target, value)}"

@@ -54,7 +54,8 @@ def normalize(node: fx.Node) -> bool:
     _fill_stride(target, values)
     if target in NUMBERS_LIKE_TENSOR:
         _float_numbers(values)
-    while values and len(values) <= len(positional) and _is_default(positional[len(values) - 1], values[-1]):
+    limit = None if rank is None else rank + 1 if target in ADDS_A_DIM else rank
+    while values and len(values) <= len(positional) and _is_default(positional[len(values) - 1], values[-1], limit):
         values.pop()
     keywords = {name: value for name, value in keywords.items() if not _is_idle(target, name, value)}
     if _same(values, node.args) and keywords == node.kwargs:
@@ -131,11 +132,13 @@ def _float_numbers(values: list[Any]) -> None:
             values[index] = float(values[index])
 
 
-def _is_default(row: Argument, value: Any) -> bool:
+def _is_default(row: Argument, value: Any, rank: int | None = None) -> bool:
     if not row.has_default or isinstance(value, fx.Node):
         return False
     if isinstance(value, list) and any(isinstance(item, fx.Node) for item in value):
         return False
+    if rank is not None and row.aten_name in DIMS and value is not None:
+        return bool(_from_zero(row.default, rank) == value)
     return bool(value == row.default) and isinstance(value, bool) == isinstance(row.default, bool)
 
 

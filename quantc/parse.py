@@ -25,7 +25,7 @@ from quantc.signature import Signature
 from quantc.statements import GraphReader
 
 _SIZE = re.compile(r"\s*size\s+([A-Za-z_]\w*)\s+in\s+(-?\d{1,18})\.\.(-?\d{1,18})?\s*", re.ASCII)
-_METHODS_ADVICE = "the first line reads: program \"Name\" stage=canonical method=export mode=eval"
+_METHODS_ADVICE = 'the first line reads: program "Name" stage=canonical method=export mode=eval'
 
 
 def parse(
@@ -60,7 +60,9 @@ class _Header:
 
 
 class _ProgramReader:
-    def __init__(self, text: str, functions: Mapping[str, Callable[..., Any]], modules: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, text: str, functions: Mapping[str, Callable[..., Any]], modules: Mapping[str, nn.Module]
+    ) -> None:
         self.text = text
         self.functions = functions
         self.modules = modules

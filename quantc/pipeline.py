@@ -18,7 +18,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from quantc.blame import node_at_fault, told
 from quantc.errors import PassError, PipelineError, suggest
+from quantc.order import check_order, check_start, first_needs
 from quantc.pipeline_text import spell
 from quantc.program import LogEntry, Program, Stage
 
@@ -137,9 +139,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "passes", tuple(self.passes))
-        for index, pass_ in enumerate(self.passes):
-            _check_before(self.passes[:index], pass_)
-            _check_needs(self.passes[:index], pass_, self.passes[index + 1 :])
+        check_order(self.passes)
 
     @staticmethod
     def parse(text: str) -> Pipeline:
@@ -164,15 +164,7 @@ class Pipeline:
     @property
     def needs(self) -> Stage:
         """The stage a program must have reached before the first pass."""
-        return max((pass_.needs for pass_ in self._first_needs()), default=Stage.CAPTURED)
-
-    def _first_needs(self) -> Iterator[Pass]:
-        """The passes whose need no earlier pass meets."""
-        reached = Stage.CAPTURED
-        for pass_ in self.passes:
-            if pass_.needs > reached:
-                yield pass_
-            reached = max(reached, pass_.gives or reached)
+        return max((pass_.needs for pass_ in first_needs(self.passes)), default=Stage.CAPTURED)
 
     # -- other pipelines from this one -----------------------------------------------------------------------
 
@@ -217,7 +209,7 @@ class Pipeline:
         Nothing is copied: after an error the program is as the failing pass left it. `run_on_copy` leaves the
         one it is given alone.
         """
-        self._check_start(program)
+        check_start(self.passes, program)
         for index, pass_ in enumerate(self.passes):
             try:
                 _run_one(pass_, program, hooks)
@@ -233,28 +225,8 @@ class Pipeline:
         """Run on a copy, made once at the start."""
         return self.run(program.clone(), hooks)
 
-    def _check_start(self, program: Program) -> None:
-        for pass_ in self._first_needs():
-            if pass_.needs > program.stage:
-                raise PipelineError(
-                    f"{pass_.name} needs a program that is {pass_.needs.label}, but {program.name} is only "
-                    f"{program.stage.label}",
-                    where=f"pipeline {self}",
-                    advice=_how_to_reach(pass_.needs),
-                )
-        for pass_ in self.passes:
-            if pass_.before is not None and program.stage >= pass_.before:
-                raise PipelineError(
-                    f"{pass_.name} must run before a program is {pass_.before.label}, but {program.name} is already "
-                    f"{program.stage.label}",
-                    where=f"pipeline {self}",
-                    advice=f"run it on an earlier program, or leave it out: pipeline.without({pass_.name!r})",
-                )
-
     def _failure(self, program: Program, index: int, cause: Exception) -> PassError:
         """The error to raise for what went wrong in a pass or in a hook that watched it."""
-        from quantc.blame import node_at_fault
-
         pass_ = self.passes[index]
         ran = ", ".join(str(earlier) for earlier in self.passes[:index]) or "nothing"
         place = f"pass {index + 1} of {len(self.passes)}, {pass_}; ran before it: {ran}"
@@ -265,7 +237,7 @@ class Pipeline:
         if node is not None:
             place = f"{place}; at node {program.describe(node)}"
         error = PassError(
-            f"pass {pass_.name} failed: {type(cause).__name__}: {cause}",
+            f"pass {pass_.name} failed: {type(cause).__name__}: {told(cause)}",
             where=place,
             advice="the Reproducer hook writes the program and the pipeline that fail to a folder",
         )
@@ -296,50 +268,3 @@ def _tell_failed(hooks: Iterable[Hook], program: Program, pass_: Pass, error: Pa
 
 def _flat(steps: Iterable[Pass | Pipeline]) -> tuple[Pass, ...]:
     return tuple(pass_ for step in steps for pass_ in (step.passes if isinstance(step, Pipeline) else (step,)))
-
-
-def _check_before(earlier: Sequence[Pass], pass_: Pass) -> None:
-    if pass_.before is None:
-        return
-    for other in earlier:
-        if other.gives is not None and other.gives >= pass_.before:
-            raise PipelineError(
-                f"{pass_.name} must run before a program is {pass_.before.label}, but {other.name}, which makes it "
-                f"{other.gives.label}, comes first",
-                where=_order(earlier, pass_),
-                advice=f"put {pass_.name} before {other.name}",
-            )
-
-
-def _check_needs(earlier: Sequence[Pass], pass_: Pass, later: Sequence[Pass]) -> None:
-    if any(other.gives is not None and other.gives >= pass_.needs for other in earlier):
-        return
-    for other in later:
-        if other.gives == pass_.needs:
-            raise PipelineError(
-                f"{pass_.name} needs a program that is {pass_.needs.label}, but {other.name}, which makes it so, comes "
-                "after it",
-                where=_order(earlier, pass_, *later),
-                advice=f"put {other.name} before {pass_.name}",
-            )
-    for other in earlier:
-        if other.before is not None and other.before <= pass_.needs:
-            raise PipelineError(
-                f"{pass_.name} needs a program that is {pass_.needs.label}, which {other.name} before it does not "
-                "allow, and no pass between them makes it so",
-                where=_order(earlier, pass_),
-                advice=f"between {other.name} and {pass_.name}, {_how_to_reach(pass_.needs)}",
-            )
-
-
-def _order(earlier: Sequence[Pass], *rest: Pass) -> str:
-    return f"pipeline {','.join(pass_.name for pass_ in (*earlier, *rest))}"
-
-
-def _how_to_reach(stage: Stage) -> str:
-    from quantc.registry import PASSES
-
-    givers = [name for name, kind in PASSES.usable() if kind.gives == stage]
-    if not givers:
-        return f"run a pass that makes it {stage.label} first"
-    return f"run {' or '.join(givers)} first"

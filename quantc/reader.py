@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -80,6 +80,8 @@ class Reader:
     scope: Scope = field(default_factory=NoScope)
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     position: int = 0
+    _ahead: tuple[int, Token] | None = None
+    """The position last looked at and the token found there: most tokens are looked at several times."""
 
     def fail(self, what: str, *, at: int | None = None, advice: str | None = None) -> NoReturn:
         column = (self.position if at is None else at) + 1
@@ -89,14 +91,18 @@ class Reader:
 
     def peek(self) -> Token:
         """The next token; its kind is "end" at the end of the line."""
+        if self._ahead is None or self._ahead[0] != self.position:
+            self._ahead = (self.position, self._scan())
+        return self._ahead[1]
+
+    def _scan(self) -> Token:
         space = _SPACE.match(self.line, self.position)
         start = space.end() if space is not None else self.position
         if start >= len(self.line):
             return Token("end", "", start)
         found = _TOKEN.match(self.line, start)
         if found is None:
-            self.position = start
-            self.fail(f"{self.line[start]!r} does not belong here")
+            self.fail(f"{self.line[start]!r} does not belong here", at=start)
         return Token(str(found.lastgroup), found.group(), start)
 
     def take(self) -> Token:
@@ -108,9 +114,12 @@ class Reader:
         """The next token, which must be of one of these kinds."""
         token = self.peek()
         if token.kind not in kinds:
-            found = "the line ends" if token.kind == "end" else f"there is {token.text!r}"
-            self.fail(f"expected {what}, but {found}", at=token.start)
+            self._unexpected(what, token)
         return self.take()
+
+    def _unexpected(self, what: str, token: Token) -> NoReturn:
+        found = "the line ends" if token.kind == "end" else f"there is {token.text!r}"
+        self.fail(f"expected {what}, but {found}", at=token.start)
 
     def accept(self, text: str) -> bool:
         """Take the next token if it reads so."""
@@ -121,10 +130,8 @@ class Reader:
         return True
 
     def require(self, text: str) -> None:
-        token = self.peek()
         if not self.accept(text):
-            found = "the line ends" if token.kind == "end" else f"there is {token.text!r}"
-            self.fail(f"expected {text!r}, but {found}", at=token.start)
+            self._unexpected(repr(text), self.peek())
 
     def end(self) -> None:
         self.expect("end", what="the end of the line")
@@ -156,7 +163,7 @@ class Reader:
                 self.fail("this type nests too deeply", at=start)
             end += 1
         try:
-            kind = parse_type(self.line[start:end])
+            kind = _type(self.line[start:end])
         except ValueError as error:
             self.fail(str(error), at=start)
         if not _is_sound(kind):
@@ -184,12 +191,8 @@ class Reader:
                 return self.scope.graph_node(self._name(token), self, token.start)
             case "word":
                 return self._word(token, depth)
-            case "punctuation" if token.text in _CLOSING:
+            case _:
                 return self._bracket(token, depth)
-            case "punctuation" if token.text == "&":
-                return self.callee(self.expect("word", what="the name of an op"))
-        found = "the line ends" if token.kind == "end" else f"there is {token.text!r}"
-        self.fail(f"expected a value, but {found}", at=token.start)
 
     def callee(self, token: Token) -> Callable[..., Any]:
         """The op or function of that name."""
@@ -206,6 +209,10 @@ class Reader:
         return int(token.text)
 
     def _bracket(self, token: Token, depth: int) -> Any:
+        if token.text == "&":
+            return self.callee(self.expect("word", what="the name of an op"))
+        if token.text not in _CLOSING:
+            self._unexpected("a value", token)
         if token.text == "{":
             return self._dict(token, depth)
         items, had_comma = self._items(_CLOSING[token.text], depth)
@@ -299,6 +306,11 @@ def _torch_names() -> dict[str, Any]:
     """`torch.channels_last`, `torch.strided`, `torch.qint8` and the like."""
     kinds = (torch.dtype, torch.layout, torch.memory_format)
     return {str(value): value for value in vars(torch).values() if isinstance(value, kinds)}
+
+
+@lru_cache(maxsize=4096)
+def _type(text: str) -> ValueType | None:
+    return parse_type(text)
 
 
 def _is_sound(kind: ValueType | None) -> bool:

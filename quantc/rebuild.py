@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import fx, nn
@@ -26,7 +26,7 @@ class Place:
     reader: Reader
     at: int
 
-    def fail(self, what: str, advice: str | None = None) -> Any:
+    def fail(self, what: str, advice: str | None = None) -> NoReturn:
         self.reader.fail(what, at=self.at, advice=advice)
 
 
@@ -124,7 +124,6 @@ class ConstantInstaller:
         first = self.rows.get(row.tied)
         if first is None or first.tied is not None:
             row.place.fail(f"{row.name!r} is tied to {row.tied!r}, which is not a constant of its own")
-            return row
         if first.type != row.type or first.digest != row.digest or first.kind[:5] != row.kind[:5]:
             row.place.fail(f"{row.name!r} is tied to {row.tied!r}, but the two are described differently")
         return first
@@ -135,7 +134,7 @@ class ConstantInstaller:
             self.tensors[row.name] = _as_kind(row, plain)
         return self.tensors[row.name]
 
-    def _given(self, row: ConstantText, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _given(self, row: ConstantText, given: Mapping[str, object]) -> torch.Tensor:
         tensor = given.get(row.name)
         if tensor is None:
             row.place.fail(f"no constant is given for {row.name!r}", suggest(row.name, given, noun="constants"))
@@ -172,7 +171,6 @@ def _without_numbers(row: ConstantText) -> torch.Tensor:
         return torch.empty(sizes, dtype=row.type.dtype, device="meta")
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         row.place.fail(f"no tensor is {row.type}: {str(error).splitlines()[0]}")
-        raise
 
 
 def _as_kind(row: ConstantText, tensor: torch.Tensor) -> torch.Tensor:

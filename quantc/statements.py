@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from quantc.arrangement import is_name
-from quantc.dialect import Argument, arguments
-from quantc.digests import state_name
+from quantc.calls import by_schema, check_getattr, is_method, read_arguments, read_attributes, read_mode, read_origin
 from quantc.errors import suggest
 from quantc.lines import default_type
 from quantc.reader import Reader, Token
@@ -25,8 +22,6 @@ from quantc.types import TensorType, ValueType, parse_type
 _KINDS = {"param": "frozen", "buffer": "transient", "tensor": ""}
 """Kinds of constants, and the word that may follow each."""
 _INPUT_NAME = re.compile(r"[\w.\[\]'/-]+", re.ASCII)
-_ORIGIN = re.compile(r"(?P<path>\S*)(?:(?:^| ): (?P<type>\S+))?(?:(?:^| )@ (?P<file>\S+):(?P<line>\d{1,9}))?")
-_CONTAINERS = (tuple, list, dict)
 
 
 class GraphReader:
@@ -123,7 +118,7 @@ class GraphReader:
         kind = reader.type() if reader.accept(":") else None
         is_constant = reader.accept("=")
         constant = reader.value() if is_constant else None
-        rows = self._attributes(reader, "name", "target", "accepts", "default")
+        rows = read_attributes(reader, "name", "target", "accepts", "default")
         target = rows.get("target", name)
         if not is_name(target):
             reader.fail(f"{target!r} cannot be the target of an input", at=token.start)
@@ -191,7 +186,7 @@ class GraphReader:
             case "missing":
                 return
             case "module":
-                rows = self._attributes(reader, "type", "state")
+                rows = read_attributes(reader, "type", "state")
                 self._module(target, rows, place)
             case "value":
                 value = reader.value()
@@ -230,7 +225,7 @@ class GraphReader:
     def _output(self, reader: Reader) -> None:
         at = reader.peek().start
         value = reader.value()
-        rows = self._attributes(reader, "name")
+        rows = read_attributes(reader, "name")
         node = self._create(reader, at, str(rows.get("name", "output")), "output", "output", (value,))
         self._finish_line(reader, node)
         self.has_output = True
@@ -243,23 +238,21 @@ class GraphReader:
         reader.require("=")
         callee = reader.expect("word", what="the name of an op")
         op, target = self._target(reader, callee)
-        args, kwargs = self._given(reader)
-        rows = self._attributes(reader, "mode_arg", "train", "eval", "counter", "type", "state")
-        mode = self._mode(reader, rows)
+        args, kwargs = read_arguments(reader)
+        rows = read_attributes(reader, "mode_arg", "train", "eval", "counter", "type", "state")
+        mode = read_mode(reader, rows)
         if isinstance(target, OpOverload):
-            args, kwargs = _by_schema(reader, callee, target, args, kwargs, -1 if mode is None else mode.position)
+            args, kwargs = by_schema(reader, callee, target, args, kwargs, -1 if mode is None else mode.position)
         if mode is not None and mode.position >= len(args):
             reader.fail(f"mode_arg={mode.position}, but the call has {len(args)} arguments", at=callee.start)
         if target is getattr:
-            _check_getattr(reader, callee, args)
+            check_getattr(reader, callee, args)
         node = self._create(reader, token.start, token.text[1:], op, target, args, kwargs)
         _set_type(node, kind)
         self._finish_line(reader, node)
         self._facts(reader, node, rows, mode, Place(reader, callee.start))
 
-    def _facts(
-        self, reader: Reader, node: fx.Node, rows: dict[str, Any], mode: ModeValue | None, place: Place
-    ) -> None:
+    def _facts(self, reader: Reader, node: fx.Node, rows: dict[str, Any], mode: ModeValue | None, place: Place) -> None:
         if mode is not None:
             self.modes[node] = mode
         if (counter := rows.get("counter")) is not None:
@@ -275,119 +268,12 @@ class GraphReader:
             return "call_module", check_target(reader.reference(), place)
         if callee.text == "call_method":
             token = reader.expect("method", what="a method such as .view")
-            if not _is_method(token.text[1:]):
+            if not is_method(token.text[1:]):
                 reader.fail(f"{token.text[1:]!r} is not a method of a tensor", at=token.start)
             return "call_method", token.text[1:]
         return "call_function", reader.callee(callee)
-
-    def _given(self, reader: Reader) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as written: by position, then by name."""
-        reader.require("(")
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        while not reader.accept(")"):
-            start = reader.position
-            token = reader.take()
-            if token.kind == "word" and reader.accept("="):
-                if token.text in kwargs or not is_name(token.text):
-                    reader.fail(f"the argument {token.text!r} is given twice or is no name", at=token.start)
-                kwargs[token.text] = reader.value()
-            else:
-                reader.position = start
-                if kwargs:
-                    reader.fail("arguments by position come before those by name", at=token.start)
-                args.append(reader.value())
-            if not reader.accept(","):
-                reader.require(")")
-                break
-        return tuple(args), kwargs
-
-    def _mode(self, reader: Reader, rows: dict[str, Any]) -> ModeValue | None:
-        if "mode_arg" not in rows:
-            return None
-        position, train, evaluate = rows["mode_arg"], rows.get("train"), rows.get("eval")
-        if type(position) is not int or position < 0:
-            reader.fail("mode_arg= is the position of an argument")
-        if not isinstance(train, bool | float | int) or not isinstance(evaluate, bool | float | int):
-            reader.fail("train= and eval= are the values an argument takes")
-        return ModeValue(position, train, evaluate)
-
-    def _attributes(self, reader: Reader, *allowed: str) -> dict[str, Any]:
-        """`{key=value, ...}` at the end of a line."""
-        rows: dict[str, Any] = {}
-        if not reader.accept("{"):
-            return rows
-        while not reader.accept("}"):
-            key = reader.expect("word", what="an attribute such as counter=")
-            if key.text not in allowed or key.text in rows:
-                reader.fail(f"{key.text!r} is not known here", at=key.start, advice=suggest(key.text, allowed))
-            reader.require("=")
-            rows[key.text] = reader.value()
-            if not reader.accept(","):
-                reader.require("}")
-                break
-        return rows
-
-
-def read_origin(text: str) -> Origin:
-    """An origin from its text; text of another form is kept whole, so that it prints the same again."""
-    found = _ORIGIN.fullmatch(text)
-    if found is not None:
-        line = int(found["line"] or 0)
-        origin = Origin(found["path"], found["type"] or "", found["file"] or "", line)
-        if str(origin) == text:
-            return origin
-    return Origin(module_path=text)
 
 
 def _set_type(node: fx.Node, kind: ValueType | None) -> None:
     if kind is not None:
         node.meta["val"] = kind
-
-
-def _is_method(name: str) -> bool:
-    if name.startswith("_"):
-        return False
-    return hasattr(torch.Tensor, name) or any(hasattr(kind, name) for kind in _CONTAINERS)
-
-
-def _check_getattr(reader: Reader, callee: Token, args: tuple[Any, ...]) -> None:
-    """Text may read a tensor's public attributes and no others."""
-    name = args[1] if len(args) > 1 else None
-    if not isinstance(name, str) or name.startswith("_") or not hasattr(torch.Tensor, name):
-        reader.fail(f"getattr may only read what a tensor has, not {name!r}", at=callee.start)
-
-
-@cache
-def _positions(target: OpOverload) -> dict[str, int]:
-    """Where each argument goes, by dialect name and by ATen name."""
-    rows = arguments(target)
-    names = {row.aten_name: index for index, row in enumerate(rows)}
-    names.update({row.name: index for index, row in enumerate(rows)})
-    return names
-
-
-def _by_schema(
-    reader: Reader, callee: Token, target: OpOverload, given: tuple[Any, ...], named: dict[str, Any], at_least: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments in their places: defaults fill the gaps, and only keyword-only ones go by keyword."""
-    rows = arguments(target)
-    if len(given) > len(rows):
-        reader.fail(f"{callee.text} takes {len(rows)} arguments, not {len(given)}", at=callee.start)
-    values = dict(enumerate(given))
-    for name, value in named.items():
-        index = _positions(target).get(name)
-        if index is None or index in values:
-            what = f"{callee.text} has no argument {name!r}" if index is None else f"{name!r} is given twice"
-            reader.fail(what, at=callee.start, advice=suggest(name, _positions(target), noun="arguments"))
-        values[index] = value
-    for index, row in enumerate(rows):
-        if index not in values and not row.has_default:
-            reader.fail(f"{callee.text} needs the argument {row.name!r}", at=callee.start)
-    last = max([index for index in values if not rows[index].keyword_only] + [min(at_least, len(rows) - 1)])
-    args = tuple(values.get(index, _default(rows[index])) for index in range(last + 1) if not rows[index].keyword_only)
-    return args, {rows[index].aten_name: value for index, value in values.items() if rows[index].keyword_only}
-
-
-def _default(row: Argument) -> Any:
-    return list(row.default) if isinstance(row.default, list) else row.default

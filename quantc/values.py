@@ -89,9 +89,15 @@ def format_value(value: Any, refer: Refer) -> str:
 def _unusual(value: Any) -> str:
     if isinstance(value, OpOverload | HigherOrderOperator):
         return f"&{callee_name(value)}"
-    for base in (int, float, complex, str):  # numpy scalars, IntEnum and the like print as what they are
-        if isinstance(value, base):
-            return ATOMS[base](base(value))
+    # numpy scalars, IntEnum and the like print as what they are
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, complex):
+        return _complex(complex(value))
+    if isinstance(value, str):
+        return quote(str(value))
     return f"opaque({quote(_kind(value))})"
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.program import Program, Stage
@@ -39,9 +41,10 @@ class Builder:
         return self._known(self.graph.create_node("get_attr", name), value.detach().clone())
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = self.graph.call_function(target, args, kwargs)
-        real = fx.node.map_arg((args, kwargs), self.values.__getitem__)
-        return self._known(node, target(*real[0], **real[1]))  # type: ignore[index]
+        name = str(target).split(".")[1] if isinstance(target, OpOverload) else None
+        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        real = map_arg((args, kwargs), self.values.__getitem__)
+        return self._known(node, target(*real[0], **real[1]))
 
     def _known(self, node: fx.Node, value: Any) -> fx.Node:
         self.values[node] = value

@@ -5,9 +5,9 @@ The payloads are real: `test_torch_runs_the_payloads` shows, in another process,
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-import pickle
 import subprocess
 import sys
 import warnings
@@ -24,168 +24,280 @@ from torch._export.serde import schema
 
 from quantc.capture.archive import load_exported
 from quantc.capture.vetting import _hints, _kind
-from quantc.capture.vetting_expressions import why_not_guard, why_not_size
 from quantc.capture.vetting_operators import SYMBOLIC, why_not_operator
 from quantc.capture.vetting_rules import KEYS, RULES
 from quantc.errors import LoadError
-from tests.archives import (
-    CONSTANTS,
-    MODEL,
-    SAMPLES,
-    WEIGHTS,
-    Edit,
-    Touch,
-    edited,
-    leaves,
-    members_of,
-    pickled,
-    put,
-    saved,
-    small_program,
-    zipped,
+from tests.archives import MODEL, SAMPLES, WEIGHTS, edited, leaves, members_of, zipped
+from tests.hostile import HONEST, MAKERS, Maker, changed, renamed, touch, touch_unquoted
+
+
+
+RUN = """
+import logging, pathlib, sys, torch
+logging.disable(logging.CRITICAL)
+folder = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+for file in sorted(folder.glob("*.pt2")):
+    marker = folder / file.stem
+    try:
+        module = torch.export.load(file).module()
+        module(torch.randn(5, 4), {"k": torch.randn(2)}, mode="relu")
+    except Exception:
+        pass
+    print(file.stem, marker.exists())
+"""
+
+
+def test_torch_runs_the_payloads(tmp_path: Path) -> None:
+    """Without this the tests below would prove nothing: torch's own loader does run every one of them."""
+    for maker in MAKERS:
+        marker = tmp_path / maker.__name__
+        marker.with_suffix(".pt2").write_bytes(maker(marker))
+        marker.with_suffix(".py").write_text(f"import os\nos.mkdir({str(marker)!r})\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    ran = dict(line.split() for line in done.stdout.splitlines())
+    assert ran == {maker.__name__: "True" for maker in MAKERS}
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: str(maker.__name__))
+def test_no_payload_runs(maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = tmp_path / "marker"
+    marker.with_suffix(".py").write_text(f"import os\nos.mkdir({str(marker)!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "model.pt2"
+    file.write_bytes(maker(marker))
+    with pytest.raises(LoadError) as caught:
+        load_exported(file)
+    assert not marker.exists()
+    assert str(file) in (caught.value.where or "")
+
+
+def refusal(data: bytes, folder: Path) -> str:
+    file = folder / "model.pt2"
+    file.write_bytes(data)
+    with pytest.raises(LoadError) as caught:
+        load_exported(file)
+    return str(caught.value)
+
+
+TARGETS = (
+    "builtins.eval",
+    "torch.load",
+    "torch.hub.load",
+    "torch.ops.load_library",
+    "torch.ops.aten.from_file.default",
+    "torch.ops.aten.save.default",
+    "torch.ops.aten.no_such_op.default",
+    "torch.ops.debugprims.load_tensor.default",
+    "torch.ops.higher_order.flat_apply",
+    "torch.ops.higher_order.call_torchbind",
+    "torch.ops.higher_order.aoti_call_delegate",
+    "torch.ops.aten.relu.default.__class__",
+    "torch.classes.x.y",
+    "_operator.methodcaller",
+    "_operator.attrgetter",
+    "math.__loader__.load_module",
+    "#extension:op",
+    "",
 )
 
-HONEST = saved(small_program())
-Maker = Callable[[Path], bytes]
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_only_known_operators(target: str, tmp_path: Path) -> None:
+    def edit(document: Any) -> None:
+        document["graph_module"]["graph"]["nodes"][0]["target"] = target
+
+    text = refusal(edited(HONEST, {MODEL: edit}), tmp_path)
+    assert "graph_module.graph.nodes[0].target" in text
+    assert "calls" in text
 
 
-def touch(marker: Path) -> str:
-    """Python that makes the marker, as an expression."""
-    return f"__import__('os').mkdir('{marker}')"
-
-
-def touch_unquoted(marker: Path) -> str:
-    """The same without any quote in it."""
-    text = "+".join(f"chr({ord(letter)})" for letter in str(marker))
-    return f"__import__(chr(111)+chr(115)).mkdir({text})"
-
-
-def renamed(old: str, new: str) -> Edit:
-    """Every mention of a name swapped for another, in keys and values alike."""
+def test_operator_handed_to_a_higher_order_op(tmp_path: Path) -> None:
+    argument = {"name": "", "arg": {"as_operator": "torch.ops.load_library"}, "kind": 1}
 
     def edit(document: Any) -> None:
-        text = json.dumps(document).replace(json.dumps(old), json.dumps(new))
-        document.clear()
-        document.update(json.loads(text))
+        document["graph_module"]["graph"]["nodes"][0]["inputs"].append(argument)
 
-    return edit
+    assert "as_operator" in refusal(edited(HONEST, {MODEL: edit}), tmp_path)
 
 
-def changed(path: tuple[str | int, ...], value: object) -> Edit:
-    return lambda document: put(document, path, value)
+def test_attribute_paths_stay_inside_the_module(tmp_path: Path) -> None:
+    edit = renamed("linear.weight", "__class__.__base__.forward")
+    assert "not a path of module attributes" in refusal(edited(HONEST, {MODEL: edit, WEIGHTS: edit}), tmp_path)
 
 
-def signature(document: Any) -> Any:
-    return document["graph_module"]["module_call_graph"][0]["signature"]
-
-
-def first_symbol(document: Any) -> Any:
-    values = document["graph_module"]["graph"]["tensor_values"].values()
-    return next(size["as_expr"] for value in values for size in value["sizes"] if "as_expr" in size)
-
-
-def weight_pickle(marker: Path) -> bytes:
-    edit = changed(("config", "linear.weight", "use_pickle"), True)
-    return edited(HONEST, {WEIGHTS: edit}, {"data/weights/weight_0": pickled(Touch(marker))})
-
-
-def constant_pickle(marker: Path) -> bytes:
-    edit = changed(("config", "scale", "use_pickle"), True)
-    return edited(HONEST, {CONSTANTS: edit}, {"data/constants/tensor_0": pickled(Touch(marker))})
-
-
-def opaque_object(marker: Path) -> bytes:
-    edit = changed(
-        ("config", "scale"), {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
-    )
-    return edited(HONEST, {CONSTANTS: edit}, {"data/constants/opaque_obj_0": pickle.dumps(Touch(marker))})
-
-
-def sample_pickle(marker: Path) -> bytes:
-    return edited(HONEST, {}, {SAMPLES: pickled(((Touch(marker),), {}))})
-
-
-def legacy_weights(marker: Path) -> bytes:
-    return edited(HONEST, {}, {"data/weights/model.pt": pickled(Touch(marker))})
-
-
-def size_expression(marker: Path) -> bytes:
-    return edited(HONEST, {MODEL: lambda document: first_symbol(document).update(expr_str=touch(marker))})
-
-
-def node_name(marker: Path) -> bytes:
-    """A placeholder is written into `def forward(...)`, so its name can bring a default value, which runs at once."""
-    return edited(HONEST, {MODEL: renamed("k", f"k={touch(marker)}")})
-
-
-def input_name(marker: Path) -> bytes:
-    return edited(HONEST, {MODEL: renamed("x", f"x={touch(marker)}")})
-
-
-def guard(marker: Path) -> bytes:
-    return edited(HONEST, {MODEL: changed(("guards_code",), [touch(marker)])})
-
-
-def guard_default(marker: Path) -> bytes:
-    text = f"(lambda y={touch(marker)}: True)()"
-    return edited(HONEST, {MODEL: changed(("guards_code",), [text])})
-
-
-def argument_name(marker: Path) -> bytes:
-    names = [f"x={touch(marker)}", "extra=None", "mode=None"]
-    return edited(HONEST, {MODEL: lambda document: signature(document).update(forward_arg_names=names)})
-
-
-def keyword_name(marker: Path) -> bytes:
+def test_source_functions_are_not_walked_into_builtins(tmp_path: Path) -> None:
     def edit(document: Any) -> None:
-        entry = signature(document)
-        spec = json.loads(entry["in_spec"])
-        spec[1]["children_spec"][1]["context"] = json.dumps([f"mode={touch_unquoted(marker)}"])
-        entry.update(in_spec=json.dumps(spec), forward_arg_names=None)
+        document["graph_module"]["graph"]["nodes"][0]["metadata"]["source_fn_stack"] = "x,torch.load.__globals__"
 
-    return edited(HONEST, {MODEL: edit})
+    assert "source function" in refusal(edited(HONEST, {MODEL: edit}), tmp_path)
 
 
-def fixed_string(marker: Path) -> bytes:
-    return edited(HONEST, {MODEL: renamed("relu", f"relu', {touch(marker)}) #")})
+def test_custom_objects(tmp_path: Path) -> None:
+    spec = {"custom_obj": {"arg": {"name": "x", "class_fqn": "__torch__.torch.classes.a.B"}, "custom_obj_name": "b"}}
 
-
-def sample_key(marker: Path) -> bytes:
-    key = f'k"+str({touch(marker)})+"'
-    return edited(HONEST, {}, {SAMPLES: pickled(((torch.randn(5, 4), {key: torch.randn(2)}), {"mode": "relu"}))})
-
-
-def _container(marker: Path, node: dict[str, object]) -> bytes:
     def edit(document: Any) -> None:
-        signature(document).update(out_spec=json.dumps([1, node]))
+        document["graph_module"]["signature"]["input_specs"].append(spec)
 
-    return edited(HONEST, {MODEL: edit})
-
-
-def factory_import(marker: Path) -> bytes:
-    context = {"default_factory_module": marker.name, "default_factory_name": "x", "dict_context": ["y", "z"]}
-    return _container(marker, {"type": "collections.defaultdict", "context": context, "children_spec": []})
+    text = refusal(edited(HONEST, {MODEL: edit}), tmp_path)
+    assert "custom class" in text
+    assert "without custom class objects" in text
 
 
-def enum_import(marker: Path) -> bytes:
-    context = json.dumps([{"__enum__": True, "fqn": f"{marker.name}:x", "name": "y"}])
-    return _container(marker, {"type": "builtins.dict", "context": context, "children_spec": []})
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        ("data/aotinductor/model/model.so", "AOTInductor"),
+        ("data/aotinductor/model/wrapper.cpp", "AOTInductor"),
+        ("data/constants/custom_obj_0", "custom class"),
+        ("data/constants/opaque_obj_0", "pickled Python object"),
+        ("data/executorch/model.pte", "ExecuTorch"),
+        ("data/weights/model.pt", "pickled form"),
+        ("code/evil.py", "unknown kind of file"),
+        ("../evil", "outside its folder"),
+        ("data/../../evil", "outside its folder"),
+        ("/etc/evil", "outside its folder"),
+        ("data\\evil", "odd name"),
+        ("data/\x07bell", "odd name"),
+    ],
+)
+def test_foreign_members(member: str, says: str, tmp_path: Path) -> None:
+    assert says in refusal(edited(HONEST, {}, {member: b"\x7fELF"}), tmp_path)
 
 
-# Payloads torch runs in `torch.export.load`, and those it runs in `.module()` on the loaded program.
-AT_LOAD: dict[str, Maker] = {
-    "weight_pickle": weight_pickle,
-    "constant_pickle": constant_pickle,
-    "opaque_object": opaque_object,
-    "sample_pickle": sample_pickle,
-    "legacy_weights": legacy_weights,
-    "size_expression": size_expression,
-    "input_name": input_name,
-    "factory_import": factory_import,
-    "enum_import": enum_import,
-}
-AT_UNLIFT: dict[str, Maker] = {
-    "guard_default": guard_default,
-    "argument_name": argument_name,
-    "keyword_name": keyword_name,
-}
+def test_members_outside_the_root(tmp_path: Path) -> None:
+    for name in ("evil", "../evil", "/evil", "other/models/model.json"):
+        buffer = io.BytesIO(HONEST)
+        with zipfile.ZipFile(buffer, "a") as archive:
+            archive.writestr(name, b"x")
+        refusal(buffer.getvalue(), tmp_path)
+
+
+def test_member_twice(tmp_path: Path) -> None:
+    buffer = io.BytesIO(zipped(members_of(HONEST)))
+    with zipfile.ZipFile(buffer, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        archive.writestr(f"archive/{MODEL}", b"{}")
+    assert "twice" in refusal(buffer.getvalue(), tmp_path)
+
+
+def test_zip_bomb_by_compression(tmp_path: Path) -> None:
+    members = {**members_of(HONEST), "data/weights/weight_0": bytes(1 << 26)}
+    data = zipped(members, zipfile.ZIP_DEFLATED)
+    assert len(data) < 1 << 20
+    assert "compressed" in refusal(data, tmp_path)
+
+
+def test_zip_bomb_by_declared_size(tmp_path: Path) -> None:
+    """The directory of the archive claims four gigabytes for a member of 48 bytes."""
+    data = bytearray(zipped(members_of(HONEST)))
+    entry = data.rindex(b"archive/data/weights/weight_0") - 46
+    assert data[entry : entry + 4] == b"PK\x01\x02"
+    data[entry + 20 : entry + 28] = (0xFFFFFFF0).to_bytes(4, "little") * 2
+    assert "claims to hold" in refusal(bytes(data), tmp_path)
+
+
+def test_zip_bomb_by_overlap(tmp_path: Path) -> None:
+    """Many names for the same bytes: more data than the file is long."""
+    buffer = io.BytesIO(zipped({**members_of(HONEST), "data/weights/weight_0": bytes(1 << 16)}))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        source = archive.getinfo("archive/data/weights/weight_0")
+        for index in range(100, 150):
+            copy = zipfile.ZipInfo(f"archive/data/weights/weight_{index}")
+            copy.file_size = copy.compress_size = source.file_size
+            copy.CRC, copy.header_offset = source.CRC, source.header_offset
+            archive.filelist.append(copy)
+            archive.NameToInfo[copy.filename] = copy
+        archive.writestr("archive/extra/last", b"")
+    assert "claims to hold" in refusal(buffer.getvalue(), tmp_path)
+
+
+def test_bomb_inside_the_sample_inputs(tmp_path: Path) -> None:
+    inner = zipped({"data.pkl": bytes(1 << 26)}, zipfile.ZIP_DEFLATED)
+    assert "compressed" in refusal(edited(HONEST, {}, {SAMPLES: inner}), tmp_path)
+
+
+def test_tensor_larger_than_its_bytes(tmp_path: Path) -> None:
+    sizes = ("config", "linear.weight", "tensor_meta", "sizes")
+    edit = changed(sizes, [{"as_int": 1 << 40}, {"as_int": 4}])
+    assert "linear.weight" in refusal(edited(HONEST, {WEIGHTS: edit}), tmp_path)
+
+
+def test_weight_without_bytes(tmp_path: Path) -> None:
+    text = refusal(edited(HONEST, {}, {"data/weights/weight_0": b""}), tmp_path)
+    assert "fake weights" in text
+
+
+def test_counting_to_a_huge_symbol(tmp_path: Path) -> None:
+    edit = changed(("range_constraints",), {"u99999999999": {"min_val": 0, "max_val": None}})
+    assert "range_constraints" in refusal(edited(HONEST, {MODEL: edit}), tmp_path)
+
+
+def test_every_text_of_the_schema_has_a_rule() -> None:
+    """A newer torch may add fields; each needs a decision here before files that use it load."""
+    seen: set[type] = set()
+    fields: set[tuple[str, str]] = set()
+    tables: set[tuple[str, str]] = set()
+    stack: list[tuple[object, tuple[str, str]]] = [(schema.ExportedProgram, ("", "")), (schema.PayloadConfig, ("", ""))]
+    while stack:
+        hint, field = stack.pop()
+        kind, inner = _kind(hint)
+        assert kind != "unknown", field
+        if kind == "str":
+            fields.add(field)
+        elif kind in ("list", "dict", "optional"):
+            tables |= {field} if kind == "dict" else set()
+            stack.append((inner, field))
+        elif kind in ("record", "union") and isinstance(inner, type) and inner not in seen:
+            seen.add(inner)
+            stack.extend((hint, (inner.__name__, name)) for name, hint in _hints(inner).items())
+    assert fields == RULES.keys()
+    assert tables == KEYS.keys()
+
+
+def test_symbolic_operators_are_those_torch_writes() -> None:
+    from torch._export.serde.serialize import _SYM_OPS
+
+    assert {f"{op.__module__}.{op.__name__}" for op in _SYM_OPS} <= SYMBOLIC
+    assert all(why_not_operator(name) is None for name in SYMBOLIC)
+
+
+DOCUMENT = json.loads(members_of(HONEST)[MODEL])
+PATHS = sorted(leaves(DOCUMENT), key=str)
+PAYLOADS: tuple[Callable[[Path], str], ...] = (
+    touch,
+    touch_unquoted,
+    lambda marker: f"x={touch(marker)}",
+    lambda marker: f"x'+str({touch_unquoted(marker)})+'",
+    lambda marker: f'x"+str({touch_unquoted(marker)})+"',
+    lambda marker: f"x):\n  pass\n{touch(marker)}\ndef forward(self",
+    lambda marker: f"x\n{touch(marker)}\n",
+)
+VALUES: st.SearchStrategy[object] = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just([]) | st.just({})
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(PATHS), index=st.integers(0, len(PAYLOADS)), value=VALUES)
+def test_any_field_replaced(path: tuple[str | int, ...], index: int, value: object, tmp_path: Path) -> None:
+    """A payload or nonsense in any one field of the program: it loads or it is refused, and it never runs."""
+    marker = tmp_path / "marker"
+    planted = PAYLOADS[index](marker) if index < len(PAYLOADS) else value
+    file = tmp_path / "model.pt2"
+    file.write_bytes(edited(HONEST, {MODEL: changed(path, planted)}))
+    try:
+        program = load_exported(file)
+    except LoadError:
+        assert not marker.exists()
+        return
+    call_anyway(program)
+    assert not marker.exists()
+
+
+def call_anyway(program: torch.export.ExportedProgram) -> None:
+    """Nonsense may still fail when run, in any way; what counts is what it leaves behind."""
+    with contextlib.suppress(Exception):
+        program.module()(torch.randn(5, 4), {"k": torch.randn(2)}, mode="relu")

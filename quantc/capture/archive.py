@@ -14,7 +14,7 @@ from torch._export.serde import schema
 from torch._export.serde.serialize import ExportedProgramDeserializer, _dict_to_dataclass
 
 from quantc.capture.archive_formats import why_not_archive
-from quantc.capture.archive_members import Members, check_byte_order, check_plain, model_name, open_archive
+from quantc.capture.archive_members import Members, check_byte_order, check_plain, inside, model_name, open_archive
 from quantc.capture.archive_payloads import sample_inputs, tensors
 from quantc.capture.vetting import vet
 from quantc.errors import LoadError
@@ -26,12 +26,8 @@ def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     Same result as `torch.export.load`, but safe on files from strangers: whatever the file holds, none of it is executed. Files
     of any other kind, damaged ones, and programs that hold more than operators, tensors and plain values raise `LoadError`.
     """
-    file = Path(path)
-    try:
-        return _load(file)
-    except LoadError as error:
-        where = f"{file}: {error.where}" if error.where else str(file)
-        raise LoadError(error.what, where=where, advice=error.advice) from error.__cause__
+    with inside(os.fspath(path)):
+        return _load(Path(path))
 
 
 def _load(file: Path) -> torch.export.ExportedProgram:
@@ -70,7 +66,8 @@ def _rebuild(members: Members) -> torch.export.ExportedProgram:
         raise LoadError(
             f"torch {torch.__version__} cannot rebuild the program: {_last_line(error)}",
             where=member,
-            advice="the file is damaged, or a newer torch wrote it; export the model again with this version of torch",
+            advice="export the model again with this version of torch; if torch.export.load fails on that file too, pass "
+            "the model itself to quantc.capture",
         ) from error
 
 

@@ -11,7 +11,8 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 import torch
@@ -36,9 +37,19 @@ FOREIGN = {
     "xl_model_weights/": "weights of a compiled program",
     "data/constants/custom_obj_": "an object of a custom class",
     "data/constants/opaque_obj_": "a pickled Python object, which would run code when loaded",
-    "data/weights/": "weights in the pickled form of torch 2.8 and older",
-    "data/constants/": "constants in the pickled form of torch 2.8 and older",
+    "data/weights/": "weights in the pickled form of older versions of torch",
+    "data/constants/": "constants in the pickled form of older versions of torch",
 }
+
+
+@contextmanager
+def inside(place: str) -> Iterator[None]:
+    """Adds a place in front of where a LoadError raised inside says it happened."""
+    try:
+        yield
+    except LoadError as error:
+        where = f"{place}: {error.where}" if error.where else place
+        raise LoadError(error.what, where=where, advice=error.advice) from error.__cause__
 
 
 class Members:

@@ -17,7 +17,7 @@ from torch._export.serde import schema
 from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE, _dict_to_dataclass
 from torch.utils import _pytree as pytree
 
-from quantc.capture.archive_members import Members, check_entries, open_archive
+from quantc.capture.archive_members import Members, check_entries, inside, open_archive
 from quantc.capture.vetting import vet
 from quantc.capture.vetting_expressions import is_quiet
 from quantc.errors import LoadError
@@ -145,8 +145,8 @@ def _check_keys(table: dict[object, object], path: str) -> None:
 
 def unpickle(data: bytes, path: str) -> object:
     """A pickle of tensors and plain values. One that asks for any other class or function is refused unread."""
-    archive = open_archive(io.BytesIO(data))
-    check_entries(archive, len(data))
+    with inside(path), open_archive(io.BytesIO(data)) as archive:
+        check_entries(archive, len(data))
     own = _own_classes()
     try:
         foreign = sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))) - own.keys())

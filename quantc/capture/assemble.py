@@ -92,6 +92,8 @@ def assemble(
         value = light_type(node.meta.get("val"), names)
         if node.op == "get_attr" and (tensor := program.tensor(node)) is not None:
             value = light_type(tensor, names)
+        if node.op == "placeholder" and not isinstance(value, TensorType) and node.graph is graph:
+            value = None  # a constant of the capture: the signature holds it
         node.meta = {} if value is None else {"val": value}
     record_modes(program, mode_source)
     return program

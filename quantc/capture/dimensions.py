@@ -115,8 +115,13 @@ def _read(mark: Any) -> DynamicDim | None:
     name = getattr(mark, "__name__", None)
     if not isinstance(name, str):
         raise CaptureError(f"dynamic_shapes has an unknown mark {mark!r}", advice="use torch.export.Dim, Dim.AUTO or None")
-    high = int(mark.max) if hasattr(mark, "max") else None
-    return DynamicDim(name, int(getattr(mark, "min", 0)), high if high is None or high < 2**31 else None)
+    return DynamicDim(name, int(getattr(mark, "min", 0)), upper_bound(getattr(mark, "max", None)))
+
+
+def upper_bound(bound: Any) -> int | None:
+    """An upper bound as a number; torch writes "none" as an infinity of its own or as a huge number."""
+    text = str(bound)
+    return int(text) if text.isdigit() and int(text) < 2**31 else None
 
 
 def dim_names(

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
-from quantc.capture.dimensions import dim_names
+from quantc.capture.dimensions import dim_names, upper_bound
 from quantc.capture.sources import user_line_of_trace
 from quantc.program import Program
 from quantc.signature import Signature
@@ -61,7 +61,7 @@ def from_exported(
     def signature(names: SymbolNames) -> Signature:
         inputs = inputs_of(placeholders, leaves, names)
         ranges = {
-            names.used[str(symbol)]: (max(int(bounds.lower), 0), _upper(bounds.upper))
+            names.used[str(symbol)]: (max(int(bounds.lower), 0), upper_bound(bounds.upper))
             for symbol, bounds in exported.range_constraints.items()
             if str(symbol) in names.used
         }
@@ -78,13 +78,6 @@ def from_exported(
         origin_of=origin_from_meta,
         mode_source=model,
     )
-
-
-def _upper(bound: Any) -> int | None:
-    """An upper bound as a number; torch writes "none" as an infinity or as a huge int."""
-    if not getattr(bound, "is_finite", True) or not str(bound).lstrip("-").isdigit():
-        return None
-    return int(bound) if int(bound) < 2**31 else None
 
 
 def _given_symbols(leaves: list[Any], given: dict[tuple[int, int], str]) -> dict[str, str]:

@@ -9,33 +9,25 @@ from types import FrameType, TracebackType
 
 import torch
 
-TORCH = os.path.dirname(torch.__file__) + os.sep
-CAPTURE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+SITE = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
+MACHINERY = tuple(SITE + name for name in ("torch" + os.sep, "sympy" + os.sep, "mpmath" + os.sep, "numpy" + os.sep))
+STANDARD = os.path.dirname(os.__file__) + os.sep
+CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OURS = (os.path.join(CORE, "capture") + os.sep, os.path.join(CORE, "api.py"))
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def is_user_file(path: str) -> bool:
-    """Whether code at a path is the user's rather than torch's, the capture's or the standard library's."""
-    if path.startswith("<"):
+def is_user_code(path: str) -> bool:
+    """Whether a file holds the user's code (or that of a package with models) rather than torch's or the capture's."""
+    if path.startswith(("<", *MACHINERY, *OURS)):
         return False
-    return not path.startswith((TORCH, CAPTURE)) and not path.startswith(STANDARD) and os.sep + "quantc" + os.sep + "api.py" not in path
-
-
-STANDARD = os.path.dirname(os.__file__) + os.sep
-STANDARD_SITE = ("site-packages", "dist-packages")
-
-
-def _counts(path: str) -> bool:
-    """Installed packages live below the standard library; they are user code, but for torch."""
-    if path.startswith(STANDARD) and any(part in path for part in STANDARD_SITE):
-        return not path.startswith(TORCH)
-    return is_user_file(path)
+    return path.startswith(SITE) or not path.startswith(STANDARD)
 
 
 def user_frame(frame: FrameType | None) -> tuple[str, int]:
     """(file, line) of the innermost frame that is user code; ("", 0) if there is none."""
     while frame is not None:
-        if _counts(frame.f_code.co_filename):
+        if is_user_code(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return "", 0
@@ -44,7 +36,7 @@ def user_frame(frame: FrameType | None) -> tuple[str, int]:
 def user_line_of_trace(text: str | None) -> tuple[str, int]:
     """The same from the text of a stack trace, as torch.export keeps it."""
     for file, line in reversed(FRAME.findall(text or "")):
-        if _counts(file):
+        if is_user_code(file):
             return file, int(line)
     return "", 0
 
@@ -63,5 +55,5 @@ def user_line_of_error(error: BaseException) -> str:
 
 
 def _innermost(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    frames = [frame for frame in traceback.extract_tb(trace) if _counts(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(trace) if is_user_code(frame.filename)]
     return frames[-1] if frames else None

@@ -115,6 +115,7 @@ FACTORIES = frozenset(
 )
 """Functions that make tensors from numbers alone."""
 
+PREFERRED = {"vec": 0, "default": 1, "Tensor": 2, "Tensor_Tensor": 3}
 SCALAR_IS_TENSOR = frozenset({"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "floor_divide", "floor_divide_"})
 """Ops whose Python signature takes a number where ATen's says Tensor."""
 
@@ -138,7 +139,7 @@ def overloads(op: OpOverloadPacket) -> tuple[OpOverload, ...]:
         if not any("Dimname" in str(row.type) or row.is_out for row in overload._schema.arguments)
     ]
     # `vec` is what torch.nn.functional.interpolate calls; tensors come before numbers, as in Python's own choice
-    return tuple(sorted(usable, key=lambda overload: overload._overloadname not in ("vec", "Tensor", "Tensor_Tensor")))
+    return tuple(sorted(usable, key=lambda overload: PREFERRED.get(overload._overloadname, len(PREFERRED))))
 
 
 class Binding:

@@ -19,6 +19,7 @@ from quantc.capture.dimensions import DynamicDim, dynamic_dims, leaf_names
 from quantc.capture.spellings import Kind
 from quantc.capture.tracer import AtenTracer, LeafSelector
 from quantc.errors import CaptureError, suggest
+from quantc.inline import GRADIENTS_LOST
 from quantc.program import Program
 from quantc.signature import Input, Signature
 
@@ -70,7 +71,7 @@ def trace(
             inputs = inputs_of(placeholders, plan.leaves, names)
         return Signature(inputs, plan.in_spec, plan.out_spec, plan.ranges(names))
 
-    return assemble(
+    program = assemble(
         graph,
         model,
         signature,
@@ -82,6 +83,9 @@ def trace(
         origin_of=tracer.origins.get,
         mode_source=model,
     )
+    if tracer.changes_grad_mode and not model.training:
+        program.note_inference_only(GRADIENTS_LOST)
+    return program
 
 
 class _Inputs:
@@ -148,6 +152,7 @@ class _Inputs:
         def run(*flat: Any) -> Any:
             args, kwargs = pytree.tree_unflatten(list(flat), self.in_spec)
             result, self.out_spec = pytree.tree_flatten(type(self.model).forward(self.model, *args, **kwargs))
+            tracer.store_assigned()
             return tuple(result)
 
         return run, values

@@ -30,6 +30,8 @@ from quantc.capture.proxies import Refusal, Value
 from quantc.capture.sources import user_frame
 from quantc.capture.spellings import CASTS, DUNDERS, FACTORIES, OPERATORS, SPREAD, Kind, packet, resolve
 from quantc.dialect import aten, short_name
+from quantc.functional import reshaping_form
+from quantc.identities import IDENTITIES
 from quantc.sites import NodeTable, Origin
 
 RETURNS: dict[str, Kind] = {"Tensor": Kind.TENSOR, "int": Kind.NUMBER, "SymInt": Kind.NUMBER, "float": Kind.NUMBER}
@@ -56,6 +58,10 @@ class AtenTracer(fx.Tracer):
         """Tensors made in `forward`, and tensors that are plain attributes of modules."""
         self._names: dict[int, str] = {}
         self._attributes: dict[str, fx.Node] = {}
+        """The node that is each parameter's or buffer's value at this point of the trace."""
+        self._attribute_of: dict[fx.Node, str] = {}
+        self._assigned: dict[str, fx.Node] = {}
+        self.changes_grad_mode = False
         self._fake_constants: dict[int, Any] = {}
         self._make_arguments: Callable[[], tuple[Callable[..., Any], list[Any]]] | None = None
 
@@ -76,6 +82,7 @@ class AtenTracer(fx.Tracer):
         with ExitStack() as stack:
             stack.enter_context(_python_functions_opened())
             stack.enter_context(_Interceptor(self))
+            stack.enter_context(_buffers_watched(self))
             return self.trace(model)
 
     def create_args_for_root(
@@ -91,6 +98,11 @@ class AtenTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        try:
+            self.path_of_module(m)
+        except NameError:
+            # made in `forward`, so it has no name; its code is that of the module that made it
+            return forward(*args, **kwargs)
         if isinstance(m, nn.modules.batchnorm._BatchNorm) and not _rank_known(args):
             # only the check of the rank stands in the way, and without shapes there is none to check
             with patch.object(m, "_check_input_dim", lambda _: None):
@@ -156,6 +168,7 @@ class AtenTracer(fx.Tracer):
         if node is None:
             node = self.create_node("get_attr", name, (), {})
             self._attributes[name] = node
+            self._attribute_of[node] = name
             self.kinds[node] = Kind.TENSOR
             if self.fakes is not None:
                 node.meta["val"] = self.fake_constant(tensor)
@@ -253,6 +266,8 @@ class AtenTracer(fx.Tracer):
             return self.call(aten.to.dtype, (x, CASTS[name]))
         if name == "cpu":
             return x
+        if name == "to":
+            return self._converted(x, rest, kwargs)
         if name in ("__getitem__", "__setitem__"):
             return getattr(type(x), name)(x, *rest)
         if name in PYTHON_METHODS:
@@ -263,6 +278,24 @@ class AtenTracer(fx.Tracer):
         if op is None:
             return self.opaque("call_method", name, args, kwargs)
         return self._resolved(op, name, (x, *rest), kwargs)
+
+    def _converted(self, x: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`x.to(...)` with any mix of dtype, device and other tensor."""
+        wanted = dict(kwargs)
+        for value in rest:
+            if isinstance(value, torch.dtype):
+                wanted["dtype"] = value
+            elif isinstance(value, str | torch.device | int):
+                wanted["device"] = value
+            elif isinstance(value, Value) and isinstance(value.fake, torch.Tensor):
+                wanted |= {"dtype": value.fake.dtype, "device": value.fake.device}
+            else:
+                return self._resolved(aten.to, "to", (x, *rest), kwargs)
+        device, dtype = wanted.pop("device", None), wanted.pop("dtype", None)
+        wanted = {name: value for name, value in wanted.items() if value not in (None, False, torch.preserve_format)}
+        if wanted or (device is not None and torch.device(device).type != "cpu"):
+            return self._resolved(aten.to, "to", (x, *rest), kwargs)
+        return x if dtype is None else self.call(aten.to.dtype, (x, dtype))
 
     def _query(self, x: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "size":
@@ -314,8 +347,21 @@ class AtenTracer(fx.Tracer):
 
     def call(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Record a call of an overload and give what it returns: a value, or a tuple of them."""
+        if (view := reshaping_form(target)) is not None:
+            # `x.unsqueeze_(0)` gives the object x another shape, and leaves its memory as it is
+            viewed = self.call(view, args, kwargs)
+            if isinstance(args[0], Value):
+                args[0].node = viewed.node
+            return viewed
         node = self.create_node("call_function", target, self.create_arg(args), self.create_arg(kwargs or {}))
         value = self._compute(node)
+        if target in IDENTITIES and isinstance(args[0], Value) and value is not None and value is args[0].fake:
+            # `contiguous` and `to` give back their argument if they can: later writes must reach both names
+            self._discard(node)
+            return args[0]
+        if isinstance(value, bool):
+            self._discard(node)
+            return value
         if value is not None:
             node.meta["val"] = value
         returns = target._schema.returns
@@ -330,18 +376,46 @@ class AtenTracer(fx.Tracer):
         self.kinds[node] = Kind.SEQUENCE
         return self.proxy(node)
 
+    def _discard(self, node: fx.Node) -> None:
+        self.graph.erase_node(node)
+        self.origins.drop(node)
+
     def _written(self, node: fx.Node, args: tuple[Any, ...], target: OpOverload) -> Any:
         """An op that writes in place returns the tensor it was given: from here on that tensor is the new node."""
         written = args[0] if target._schema.is_mutable and args else None
-        if isinstance(written, Value):
-            old = written.node
-            written.node = node
-            if old.op == "get_attr":
-                self._attributes[str(old.target)] = node
-            return written
         if isinstance(written, torch.Tensor) and id(written) in self._names:
-            self._attributes[self._names[id(written)]] = node
+            self._move_attribute(self._attributes[self._names[id(written)]], node)
+        if isinstance(written, Value):
+            self._move_attribute(written.node, node)
+            written.node = node
+            return written
         return self.proxy(node)
+
+    def _move_attribute(self, old: fx.Node, new: fx.Node) -> None:
+        """The state that `old` stood for is `new` from here on."""
+        name = self._attribute_of.get(old)
+        if name is not None:
+            self._attributes[name] = new
+            self._attribute_of[new] = name
+
+    def assign_buffer(self, module: nn.Module, name: str, value: Value) -> bool:
+        """`self.buffer = value` in `forward`: what is read from now on is the value; it is stored at the end."""
+        tensor = module._buffers.get(name)
+        if tensor is None or id(tensor) not in self._names:
+            return False
+        target = self._names[id(tensor)]
+        if self._attribute_of.get(value.node) == target:
+            return True  # `self.buffer += 1` assigns the buffer to itself
+        self.tensor_node(tensor)
+        source = next(node for node, name in self._attribute_of.items() if name == target and node.op == "get_attr")
+        self._assigned.setdefault(target, source)
+        self._attributes[target] = value.node
+        self._attribute_of[value.node] = target
+        return True
+
+    def store_assigned(self) -> None:
+        for target, node in self._assigned.items():
+            self.create_node("call_function", aten.copy_.default, (node, self._attributes[target]), {})
 
     def _item(self, node: fx.Node, index: int) -> Value:
         item = self.create_node("call_function", operator.getitem, (node, index), {})
@@ -360,8 +434,7 @@ class AtenTracer(fx.Tracer):
         self.kinds[node] = Kind.SHAPE if Kind.SHAPE in kinds else Kind.NUMBER
         value = self._compute(node)
         if isinstance(value, int | float) and not isinstance(value, torch.SymInt):
-            self.graph.erase_node(node)
-            self.origins.drop(node)
+            self._discard(node)
             return value
         if value is not None:
             node.meta["val"] = value
@@ -386,7 +459,7 @@ class AtenTracer(fx.Tracer):
             return None
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         try:
-            with self.fakes, torch.no_grad(), torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad():
                 if node.op == "call_method":
                     return getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -457,6 +530,7 @@ class _Interceptor(TorchFunctionMode):
         flat = torch.utils._pytree.tree_leaves((args, kwargs))
         name = getattr(func, "__name__", "")
         if func is torch._C._set_grad_enabled:
+            self.tracer.changes_grad_mode = True
             if self.tracer.is_training:
                 self.tracer.create_node("call_function", func, args, {})
             return func(*args, **kwargs)
@@ -491,6 +565,20 @@ def _python_functions_opened() -> Iterator[None]:
             for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda *_: False))
+        yield
+
+
+@contextmanager
+def _buffers_watched(tracer: AtenTracer) -> Iterator[None]:
+    """Catch assignments of traced values to buffers."""
+    original = nn.Module.__setattr__
+
+    def assign(module: nn.Module, name: str, value: Any) -> None:
+        if isinstance(value, Value) and tracer.assign_buffer(module, name, value):
+            return
+        original(module, name, value)
+
+    with patch.object(nn.Module, "__setattr__", assign):
         yield
 
 

@@ -1,0 +1,52 @@
+"""Small programs built node by node, for tests of patterns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from quantc.dialect import BY_NAME
+from quantc.program import Program
+from quantc.signature import Input, Signature
+
+
+class Build:
+    """`b = Build(); x = b.input("x"); y = b("relu", x); program = b.done(y)`. Types are computed when inputs have them."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.root = nn.Module()
+        self.inputs: list[str] = []
+
+    def input(self, name: str, *shape: int) -> fx.Node:
+        self.inputs.append(name)
+        node = self.graph.placeholder(name)
+        if shape:
+            node.meta["val"] = torch.empty(shape, device="meta")
+        return node
+
+    def const(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
+        self.root.register_buffer(name, torch.ones(shape, dtype=dtype))
+        node = self.graph.get_attr(name)
+        node.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
+        return node
+
+    def __call__(self, op: str, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+        return self.call(BY_NAME[op].target, *args, name=name or op, **kwargs)
+
+    def call(self, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        values = {source: source.meta.get("val") for source in node.all_input_nodes}
+        if values and all(value is not None for value in values.values()):
+            given, named = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            node.meta["val"] = target(*given, **named)
+        return node
+
+    def done(self, *outputs: fx.Node) -> Program:
+        self.graph.output(outputs)
+        inputs = tuple(Input(name) for name in self.inputs)
+        in_spec = pytree.tree_structure((tuple(self.inputs), {}))
+        return Program(self.graph, self.root, Signature(inputs, in_spec, pytree.tree_structure(outputs)))

@@ -1,0 +1,161 @@
+"""Hooks: what each watches for, and that it catches a pass that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from quantc.errors import PassError, VerifyError
+from quantc.hooks import Diff, DumpTo, Timing, Truth, Verify
+from quantc.parse import parse
+from quantc.pipeline import Outcome, Pass, Pipeline, Preserves
+from quantc.program import Program, Stage
+from tests.by_hand import aten, two_layers
+
+
+class Idle(Pass):
+    """Changes nothing and says so."""
+
+    name: ClassVar[str] = "idle"
+
+    def run(self, program: Program) -> bool:
+        return False
+
+
+class Negate(Pass):
+    """Puts a negation where the relu was: sound, but other numbers."""
+
+    name: ClassVar[str] = "negate"
+    gives: ClassVar[Stage | None] = Stage.FUSED
+    preserves: ClassVar[Preserves] = Preserves.NOTHING
+
+    says: bool = True
+
+    def run(self, program: Program) -> bool:
+        for node in program.graph.nodes:
+            if node.target is aten.relu.default:
+                program.replace(node, program.emit(aten.neg.default, node.args, before=node, like=node))
+        return self.says
+
+
+class Cycle(Pass):
+    """Lets a node use one that comes after it."""
+
+    name: ClassVar[str] = "cycle"
+
+    def run(self, program: Program) -> bool:
+        program.node("relu").args = (program.node("tanh"),)
+        program.touch()
+        return True
+
+
+class Boast(Pass):
+    """Changes nothing and says it did."""
+
+    name: ClassVar[str] = "boast"
+
+    def run(self, program: Program) -> Outcome:
+        return Outcome(True)
+
+
+class Retune(Pass):
+    """Writes into a weight without a word."""
+
+    name: ClassVar[str] = "retune"
+
+    def run(self, program: Program) -> bool:
+        with torch.no_grad():
+            program.root.get_parameter("w1").mul_(2)
+        return False
+
+
+def test_verify_catches_a_pass_that_breaks_the_graph() -> None:
+    with pytest.raises(PassError, match="pass cycle failed: VerifyError") as caught:
+        Pipeline((Idle(), Cycle())).run(two_layers(), [Verify()])
+    assert isinstance(caught.value.__cause__, VerifyError)
+    assert "relu" in str(caught.value), "the fault is told"
+    assert "ran before it: idle" in str(caught.value)
+
+
+def test_verify_looks_only_where_something_changed() -> None:
+    program = two_layers()
+    Cycle().run(program)
+    Pipeline((Idle(),)).run(program, [Verify()])
+    with pytest.raises(PassError):
+        Pipeline((Boast(),)).run(program, [Verify()])
+
+
+def test_truth_accepts_passes_that_tell_it() -> None:
+    Pipeline((Idle(), Negate())).run(two_layers(), [Truth()])
+
+
+@pytest.mark.parametrize("liar", [Negate(says=False), Retune()])
+def test_truth_catches_a_change_that_was_not_reported(liar: Pass) -> None:
+    with pytest.raises(PassError, match=f"{liar.name} reported no change, but the program has changed"):
+        Pipeline((liar,)).run(two_layers(), [Truth()])
+
+
+def test_truth_catches_a_report_without_a_change() -> None:
+    with pytest.raises(PassError, match="boast reported a change, but the program has not") as caught:
+        Pipeline((Idle(), Boast())).run(two_layers(), [Truth()])
+    assert "pass 2 of 2" in str(caught.value)
+
+
+def test_truth_is_not_misled_by_the_stage_which_the_pipeline_moves() -> None:
+    class Advance(Idle):
+        name: ClassVar[str] = "advance"
+        gives: ClassVar[Stage | None] = Stage.FUSED
+
+    program = Pipeline((Advance(),)).run(two_layers(), [Truth()])
+    assert program.stage is Stage.FUSED
+
+
+def test_timing_gives_a_table() -> None:
+    timing = Timing()
+    program = Pipeline((Idle(), Negate())).run(two_layers(), [timing])
+    assert timing.rows == program.log
+    assert timing.seconds == pytest.approx(sum(entry.seconds for entry in program.log))
+    lines = str(timing).splitlines()
+    assert [line.split()[0] for line in lines] == ["idle", "negate", "total"]
+    assert lines[1].endswith("changed")
+    assert str(Timing()).startswith("total")
+
+
+def test_dump_to_writes_the_start_and_each_change(tmp_path: Path) -> None:
+    program = two_layers()
+    start = program.dump("text")
+    dumps = DumpTo(tmp_path / "deep" / "dumps")
+    Pipeline((Idle(), Negate(), Idle())).run(program, [dumps])
+    assert [file.name for file in dumps.files] == ["00-canonical.txt", "02-negate.txt"]
+    assert dumps.files[0].read_text() == start
+    assert dumps.files[1].read_text() == program.dump("text")
+    assert parse(dumps.files[1].read_text()).stage is Stage.FUSED
+
+
+def test_diff_collects_what_each_pass_changed() -> None:
+    diffs = Diff()
+    Pipeline((Idle(), Negate(), Idle())).run(two_layers(), [diffs])
+    ((pass_, found),) = diffs.rows
+    assert pass_ == Negate()
+    assert "relu" in str(found)
+    assert "neg" in str(found)
+    assert str(diffs).startswith("== negate\n")
+
+
+def test_hooks_see_passes_in_order_and_a_failing_hook_stops_the_run() -> None:
+    timing = Timing()
+    with pytest.raises(PassError):
+        Pipeline((Idle(), Cycle(), Idle())).run(two_layers(), [Verify(), timing])
+    assert [row.name for row in timing.rows] == ["idle"]
+
+
+def test_a_module_is_not_rebuilt_by_passes_that_change_nothing() -> None:
+    program = two_layers()
+    module = program.module
+    Pipeline((Idle(), Idle())).run(program, [Verify(), Truth(), Timing()])
+    assert program.module is module
+    assert isinstance(module, nn.Module)
