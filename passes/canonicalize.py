@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, ClassVar
 
-import torch
-from torch import fx, nn
+from torch import fx
 from torch._ops import OpOverload
 
 from quantc.aliasing import Aliasing
 from quantc.aten_spellings import SPELLINGS
+from quantc.constants import order_constants
 from quantc.dialect import aten, op_name
 from quantc.functional import functional_form
 from quantc.identities import CASTS, IDENTITIES, Memory, cast_dtype
@@ -18,7 +18,7 @@ from quantc.inline import inline_wrappers
 from quantc.normal_form import normalize
 from quantc.passes.eliminate_dead import Effects
 from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage, attribute
+from quantc.program import Program, Stage
 
 CHECKS = frozenset({aten._assert_tensor_metadata.default})
 """Checks that tracing left behind, of facts the program's types state already."""
@@ -72,12 +72,15 @@ class _Rewriter:
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 self._rewrite(node)
         self._sweep()
-        self._order_constants()
+        self.done.update(order_constants(self.program, self.graph))
 
     def _rewrite(self, node: fx.Node) -> None:
         if node.target in CHECKS:
             self.program.erase(node)
             self.done["checks dropped"] += 1
+            return
+        if node.target is aten.copy_.default and _is_itself(node.args[0], node.args[1]):
+            self._forward(node, node.args[0])  # type: ignore[arg-type]
             return
         current = self._functional(node)
         if current is None or not isinstance(current.target, OpOverload):
@@ -135,7 +138,6 @@ class _Rewriter:
         source = same(node)
         if source is not None and self._can_go(node, source, memory):
             self._note_gradient(node, source)
-            self.program.origins.rows.setdefault(source, self.program.origins.get(node) or _nowhere())
             self._forward(node, source)
             return
         if node.target in CASTS and node.target is not aten.to.dtype and (dtype := cast_dtype(node)) is not None:
@@ -144,8 +146,7 @@ class _Rewriter:
             self.done["spellings"] += 1
 
     def _forward(self, node: fx.Node, source: fx.Node) -> None:
-        node.replace_all_uses_with(source)
-        self.program.erase(node)
+        self.program.forward(node, source)
         self.done["copies and no-ops dropped"] += 1
 
     def _can_go(self, node: fx.Node, source: fx.Node, memory: Memory) -> bool:
@@ -173,59 +174,9 @@ class _Rewriter:
                 self.done[f"dead {op_name(node)}" if node.op != "get_attr" else "unused constants"] += 1
                 self.program.erase(node)
 
-    def _order_constants(self) -> None:
-        """Constants behind the inputs, in order of first use; one node for each tensor."""
-        owner = self.program.owner(self.graph)
-        first_names = {id(tensor): name for name, tensor in [*owner.named_parameters(), *owner.named_buffers()]}
-        first_use: dict[fx.Node, None] = {}
-        anchor: fx.Node | None = None
-        for node in self.graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                continue
-            anchor = anchor or node
-            for operand in node.all_input_nodes:
-                if operand.op == "get_attr":
-                    first_use.setdefault(operand)
-        leaders: dict[Any, fx.Node] = {}
-        wanted: list[fx.Node] = []
-        for node in first_use:
-            value = attribute(owner, str(node.target))
-            key = id(value) if isinstance(value, torch.Tensor | nn.Module) else node.target
-            leader = leaders.setdefault(key, node)
-            if leader is node:
-                wanted.append(node)
-                node.target = first_names.get(id(value), str(node.target))
-            else:
-                self.program.replace(node, leader)
-                self.done["constants merged"] += 1
-        if anchor is not None:
-            self._place(wanted, anchor)
 
-    def _place(self, wanted: list[fx.Node], anchor: fx.Node) -> None:
-        head = [node for node in self._head() if node.op == "get_attr"]
-        if head == wanted and self._inputs_lead():
-            return
-        for node in [node for node in self.graph.nodes if node.op == "placeholder"]:
-            anchor.prepend(node)
-        for node in wanted:
-            anchor.prepend(node)
-        self.program.touch()
-        self.done["constants moved"] += 1
-
-    def _head(self) -> list[fx.Node]:
-        head = []
-        for node in self.graph.nodes:
-            if node.op not in ("placeholder", "get_attr"):
-                break
-            head.append(node)
-        return head
-
-    def _inputs_lead(self) -> bool:
-        ops = [node.op for node in self._head()]
-        return ops == sorted(ops, key=lambda op: op == "get_attr")
-
-
-def _nowhere() -> Any:
-    from quantc.sites import Origin
-
-    return Origin()
+def _is_itself(destination: Any, source: Any) -> bool:
+    """Whether a copy is of a tensor onto itself: `self.count += 1` assigns the buffer what it already is."""
+    while isinstance(source, fx.Node) and source is not destination:
+        source = Aliasing.written(source)
+    return source is destination

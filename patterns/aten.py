@@ -1,6 +1,7 @@
 """The shared vocabulary: patterns over single ops, to build rules from.
 
-Operands are named as in the dialect. In a chain, the first operand is whatever comes before.
+Operands are named as in the dialect, but the scale and shift of a norm are `gamma` and `beta`: a name stands for one
+value, and a convolution before the norm has a `w` and `b` of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ hardsigmoid = op("hardsigmoid", args="x")
 silu = op("silu", args="x")
 gelu = op("gelu", args="x")
 leaky_relu = op("leaky_relu", args="x")
-prelu = op("prelu", args="x w")
+prelu = op("prelu", args="x slope")
 sigmoid = op("sigmoid", args="x")
 tanh = op("tanh", args="x")
 softmax = op("softmax", "log_softmax", args="x")
@@ -43,10 +44,10 @@ activation = op(
     args="x",
 )
 
-batch_norm = op("batch_norm", args="x w? b? mean? var?")
-layer_norm = op("layer_norm", args="x _ w? b?")
-group_norm = op("group_norm", args="x _ w? b?")
-rms_norm = op("rms_norm", args="x _ w?")
+batch_norm = op("batch_norm", args="x gamma? beta? mean? var?")
+layer_norm = op("layer_norm", args="x _ gamma? beta?")
+group_norm = op("group_norm", args="x _ gamma? beta?")
+rms_norm = op("rms_norm", args="x _ gamma?")
 dropout = op("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", args="x")
 
 max_pool = op("max_pool1d", "max_pool2d", "max_pool3d", args="x")

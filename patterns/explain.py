@@ -122,23 +122,23 @@ def _tried(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Tried
 
 
 def _best_refusal(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Refusal:
-    """The attempt that came furthest among those in which the node took part."""
-    best: Refusal | None = None
+    """The attempt that came furthest, preferably among those in which the node took part."""
+    refusals = []
     for root in _roots(rule, node):
         outcome = free.attempt(rule, root)
-        if isinstance(outcome, Match):
-            if node not in outcome.nodes:
-                continue
-            outcome = _lost(outcome, matches)
-        if root is not node and node not in outcome.reached and outcome.at is not node:
-            continue
-        if best is None or outcome.progress > best.progress:
-            best = outcome
-    if best is not None:
-        return best
+        if isinstance(outcome, Refusal):
+            refusals.append(outcome)
+        elif node in outcome.nodes:
+            refusals.append(_lost(outcome, matches))
+    if refusals:
+        return max(refusals, key=lambda refusal: (_took_part(node, refusal), refusal.progress))
     users = ", ".join(user.name for user in islice(node.users, 3)) or "nothing"
     reason = f"{node.name} cannot end this rule, and it feeds {users}, which does not lead to a node that can"
     return Refusal(rule, node, reason, 0, node)
+
+
+def _took_part(node: fx.Node, refusal: Refusal) -> bool:
+    return node in (refusal.node, refusal.at, *refusal.reached)
 
 
 def _lost(match: Match, matches: MatchSet) -> Refusal:

@@ -52,6 +52,7 @@ class OpCore(Core):
         "max_users",
         "name",
         "nested",
+        "rest",
         "rows",
         "shared",
         "swapped",
@@ -81,9 +82,10 @@ class OpCore(Core):
         self.max_users = 0
         self.arity = len(operands)
         pairs = tuple(enumerate(operands))
-        # leaves are tried at once, as they cannot be put off to advantage; the first of `nested` is pushed last
-        self.leaves = tuple(pair for pair in pairs if isinstance(pair[1], LeafCore | LiteralCore))
+        # in reverse, as the goal pushed last is tried first
         self.nested = tuple(pair for pair in reversed(pairs) if not isinstance(pair[1], LeafCore | LiteralCore))
+        self.leaves = tuple(pair for pair in pairs if isinstance(pair[1], LeafCore | LiteralCore))
+        self.rest = Leaves(self)
         self.commuting = commuting if len(operands) > 1 and operands[0] is not operands[1] else frozenset()
         self.swapped = Swapped(self)
 
@@ -142,9 +144,30 @@ class OpCore(Core):
         return (*args, *(kwargs.get(name, default) for name, default in missing))
 
     def enter_operands(self, search: Search, values: tuple[Any, ...]) -> bool:
+        """Nodes first, then leaves: a refusal should come from as far as one can get."""
+        if not self.nested:
+            return self.enter_leaves(search, values)
+        if self.leaves:
+            search.push(self.rest, values)
         for index, core in self.nested:
             search.push(core, values[index])
+        return True
+
+    def enter_leaves(self, search: Search, values: tuple[Any, ...]) -> bool:
         return all(core.enter(search, values[index]) for index, core in self.leaves)
+
+
+class Leaves(Core):
+    """The operands of an op that are leaves; the value is the tuple of all its operands."""
+
+    __slots__ = ("core",)
+
+    def __init__(self, core: OpCore) -> None:
+        super().__init__(-1, None, frozenset(), frozenset())
+        self.core = core
+
+    def enter(self, search: Search, value: Any) -> bool:
+        return self.core.enter_leaves(search, value)
 
 
 class Swapped(Core):

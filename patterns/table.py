@@ -114,6 +114,10 @@ class Rule:
         except PatternError as error:
             raise PatternError(error.what, where=f"rule {self.name!r}", advice=error.advice) from error
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: the rule as written, not as compiled."""
+        return {name: item for name, item in self.__dict__.items() if name != "compiled"}
+
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """`when` as a tuple; registered predicates by name."""

@@ -1,9 +1,9 @@
 """quantc: a quantization compiler for PyTorch.
 
-    import quantc as qc
+import quantc as qc
 
-    program = qc.capture(model, example_inputs)
-    print(program)
+program = qc.capture(model, example_inputs)
+print(program)
 """
 
 from quantc.api import capture

@@ -52,12 +52,19 @@ def capture(
 
 
 def _captured(
-    model: Any, args: tuple[Any, ...] | None, method: Method, kwargs: dict[str, Any], dynamic_shapes: Any, leaf: tuple[Any, ...]
+    model: Any,
+    args: tuple[Any, ...] | None,
+    method: Method,
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    leaf: tuple[Any, ...],
 ) -> tuple[Program, list[str]]:
     if method not in METHODS:
         raise CaptureError(f"there is no capture method {method!r}", advice=suggest(method, METHODS, noun="methods"))
     if isinstance(model, str | os.PathLike):
-        return _with_examples(from_exported(load_exported(model), name=_stem(model)), None), [f"read from {os.fspath(model)}"]
+        return _with_examples(from_exported(load_exported(model), name=_stem(model)), None), [
+            f"read from {os.fspath(model)}"
+        ]
     if isinstance(model, ExportedProgram):
         return _with_examples(from_exported(model), model.example_inputs), ["given as an ExportedProgram"]
     if not isinstance(model, nn.Module):
@@ -99,7 +106,12 @@ def _choose(args: tuple[Any, ...] | None, method: Method, leaf: tuple[Any, ...])
 
 
 def _by(
-    method: Method, model: nn.Module, args: tuple[Any, ...] | None, kwargs: dict[str, Any], dynamic_shapes: Any, leaf: tuple[Any, ...]
+    method: Method,
+    model: nn.Module,
+    args: tuple[Any, ...] | None,
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    leaf: tuple[Any, ...],
 ) -> Program:
     leaves = leaf_selector(model, leaf)
     twin = structural_copy(model)
@@ -127,7 +139,9 @@ def _both_failed(export_error: CaptureError, trace_error: CaptureError) -> Captu
 def structural_copy(model: nn.Module) -> nn.Module:
     """A copy of the modules that shares their tensors: what `forward` assigns to `self` stays in the copy."""
     tensors = [*model.parameters(), *model.buffers()]
-    tensors += [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    tensors += [
+        value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)
+    ]
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     return copy.deepcopy(model, memo)
 

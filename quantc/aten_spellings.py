@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
@@ -100,7 +99,10 @@ def _renamed(target: OpOverload) -> Spelling:
 def _register_aliases() -> None:
     for old, new in ALIASES.items():
         for name in getattr(aten, old).overloads():
-            source, target = getattr(getattr(aten, old), name), getattr(getattr(aten, new), OVERLOADS.get(old, name), None)
+            source, target = (
+                getattr(getattr(aten, old), name),
+                getattr(getattr(aten, new), OVERLOADS.get(old, name), None),
+            )
             if isinstance(target, OpOverload) and not source._schema.is_mutable and "dtype" not in name:
                 SPELLINGS[source] = _renamed(target)
     for op in BY_NAME.values():
@@ -457,7 +459,9 @@ def _native_dropout(program: Program, node: fx.Node) -> fx.Node | None:
     return call
 
 
-@spelling(aten.max_pool1d_with_indices.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+@spelling(
+    aten.max_pool1d_with_indices.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default
+)
 def _max_pool(program: Program, node: fx.Node) -> fx.Node | None:
     dims = node.target._schema.name.removeprefix("aten::max_pool")[0]  # type: ignore[union-attr]
     return _first_output_only(program, node, BY_NAME[f"max_pool{dims}d"].target, *node.args)

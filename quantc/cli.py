@@ -30,7 +30,7 @@ P = ParamSpec("P")
 
 
 def refusing(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn quantc's errors into a message and exit code 1, without a traceback."""
+    """Turn quantc's errors, and files that cannot be written, into a message and exit code 1, without a traceback."""
 
     @wraps(command)
     def told(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -39,6 +39,11 @@ def refusing(command: Callable[P, None]) -> Callable[P, None]:
         except QuantcError as error:
             notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
             typer.echo(f"error: {error}{notes}", err=True)
+            raise typer.Exit(1) from error
+        except BrokenPipeError:
+            raise  # whoever read our output has had enough; typer leaves quietly
+        except OSError as error:
+            typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1) from error
 
     return told

@@ -192,9 +192,13 @@ class _Pairing:
         gone = deque(node for node in self.old_nodes if node not in kept)
         stays = _longest_increasing([self.index[old] for old in self.pairs.values()])
         follows: str | None = None
+        reached = -1  # how far in the old graph the walk has come
         for node in self.new_nodes:
             old = self.pairs.get(node)
-            while gone and old is not None and self.index[gone[0]] < self.index[old]:
+            if old is not None:
+                reached = self.index[old]
+            while gone and self.index[gone[0]] <= reached + (old is None):
+                reached = max(reached, self.index[gone[0]])
                 yield self._removed(gone.popleft(), follows)
             change = self._change(node, old, follows, stays)
             if change is None:

@@ -93,9 +93,11 @@ def counter_targets(program: Program, graph: fx.Graph) -> list[str]:
     """Buffers that only the table of batch counters refers to, in order of use."""
     if not len(program.counters):
         return []
+    owner = owner_of(program, graph)
     seen = {str(node.target) for node in graph.find_nodes(op="get_attr")}
-    rows = (program.counters.get(node) for node in graph.nodes)
-    return list(dict.fromkeys(target for target in rows if target is not None and target not in seen))
+    rows = dict.fromkeys(program.counters.get(node) for node in graph.nodes)
+    unread = [target for target in rows if target is not None and target not in seen]
+    return [target for target in unread if isinstance(attribute(owner, target), torch.Tensor)]
 
 
 def _tensors(program: Program) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:

@@ -56,17 +56,23 @@ def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
 def _copied(node: fx.Node) -> fx.Node | None:
     """Overwriting the whole of a tensor by one of the same type leaves that one."""
     destination, source = node.args[:2]
-    if isinstance(source, fx.Node) and tensor_type(source) is not None and tensor_type(source) == tensor_type(destination):
+    if (
+        isinstance(source, fx.Node)
+        and tensor_type(source) is not None
+        and tensor_type(source) == tensor_type(destination)
+    ):
         return source
     return None
 
 
 def _keeps_dtype(node: fx.Node) -> bool:
     """Whether the functional op would give the dtype of the tensor written to, rather than promote it."""
-    tensors = [operand for operand in node.all_input_nodes]
+    tensors = node.all_input_nodes
     written = node.args[0]
     dtype = dtype_of(written)
-    numbers = [value for value in node.args[1:] if isinstance(value, int | float | complex) and not isinstance(value, bool)]
+    numbers = [
+        value for value in node.args[1:] if isinstance(value, int | float | complex) and not isinstance(value, bool)
+    ]
     if dtype is None:
         # without types: one tensor alone cannot be promoted, unless by a number of a wider kind
         return len(tensors) == 1 and not any(isinstance(value, complex) for value in numbers)
@@ -77,4 +83,6 @@ def _keeps_dtype(node: fx.Node) -> bool:
 
 def _is_index(node: fx.Node, operand: fx.Node) -> bool:
     """Index and mask operands take no part in promotion."""
-    return operand is not node.args[0] and dtype_of(operand) in (torch.bool, torch.int64) and "index" in str(node.target)
+    return (
+        operand is not node.args[0] and dtype_of(operand) in (torch.bool, torch.int64) and "index" in str(node.target)
+    )

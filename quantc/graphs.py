@@ -32,7 +32,7 @@ from quantc.callees import callee_name
 from quantc.dialect import operands
 from quantc.program import Program
 from quantc.types import type_of
-from quantc.values import format_value
+from quantc.values import format_value, used_nodes
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -40,21 +40,6 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def vertex(path: str, node: fx.Node) -> str:
     """The name of a node among all graphs: `conv2d`, or `true_graph_0/conv2d`."""
     return f"{path}/{node.name}" if path else node.name
-
-
-def used_nodes(value: Any) -> Iterator[fx.Node]:
-    """Every node in an argument, in order, repeated where it is used twice. Iterative: values may nest."""
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, fx.Node):
-            yield item
-        elif isinstance(item, tuple | list):
-            pending.extend(reversed(item))
-        elif isinstance(item, dict):
-            pending.extend(reversed(list(item.values())))
-        elif isinstance(item, slice):
-            pending.extend((item.step, item.stop, item.start))
 
 
 def operation(node: fx.Node) -> str:

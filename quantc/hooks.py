@@ -119,7 +119,7 @@ class DumpTo(Hook):
 class Diff(Hook):
     """Collect what each pass changed, as `rows` of (pass, difference).
 
-    Keeps a copy of the program to compare with, made anew after each change: for looking, not for every day.
+    Copies the program before each pass to compare with: for looking, not for every day.
     """
 
     def __init__(self) -> None:

@@ -67,7 +67,9 @@ def cast_dtype(node: fx.Node) -> torch.dtype | None:
     """The dtype a conversion asks for, if that is all it asks for."""
     target = node.target
     kwargs = dict(node.kwargs)
-    if not _default_format(node) or (device := kwargs.get("device")) is not None and torch.device(str(device)).type != "cpu":
+    if not _default_format(node) or (
+        (device := kwargs.get("device")) is not None and torch.device(str(device)).type != "cpu"
+    ):
         return None
     if target is aten.type_as.default:
         return dtype_of(node.args[1])

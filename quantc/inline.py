@@ -7,7 +7,6 @@ from torch._ops import HigherOrderOperator
 
 from quantc.program import Program, attribute
 
-
 GRADIENTS_LOST = "a no_grad region was inlined, so gradients would differ"
 
 

@@ -22,7 +22,7 @@ from quantc.errors import QuantcError
 from quantc.program import Program, attribute
 from quantc.signature import Input
 from quantc.types import TensorType, type_of
-from quantc.values import Opaque, format_value, quote
+from quantc.values import Opaque, format_value, quote, used_nodes
 
 _PLAIN_REFERENCE = re.compile(r"[\w.\-/]+", re.ASCII)
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -94,6 +94,29 @@ def default_type(node: fx.Node) -> TensorType | None:
     return kind if isinstance(kind, TensorType) else None
 
 
+def inline_nodes(graph: fx.Graph, owner: nn.Module) -> set[fx.Node]:
+    """The nested graphs that stand right before the call that uses them, in the order it mentions them.
+
+    Only those can be written inside the call: reading the text back puts them exactly there again.
+    """
+    nested = {
+        node
+        for node in graph.find_nodes(op="get_attr")
+        if node.name == node.target and isinstance(attribute(owner, str(node.target)), fx.GraphModule)
+    }
+    inline: set[fx.Node] = set()
+    group: dict[fx.Node, None] = {}
+    for node in graph.nodes if nested else ():
+        if node in nested:
+            group[node] = None
+            continue
+        mentioned = dict.fromkeys(used for used in used_nodes((node.args, node.kwargs)) if used in group)
+        if list(mentioned) == list(group):
+            inline.update(group)
+        group = {}
+    return inline
+
+
 class GraphLines:
     """Writes the lines of one graph, once: make a new one after a change.
 
@@ -112,15 +135,12 @@ class GraphLines:
             self.inputs = dict(zip(placeholders, program.signature.inputs, strict=False))
         self.refs: dict[fx.Node, str] = {}
         self._described: dict[str, str] = {}
-        for node in graph.find_nodes(op="get_attr"):
-            if self.is_inline(node):
-                self.refs[node] = at(str(node.target))
+        self._inline = inline_nodes(graph, self.owner)
+        self.refs.update({node: at(str(node.target)) for node in self._inline})
 
     def is_inline(self, node: fx.Node) -> bool:
         """Whether a node has no line of its own: a nested graph, written where it is used."""
-        if node.op != "get_attr" or node.name != node.target or not node.users:
-            return False
-        return isinstance(attribute(self.owner, str(node.target)), fx.GraphModule)
+        return node in self._inline
 
     def refer(self, node: fx.Node) -> str:
         return self.refs.get(node) or f"%{node.name}"

@@ -15,9 +15,7 @@ from quantc.types import dtype_of, rank_of
 
 DIMS = frozenset({"dim", "dim0", "dim1", "dims", "start_dim", "end_dim"})
 ADDS_A_DIM = frozenset({aten.unsqueeze.default, aten.stack.default})
-STRIDE_IS_KERNEL = frozenset(
-    getattr(getattr(aten, f"{kind}_pool{n}d"), "default") for kind in ("max", "avg") for n in (1, 2, 3)
-)
+STRIDE_IS_KERNEL = frozenset(getattr(aten, f"{kind}_pool{n}d").default for kind in ("max", "avg") for n in (1, 2, 3))
 """Pools whose stride, left empty, is the size of the kernel."""
 NUMBERS_LIKE_TENSOR = frozenset({aten.clamp.default, aten.fill_.Scalar, aten.fill.Scalar, aten.masked_fill.Scalar})
 """Ops whose numbers end up among the tensor's: on a float tensor they are floats."""
@@ -33,7 +31,11 @@ IRRELEVANT_KEYWORDS: dict[str, tuple[Any, ...]] = {
 def _rows(target: OpOverload) -> tuple[tuple[Argument, ...], tuple[Argument, ...], dict[str, int]]:
     rows = arguments(target)
     positional = tuple(row for row in rows if not row.keyword_only)
-    return positional, tuple(row for row in rows if row.keyword_only), {row.aten_name: i for i, row in enumerate(positional)}
+    return (
+        positional,
+        tuple(row for row in rows if row.keyword_only),
+        {row.aten_name: i for i, row in enumerate(positional)},
+    )
 
 
 def normalize(node: fx.Node) -> bool:

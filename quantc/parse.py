@@ -20,7 +20,15 @@ from quantc.dump import default_in_spec, default_out_spec, output_count
 from quantc.errors import ParseError, suggest
 from quantc.program import Program, Stage
 from quantc.reader import Reader
-from quantc.rebuild import ConstantInstaller, Place, compile_nested, empty_graph_module, install, opaque_module
+from quantc.rebuild import (
+    ConstantInstaller,
+    Place,
+    check_target,
+    compile_nested,
+    empty_graph_module,
+    install,
+    opaque_module,
+)
 from quantc.signature import Signature
 from quantc.statements import GraphReader
 
@@ -208,7 +216,7 @@ class _ProgramReader:
             parent, _, target = path.rpartition("/")
             if parent not in self.graphs:
                 place.fail(f"graph {path!r} lies in {parent!r}, which does not exist")
-            install(owners[parent], target, owners[path], place)
+            install(owners[parent], check_target(target, place), owners[path], place)
         for graph in self.graphs.values():
             for name, place in graph.references:
                 path = f"{graph.path}/{name}".lstrip("/")

@@ -63,17 +63,13 @@ def spell(value: Value) -> str:
 
 def place(text: str, at: int) -> tuple[int, int]:
     """Line and column, counted from 1, of an offset into a text."""
-    rows = text[:at].splitlines() or [""]
-    if text[:at].endswith("\n"):
-        return len(rows) + 1, 1
-    return len(rows), len(rows[-1]) + 1
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def pointer(text: str, at: int) -> str:
     """The line of an offset with a caret below it, for the `where` of an error."""
     line, column = place(text, at)
-    rows = text.splitlines() or [""]
-    return f"line {line}, column {column}\n    {rows[min(line, len(rows)) - 1]}\n    {' ' * (column - 1)}^"
+    return f"line {line}, column {column}\n    {text.split(chr(10))[line - 1]}\n    {' ' * (column - 1)}^"
 
 
 def _spell_item(value: Value) -> str:

@@ -299,10 +299,15 @@ class Program:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let `new` stand for `old` everywhere, move `old`'s rows to it, and erase `old`."""
+        """Let `new`, made for this, stand for `old` everywhere; move `old`'s rows to it, and erase `old`."""
         old.replace_all_uses_with(new)
         for table in (self.origins, self.modes, self.counters):
             table.move(old, new)
+        self.erase(old)
+
+    def forward(self, old: fx.Node, to: fx.Node) -> None:
+        """Let `to`, which was there before, stand for `old` everywhere; erase `old` and its rows."""
+        old.replace_all_uses_with(to)
         self.erase(old)
 
     def erase(self, node: fx.Node) -> None:

@@ -18,6 +18,18 @@ from quantc.types import TensorType, type_of_value
 
 _SAFE_TARGET = re.compile(r"""[^"'\\\x00-\x1f\x7f]+""")
 
+_COMPILE_ERRORS = (
+    RuntimeError,
+    SyntaxError,
+    NameError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
+"""What fx's code generator is known to raise on calls that are not well formed."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -193,5 +205,5 @@ def compile_nested(module: fx.GraphModule, graph: fx.Graph, place: Place) -> Non
     """Give a nested graph to its module, which makes it runnable."""
     try:
         module.graph = graph
-    except (RuntimeError, SyntaxError, NameError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+    except _COMPILE_ERRORS as error:
         place.fail(f"torch cannot compile this graph: {str(error).splitlines()[0] if str(error) else error!r}")

@@ -7,8 +7,11 @@ broken can be seen in a list and gives its error only when it is asked for.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -21,6 +24,26 @@ T = TypeVar("T")
 P = TypeVar("P", bound="type[Pass]")
 
 
+@lru_cache(maxsize=16)
+def _entries(group: str, places: tuple[tuple[str, int], ...]) -> dict[str, list[EntryPoint]]:
+    """Read the metadata of every installed package; again only if a folder it may be in has changed since."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=group):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _changed_at(place: str) -> int:
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _nothing_against(name: str, thing: Any) -> str | None:
+    return None
+
+
 @dataclass(slots=True)
 class Registry(Generic[T]):
     """The things of one kind by name. `why_not(name, thing)` refuses what does not belong here."""
@@ -28,15 +51,13 @@ class Registry(Generic[T]):
     noun: str
     plural: str
     group: str
-    why_not: Callable[[str, Any], str | None]
+    why_not: Callable[[str, Any], str | None] = _nothing_against
     session: dict[str, T] = field(default_factory=dict)
     """Those registered in this process, without a package."""
 
     def entries(self) -> dict[str, list[EntryPoint]]:
-        found: dict[str, list[EntryPoint]] = {}
-        for entry in entry_points(group=self.group):
-            found.setdefault(entry.name, []).append(entry)
-        return found
+        """The entry points of each name; a sound one has one."""
+        return _entries(self.group, tuple((place, _changed_at(place)) for place in sys.path))
 
     def names(self) -> list[str]:
         """Every known name. Imports nothing."""
@@ -142,13 +163,9 @@ def _why_not_pipeline(name: str, thing: Any) -> str | None:
     return None if callable(thing) else "it is not a function that gives a quantc.Pipeline"
 
 
-def _why_not_backend(name: str, thing: Any) -> str | None:
-    return None
-
-
 PASSES: Registry[type[Pass]] = Registry("pass", "passes", "quantc.passes", _why_not_pass)
 PIPELINES: Registry[Callable[..., Pipeline]] = Registry("pipeline", "pipelines", "quantc.pipelines", _why_not_pipeline)
-BACKENDS: Registry[Any] = Registry("backend", "backends", "quantc.backends", _why_not_backend)
+BACKENDS: Registry[Any] = Registry("backend", "backends", "quantc.backends")
 
 
 def register_pass(kind: P) -> P:

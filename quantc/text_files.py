@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from quantc.digests import constants
 from quantc.errors import LoadError
+from quantc.parse import parse
 from quantc.program import Program
 
 
@@ -46,8 +47,6 @@ class Snapshot:
 
 def read_text(path: Path) -> Program:
     """The program of a text file, with the constants and example inputs that lie beside it."""
-    from quantc.parse import parse
-
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -106,3 +106,18 @@ def _kind(value: Any) -> str:
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     kind = type_of_value(value)
     return name if kind is None else f"{name} {kind}"
+
+
+def used_nodes(value: Any) -> Iterator[fx.Node]:
+    """Every node in an argument, in order, repeated where it is used twice. Iterative: values may nest."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, fx.Node):
+            yield item
+        elif isinstance(item, tuple | list):
+            pending.extend(reversed(item))
+        elif isinstance(item, dict):
+            pending.extend(reversed(list(item.values())))
+        elif isinstance(item, slice):
+            pending.extend((item.step, item.stop, item.start))

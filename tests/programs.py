@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.program import Program, Stage
@@ -52,7 +53,7 @@ class Builder:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         name = target.__name__.partition(".")[0]
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
-        values = fx.node.map_arg((args, kwargs), lambda used: _meta(used))
+        values = map_arg((args, kwargs), _meta)
         node.meta["val"] = target(*values[0], **values[1])
         return node
 
@@ -63,7 +64,9 @@ class Builder:
 
 def _meta(node: fx.Node) -> Any:
     value = node.meta["val"]
-    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, TensorType) else value
+    if not isinstance(value, TensorType):
+        return value
+    return torch.empty([int(size) for size in value.shape], dtype=value.dtype, device="meta")
 
 
 def small_net() -> Program:
@@ -118,7 +121,8 @@ class Choice(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         def inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return torch.cond(a.mean() > 1, torch.add, torch.mul, (a, b))
+            chosen: torch.Tensor = torch.cond(a.mean() > 1, torch.add, torch.mul, (a, b))
+            return chosen
 
         y = self.second(self.first(x))
         return torch.cond(x.sum() > 0, inner, torch.sub, (x, y)), {"y": y}

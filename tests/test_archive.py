@@ -1,21 +1,14 @@
-"""Honest `.pt2` files load as `torch.export.load` loads them; files of other kinds and damaged ones say what is wrong."""
+"""Honest `.pt2` files load as `torch.export.load` loads them: same graph, same bits, same results."""
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import zipfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._export.verifier import SpecViolationError
 from torch.export import Dim, ExportedProgram, export
@@ -23,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.archive import load_exported
 from quantc.errors import LoadError
-from tests.archives import MODEL, SAMPLES, edited, members_of, saved, small_program, zipped
+from tests.archives import small_program
 from tests.zoo import CASES, Case, detached
 
 
@@ -73,7 +66,9 @@ def assert_same_outputs(ours: ExportedProgram, theirs: ExportedProgram, *args: A
 
 
 # A few of the zoo each time, the rest when asked for.
-ZOO = [pytest.param(case, marks=[pytest.mark.slow] if index % 6 else [], id=case.name) for index, case in enumerate(CASES)]
+ZOO = [
+    pytest.param(case, marks=[pytest.mark.slow] if index % 6 else [], id=case.name) for index, case in enumerate(CASES)
+]
 
 
 @pytest.mark.parametrize("case", ZOO)
@@ -114,7 +109,7 @@ class Rich(nn.Module):
         y = self.norm(self.second(self.first(x))) + self.volatile + self.constant + self.named["my-layer"](x)
         y = torch.cond(y.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (y,))
         count: Any = extra["count"].item()
-        torch._check(count > 2)
+        torch._check(count > 2)  # type: ignore[no-untyped-call]
         if extra["q"].shape[0] > 5 and extra["q"].shape[0] % 2 == 0:
             y = y + 1
         return {"y": (y, y.reshape(-1)), "z": torch.zeros(count), "size": x.shape[0] * extra["q"].shape[0] // 2}
@@ -154,8 +149,10 @@ class Loops(nn.Module):
         from torch._higher_order_ops import scan, while_loop
 
         carry, rows = scan(lambda carry, row: (carry + row, carry * row), torch.zeros(3), x)
-        mapped = each(lambda row: row.sin(), x)
-        looped = while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
+        row_wise: Any = each
+        mapped = row_wise(lambda row: row.sin(), x)
+        start = (torch.tensor(0), x)
+        looped = while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), start)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             still = x * 2
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -234,7 +231,12 @@ class Assorted(nn.Module):
         self.register_buffer("empty", torch.zeros(0, 3))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (x + self.scalar, *(buffer.clone() for buffer in self.buffers()), self.turned * 2, self.frozen * 2)
+        return (
+            x + self.get_buffer("scalar"),
+            *(buffer.clone() for buffer in self.buffers()),
+            self.turned * 2,
+            self.frozen * 2,
+        )
 
 
 def test_dtypes_and_layouts(tmp_path: Path) -> None:
@@ -278,6 +280,7 @@ def test_containers(tmp_path: Path) -> None:
     torch.export.save(program, file)
     ours = load_exported(file)
     assert ours.call_spec == program.call_spec
+    assert ours.example_inputs is not None
     assert isinstance(ours.example_inputs[0][0], Pair)
     assert_same_outputs(ours, program, *container_inputs(), flag=True)
 
@@ -331,131 +334,3 @@ def test_extra_files_and_other_names(tmp_path: Path) -> None:
     torch.export.save(small_program(), file, extra_files={"notes.txt": "__import__('os')"})
     assert load_exported(str(file)).graph_signature == torch.export.load(file).graph_signature
     assert load_exported(file).module() is not None
-
-
-def write(data: bytes) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(data) and None
-
-
-def torchscript(path: Path) -> None:
-    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.randn(1, 2)), path)
-
-
-def legacy_pickle(path: Path) -> None:
-    torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
-
-
-def older_export(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("version", "8.1")
-        archive.writestr("serialized_exported_program.json", "{}")
-
-
-OTHERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "empty": (write(b""), "empty", "again"),
-    "directory": (Path.mkdir, "directory", "inside"),
-    "missing": (lambda path: None, "cannot be read", "name"),
-    "text": (write(b"def forward(x):\n    return x\n"), "text file", "torch.export.save"),
-    "unicode text": (write(("é" * 3000).encode()), "text file", "torch.export.save"),
-    "noise": (write(bytes(range(1, 32)) * 50), "does not know", "torch.export.save"),
-    "torchscript": (torchscript, "TorchScript", "original model"),
-    "state dict": (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "state dict", "load_state_dict"),
-    "module": (lambda path: torch.save(nn.Linear(2, 2), path), "torch.nn.modules.linear.Linear", "trust"),
-    "pickle": (write(pickle.dumps([1, 2])), "pickle", "trust"),
-    "old torch.save": (legacy_pickle, "pickle", "trust"),
-    "old export": (older_export, "2.7", "again"),
-    "npz": (lambda path: np.savez(path.open("wb"), a=np.ones(2)), "zip file without", "torch.export.save"),
-    "shared library": (write(b"\x7fELF\x02\x01\x01"), "compiled code", "torch.export.save"),
-    "executorch": (write(b"\x1c\0\0\0ET12" + bytes(64)), "ExecuTorch", "torch.export.save"),
-    "safetensors": (write((2).to_bytes(8, "little") + b"{}"), "safetensors", "build the model"),
-    "zip start": (write(b"PK\x03\x04" + bytes(40)), "cut short", "again"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_other_kinds_of_files(kind: str, tmp_path: Path) -> None:
-    make, says, advice = OTHERS[kind]
-    path = tmp_path / "file.pt2"
-    make(path)
-    with pytest.raises(LoadError) as caught:
-        load_exported(path)
-    assert says in caught.value.what
-    assert advice in (caught.value.advice or "")
-    assert str(path) in (caught.value.where or "")
-
-
-HONEST = saved(small_program())
-
-
-def refused(data: bytes, folder: Path) -> LoadError:
-    file = folder / "damaged.pt2"
-    file.write_bytes(data)
-    with pytest.raises(LoadError) as caught:
-        load_exported(file)
-    return caught.value
-
-
-def test_missing_member_is_named(tmp_path: Path) -> None:
-    members = members_of(HONEST)
-    del members["data/weights/weight_0"]
-    assert "data/weights/weight_0" in str(refused(zipped(members), tmp_path))
-
-
-def test_other_schema_version(tmp_path: Path) -> None:
-    error = refused(edited(HONEST, {MODEL: lambda document: document["schema_version"].update(major=99)}), tmp_path)
-    assert "format 99" in error.what
-    assert torch.__version__ in error.what
-
-
-def test_several_programs(tmp_path: Path) -> None:
-    members = members_of(HONEST)
-    assert "2 programs (model, other)" in refused(zipped({**members, "models/other.json": b"{}"}), tmp_path).what
-
-
-def test_unregistered_operator_says_what_to_import(tmp_path: Path) -> None:
-    def edit(document: Any) -> None:
-        document["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.torchvision_like.nms.default"
-
-    assert "import the package" in refused(edited(HONEST, {MODEL: edit}), tmp_path).what
-
-
-def loads_or_refuses(data: bytes, folder: Path) -> None:
-    file = folder / "damaged.pt2"
-    file.write_bytes(data)
-    with contextlib.suppress(LoadError):
-        load_exported(file)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(flips=st.lists(st.tuples(st.integers(0, len(HONEST) - 1), st.integers(1, 255)), min_size=1, max_size=4))
-def test_flipped_bytes(flips: list[tuple[int, int]], tmp_path: Path) -> None:
-    data = bytearray(HONEST)
-    for place, mask in flips:
-        data[place] ^= mask
-    loads_or_refuses(bytes(data), tmp_path)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(length=st.integers(0, len(HONEST) - 1))
-def test_truncated(length: int, tmp_path: Path) -> None:
-    refused(HONEST[:length], tmp_path)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    member=st.sampled_from(sorted(members_of(HONEST))),
-    place=st.integers(0, 1 << 16),
-    patch=st.binary(min_size=1, max_size=8),
-)
-def test_patched_member(member: str, place: int, patch: bytes, tmp_path: Path) -> None:
-    """Damage inside a member, with checksums made right again, so that it reaches the readers behind them."""
-    members = members_of(HONEST)
-    content = bytearray(members[member] or b"\0")
-    start = place % len(content)
-    content[start : start + len(patch)] = patch
-    loads_or_refuses(zipped({**members, member: bytes(content)}), tmp_path)
-
-
-def test_samples_that_are_not_a_pickle(tmp_path: Path) -> None:
-    for data in (b"PK", b"noise", pickle.dumps(1), HONEST):
-        assert SAMPLES in str(refused(edited(HONEST, {}, {SAMPLES: data}), tmp_path))

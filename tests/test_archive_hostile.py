@@ -30,8 +30,6 @@ from quantc.errors import LoadError
 from tests.archives import MODEL, SAMPLES, WEIGHTS, edited, leaves, members_of, zipped
 from tests.hostile import HONEST, MAKERS, Maker, changed, renamed, touch, touch_unquoted
 
-
-
 RUN = """
 import logging, pathlib, sys, torch
 logging.disable(logging.CRITICAL)

@@ -119,7 +119,7 @@ def test_both_captures_give_the_same_canonical_program(case: Case) -> None:
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_what_is_captured_is_canonical(case: Case, method: Method) -> None:
     """Capture ends in the canonical form, so canonicalizing again changes nothing."""
-    program = fresh(case, method)
+    program = captured(case.name, method)
     before = program.dump()
     qc.Pipeline.parse("canonicalize").run(program)
     assert not program.log[-1].changed

@@ -7,13 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from quantc.cli import app
@@ -21,7 +19,6 @@ from quantc.parse import parse
 from quantc.pipeline import Pass, Preserves
 from quantc.program import Program
 from quantc.registry import PASSES, register_pass
-from quantc.terminal import Screen, plain_rows
 from quantc.text_files import Snapshot, read_text
 from tests.by_hand import aten, two_layers
 
@@ -283,6 +280,10 @@ def test_run_dumps_after_each_pass(folder: Path) -> None:
     assert "relu" not in parse((folder / "dumps" / "02-test-drop.txt").read_text()).dump("table")
 
 
+def test_a_file_that_cannot_be_written_is_refused() -> None:
+    assert "two.txt" in refuse("inspect", "two.txt", "--out", "two.txt/below.txt")
+
+
 def test_run_guards_the_numbers_unless_told_not_to(folder: Path) -> None:
     register_pass(DropSilently)
     message = refuse("run", "test-drop-silently", "two.txt")
@@ -415,58 +416,22 @@ class Explode(Pass):
 """
 
 
-def test_a_plugin_and_its_reproducer_work_in_processes_of_their_own(folder: Path) -> None:
+def test_a_plugins_failure_is_reproduced_in_a_fresh_process(folder: Path) -> None:
     (folder / "explode_plugin.py").write_text(PLUGIN)
     info = folder / "explode_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: explode-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[quantc.passes]\ntest-explode = explode_plugin:Explode\n")
-    environment = {**os.environ, "PYTHONPATH": str(folder), "NO_COLOR": "1"}
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from quantc.cli import main; main()", *args]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
-
-    first = run("run", "eliminate-dead,test-explode", "two.txt", "--json")
-    second = run("run", "test-explode", "quantc-reproducer/program.txt")
-    assert (first.returncode, second.returncode) == (1, 1)
-    assert (first.stdout, second.stdout) == ("", "")
-    assert first.stderr.splitlines()[0] == second.stderr.splitlines()[0]
-    assert first.stderr.splitlines()[0] == "error: pass test-explode failed: RuntimeError: boom"
-
-
-# -- screens --------------------------------------------------------------------------------------------------
-
-
-def shown(*, terminal: bool, **environment: str) -> str:
-    console = Console(file=StringIO(), force_terminal=terminal, width=60, _environ=environment, highlight=False)
-    screen = Screen(console)
-    screen.fields("a [bold]title", {"size": "3", "name": "[red]x[/red]"})
-    screen.table("things", ("thing", "count"), [("one", "1"), ("[two]", "22")])
-    screen.diff("= same\n- old\n+ new")
-    screen.text("as it is [green]" + "x" * 80)
-    file = console.file
-    assert isinstance(file, StringIO)
-    return file.getvalue()
-
-
-def test_a_terminal_gets_tables_and_colours_and_a_pipe_plain_lines() -> None:
-    plain, colourful = shown(terminal=False), shown(terminal=True, TERM="xterm-256color")
-    bare = shown(terminal=True, TERM="xterm-256color", NO_COLOR="1")
-    assert "\x1b[" not in plain
-    assert "│" not in plain
-    assert "\x1b[32m" in colourful
-    assert "│" in colourful
-    assert "\x1b[32m" not in bare, "NO_COLOR is honoured"
-    for text in (plain, colourful, bare):
-        assert "[red]x[/red]" in text, "markup in names is text"
-        assert "as it is [green]" + "x" * 80 in text, "text is not wrapped"
-
-
-def test_plain_rows_line_up() -> None:
-    assert plain_rows(("a", "n"), [("long name", "1"), ("b", "100")]) == [
-        "  a            n",
-        "  long name    1",
-        "  b          100",
-    ]
-    assert plain_rows(("a", "b"), []) == ["  a  b"]
+    first = refuse("run", "eliminate-dead,test-explode", "two.txt")
+    again = subprocess.run(
+        [sys.executable, "-c", "from quantc.cli import main; main()", "run", "test-explode", "program.txt", "--json"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder / "quantc-reproducer",
+    )
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "Traceback" not in again.stderr
+    assert first.splitlines()[0] == again.stderr.splitlines()[0]
+    assert first.splitlines()[0] == "error: pass test-explode failed: RuntimeError: boom"

@@ -31,6 +31,10 @@ def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
 
 
 def _load(file: Path) -> torch.export.ExportedProgram:
+    if file.is_dir():
+        raise LoadError("this is a directory, not a file", advice="name the .pt2 file inside it")
+    if file.exists() and not file.is_file():
+        raise LoadError("this is a device or a pipe, not a file", advice="save the program to a file first")
     try:
         with file.open("rb") as stream:
             if (problem := why_not_archive(stream)) is not None:
@@ -38,8 +42,6 @@ def _load(file: Path) -> torch.export.ExportedProgram:
             size = os.fstat(stream.fileno()).st_size
             with open_archive(stream) as archive:
                 return _rebuild(Members(archive, size))
-    except IsADirectoryError as error:
-        raise LoadError("this is a directory, not a file", advice="name the .pt2 file inside it") from error
     except OSError as error:
         raise LoadError(
             f"the file cannot be read: {error.strerror or error}", advice="check its name and rights"

@@ -44,12 +44,17 @@ FOREIGN = {
 
 @contextmanager
 def inside(place: str) -> Iterator[None]:
-    """Adds a place in front of where a LoadError raised inside says it happened."""
+    """Adds a place in front of where a LoadError raised inside says it happened, and keeps its text fit for a terminal."""
     try:
         yield
     except LoadError as error:
-        where = f"{place}: {error.where}" if error.where else place
-        raise LoadError(error.what, where=where, advice=error.advice) from error.__cause__
+        where = f"{place}: {_printable(error.where)}" if error.where else place
+        raise LoadError(_printable(error.what), where=where, advice=error.advice) from error.__cause__
+
+
+def _printable(text: str) -> str:
+    """Text quoted from a file, without the control characters by which it could rewrite a terminal."""
+    return "".join(mark if mark.isprintable() else "\N{REPLACEMENT CHARACTER}" for mark in text)
 
 
 class Members:

@@ -177,7 +177,8 @@ def _registered() -> Iterator[type]:
 
 
 def _is_record(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    plain = dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    return plain and not cls.__module__.startswith("torch.")
 
 
 def _first_line(error: Exception) -> str:

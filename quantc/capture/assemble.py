@@ -44,7 +44,9 @@ class SymbolNames:
         if isinstance(expression, sympy.Integer):
             return int(expression)
         symbols = sorted(expression.free_symbols, key=str)
-        renamed = expression.xreplace({symbol: sympy.Symbol(self.name(str(symbol)), integer=True) for symbol in symbols})
+        renamed = expression.xreplace(
+            {symbol: sympy.Symbol(self.name(str(symbol)), integer=True) for symbol in symbols}
+        )
         return str(renamed)
 
 
@@ -54,7 +56,11 @@ def light_type(value: Any, names: SymbolNames) -> ValueType | None:
         return value
     if isinstance(value, torch.Tensor):
         return TensorType(value.dtype, tuple(names.size(size) for size in value.shape))
-    for kinds, kind in (((bool, torch.SymBool), "bool"), ((int, torch.SymInt), "int"), ((float, torch.SymFloat), "float")):
+    for kinds, kind in (
+        ((bool, torch.SymBool), "bool"),
+        ((int, torch.SymInt), "int"),
+        ((float, torch.SymFloat), "float"),
+    ):
         if isinstance(value, kinds):
             return ScalarType(kind, str(names.size(value)))
     if isinstance(value, tuple | list):
@@ -124,7 +130,9 @@ def _copied_root(graph: fx.Graph, source: nn.Module, constants: Mapping[str, tor
         place(root, name, _copied(tensor, memo), is_saved=is_saved)
     for node in graph.nodes:
         target = str(node.target)
-        if node.op not in ("get_attr", "call_module") or attribute(root, target) is not None and node.op == "get_attr":
+        if node.op not in ("get_attr", "call_module") or (
+            attribute(root, target) is not None and node.op == "get_attr"
+        ):
             continue
         value = constants.get(target) if target in constants else attribute(source, target)
         if isinstance(value, torch.Tensor):

@@ -114,7 +114,9 @@ def _read(mark: Any) -> DynamicDim | None:
         return DynamicDim(None, 0, None)
     name = getattr(mark, "__name__", None)
     if not isinstance(name, str):
-        raise CaptureError(f"dynamic_shapes has an unknown mark {mark!r}", advice="use torch.export.Dim, Dim.AUTO or None")
+        raise CaptureError(
+            f"dynamic_shapes has an unknown mark {mark!r}", advice="use torch.export.Dim, Dim.AUTO or None"
+        )
     return DynamicDim(name, int(getattr(mark, "min", 0)), upper_bound(getattr(mark, "max", None)))
 
 

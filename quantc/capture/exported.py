@@ -29,9 +29,7 @@ def export(
     strictness: str,
 ) -> Program:
     """Export `model` and make a Program of the result."""
-    exported = torch.export.export(
-        model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strictness == "strict"
-    )
+    exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strictness == "strict")
     given = dim_names(dynamic_shapes, args, kwargs, model)
     return from_exported(exported, name=type(model).__name__, model=model, given_dims=given)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantc.capture.proxies import Refusal
+from quantc.capture.proxies import RefusedError
 from quantc.capture.sources import user_line_of_error
 from quantc.errors import CaptureError
 
@@ -30,7 +30,11 @@ def first_line(error: BaseException) -> str:
 def explain_failure(error: Exception, method: str, model: nn.Module, args: Any, kwargs: Any) -> CaptureError:
     """The CaptureError for an exception raised while capturing `model` by `method`."""
     name = type(model).__name__
-    if args is not None and not isinstance(error, Refusal) and (eager := _eager_failure(model, args, kwargs)) is not None:
+    if (
+        args is not None
+        and not isinstance(error, RefusedError)
+        and (eager := _eager_failure(model, args, kwargs)) is not None
+    ):
         return CaptureError(
             f"{name} does not run on the example inputs: {first_line(eager)}",
             where=user_line_of_error(eager) or None,

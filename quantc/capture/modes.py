@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 FLAGS: dict[Any, str] = {
     **{
-        getattr(getattr(aten, f"{name}{suffix}"), "default"): "train"
+        getattr(aten, f"{name}{suffix}").default: "train"
         for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
         for suffix in ("", "_")
     },

@@ -96,5 +96,5 @@ class Value(fx.Proxy):
         return id(self)
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""

@@ -77,7 +77,9 @@ DUNDERS: dict[str, Callable[..., Any]] = {
     "__rmatmul__": lambda x, y: operator.matmul(y, x),
 }
 
-SPREAD = frozenset({"view", "reshape", "permute", "expand", "repeat", "tile", "flip", "new_zeros", "new_ones", "new_empty"})
+SPREAD = frozenset(
+    {"view", "reshape", "permute", "expand", "repeat", "tile", "flip", "new_zeros", "new_ones", "new_empty"}
+)
 """Methods that take their list of numbers spread out: `x.view(2, 3)`."""
 
 RENAMED: dict[str, str] = {
@@ -116,7 +118,9 @@ FACTORIES = frozenset(
 """Functions that make tensors from numbers alone."""
 
 PREFERRED = {"vec": 0, "default": 1, "Tensor": 2, "Tensor_Tensor": 3}
-SCALAR_IS_TENSOR = frozenset({"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "floor_divide", "floor_divide_"})
+SCALAR_IS_TENSOR = frozenset(
+    {"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "floor_divide", "floor_divide_"}
+)
 """Ops whose Python signature takes a number where ATen's says Tensor."""
 
 KEYWORD_ALIASES = {"input": "self", "axis": "dim", "keepdims": "keepdim", "x": "self", "x1": "self", "x2": "other"}
@@ -199,7 +203,11 @@ def _arranged(overload: OpOverload, rows: tuple[Argument, ...], given: dict[str,
     positional = [row for row in rows if not row.keyword_only]
     last = max((index for index, row in enumerate(positional) if row.aten_name in given), default=-1)
     ordered = tuple(_widened(row, given.get(row.aten_name, row.default)) for row in positional[: last + 1])
-    keywords = {row.aten_name: _widened(row, given[row.aten_name]) for row in rows if row.keyword_only and row.aten_name in given}
+    keywords = {
+        row.aten_name: _widened(row, given[row.aten_name])
+        for row in rows
+        if row.keyword_only and row.aten_name in given
+    }
     return Binding(overload, ordered, keywords)
 
 

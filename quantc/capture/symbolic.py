@@ -32,7 +32,9 @@ def leaf_selector(model: nn.Module, leaf: Iterable[str | type[nn.Module]]) -> Le
     known = {name: module for name, module in model.named_modules() if name}
     for name in sorted(names):
         if name not in known:
-            raise CaptureError(f"leaf {name!r} names no module of {type(model).__name__}", advice=suggest(name, known, noun="modules"))
+            raise CaptureError(
+                f"leaf {name!r} names no module of {type(model).__name__}", advice=suggest(name, known, noun="modules")
+            )
     for kind in classes:
         if not any(isinstance(module, kind) for module in known.values()):
             present = {type(module).__name__ for module in known.values()}
@@ -194,7 +196,9 @@ def _required_parameters(model: nn.Module) -> list[str]:
     return names
 
 
-def _leaf_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: LeafSelector) -> dict[str, list[Any]]:
+def _leaf_outputs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: LeafSelector
+) -> dict[str, list[Any]]:
     """What each leaf returns on the example inputs, so shapes are known behind code that cannot be traced."""
     twin = copy.deepcopy(model)
     found: dict[str, list[Any]] = {}

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from quantc.capture import indexing
 from quantc.capture.attributes import tensor_attribute
-from quantc.capture.proxies import Refusal, Value
+from quantc.capture.proxies import RefusedError, Value
 from quantc.capture.sources import user_frame
 from quantc.capture.spellings import CASTS, DUNDERS, FACTORIES, OPERATORS, SPREAD, Kind, packet, resolve
 from quantc.dialect import aten, short_name
@@ -72,7 +72,10 @@ class AtenTracer(fx.Tracer):
     ) -> fx.Graph:
         """Trace `model`; `make` builds the placeholders and the function to call on them."""
         self._make_arguments = lambda: make(self)
-        for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        for name, tensor in [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]:
             self._names.setdefault(id(tensor), name)
         for path, module in model.named_modules():
             for name, tensor in vars(module).items():
@@ -126,12 +129,14 @@ class AtenTracer(fx.Tracer):
         except TraceError:
             raise self.refuse(f"{obj.node.name} is looped over, but its length is not known while tracing") from None
 
-    def refuse(self, reason: str) -> Refusal:
-        return Refusal(reason)
+    def refuse(self, reason: str) -> RefusedError:
+        return RefusedError(reason)
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None) -> fx.Node:
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+    ) -> fx.Node:
         if name is None and isinstance(target, OpOverload):
             name = short_name(target)
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
@@ -272,7 +277,12 @@ class AtenTracer(fx.Tracer):
             return getattr(type(x), name)(x, *rest)
         if name in PYTHON_METHODS:
             return getattr(torch.Tensor, name)(x, *rest, **kwargs)
-        if name in SPREAD and rest and not isinstance(rest[0], list | tuple) and self.kind_of(rest[0]) is not Kind.SHAPE:
+        if (
+            name in SPREAD
+            and rest
+            and not isinstance(rest[0], list | tuple)
+            and self.kind_of(rest[0]) is not Kind.SHAPE
+        ):
             rest = (list(rest),)
         op = packet(name)
         if op is None:
@@ -443,7 +453,9 @@ class AtenTracer(fx.Tracer):
     def opaque(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has no ATen spelling; it stays as it is, and is reported."""
         if isinstance(target, HigherOrderOperator) or inspect.isclass(target):
-            raise self.refuse(f"{getattr(target, '__name__', target)} cannot be traced symbolically; use method='export'")
+            raise self.refuse(
+                f"{getattr(target, '__name__', target)} cannot be traced symbolically; use method='export'"
+            )
         node = self.create_node(op, target, self.create_arg(args), self.create_arg(kwargs))
         self.kinds[node] = Kind.ANYTHING
         value = self._compute(node)
@@ -545,9 +557,17 @@ class _Interceptor(TorchFunctionMode):
         return packet(name) is not None and name not in ("detach", "is_floating_point", "size", "dim", "is_complex")
 
     def _lower(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name in FACTORIES and args and name not in ("full", "arange", "linspace", "eye", "randint", "randperm", "scalar_tensor"):
+        if (
+            name in FACTORIES
+            and args
+            and name not in ("full", "arange", "linspace", "eye", "randint", "randperm", "scalar_tensor")
+        ):
             # torch.zeros(2, 3) means torch.zeros([2, 3])
-            args = (list(args),) if not isinstance(args[0], list | tuple) and self.tracer.kind_of(args[0]) is not Kind.SHAPE else args
+            args = (
+                (list(args),)
+                if not isinstance(args[0], list | tuple) and self.tracer.kind_of(args[0]) is not Kind.SHAPE
+                else args
+            )
         if inspect.ismethoddescriptor(func) and name != "__get__" and args and name not in DUNDERS:
             return self.tracer.lower_method(name, args, kwargs)
         return self.tracer.lower_function(func, args, kwargs)

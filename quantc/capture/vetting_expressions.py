@@ -10,6 +10,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 MOST_CHARACTERS = 20_000
@@ -62,6 +63,7 @@ class Refused(Exception):  # noqa: N818  (it says what happened to the text; cal
     """Carries the reason out of the walk."""
 
 
+@lru_cache(maxsize=4096)
 def why_not_size(text: str) -> str | None:
     """Why torch may not evaluate this size expression (`2*s0 + 1` or sympy's own `Add(...)` spelling); None if it may."""
     return _why_not(text, _size_leaf)

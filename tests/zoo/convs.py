@@ -139,7 +139,7 @@ class SuperResolution(nn.Module):
 
 
 CASES = (
-    Case("audio_conv1d", AudioNet, floats(1, 128), shape_free=True, tags=tags("conv", "train")),
+    Case("audio_conv1d", AudioNet, floats(1, 128), tags=tags("conv", "train")),
     Case("video_conv3d", video_net, floats(2, 4, 8, 8), shape_free=True, tags=tags("conv", "train")),
     Case("conv_transpose_decoder", Decoder, floats(6), shape_free=True, tags=tags("conv", "train")),
     Case("exotic_convs", exotic_convs, floats(8, 9, 9), shape_free=True, tags=tags("conv", "train")),

@@ -251,6 +251,6 @@ CASES = (
     Case("convnext_block", ConvNeXtBlock, floats(16, 8, 8), shape_free=True, tags=tags("cnn", "train")),
     Case("mbconv", MBConv, floats(8, 8, 8), shape_free=True, tags=tags("cnn", "train")),
     Case("dense_block", DenseBlock, floats(8, 8, 8), shape_free=True, tags=tags("cnn", "train")),
-    Case("unet", UNet, floats(3, 16, 16), shape_free=True, tags=tags("cnn", "train")),
+    Case("unet", UNet, floats(3, 16, 16), tags=tags("cnn", "train")),
     Case("pyramid", Pyramid, floats(3, 9, 9), tags=tags("cnn")),
 )

@@ -1,0 +1,40 @@
+# `make quantize` and `make test` do all their own set-up in .venv; a second run skips it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := quantc passes patterns backends tests benchmarks examples
+
+.PHONY: quantize test test-all check format docs bench clean
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev]"
+	touch $@
+
+quantize: $(READY)  ## the main job on the embedded example
+	$(BIN)/quantc inspect
+
+test: $(READY)  ## what must never break
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-all: $(READY)  ## everything, the slow tests too
+	$(BIN)/python -m pytest -q -n 2
+
+check: $(READY)  ## lint, format and types, over every source file
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.check_types
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)  ## regenerate the pages that are made from the code
+	$(BIN)/quantc passes --markdown > docs/passes.md
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.scale
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,124 @@
+"""Compute at compile time what does not depend on the inputs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+
+from quantc.aliasing import Aliasing
+from quantc.constants import order_constants
+from quantc.passes.eliminate_dead import Effects
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import Program, Stage
+
+
+class FoldConstants(Pass):
+    """Replace calls that depend on constants alone by their results.
+
+    Masks, position tables, transposed weights and tensors made of numbers become constants of the program. Buffers
+    that the program writes to are no constants, and random ops are never folded. A result that is large and larger
+    than what it was made from (an expanded mask) is left to be computed at run time.
+
+    Folding a parameter that can be trained makes the program inference-only.
+    """
+
+    name: ClassVar[str] = "fold-constants"
+    needs: ClassVar[Stage] = Stage.CANONICAL
+    before: ClassVar[Stage | None] = Stage.ANNOTATED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    max_growth_bytes: int = Field(default=1 << 20, ge=0)
+    """How many bytes a result may have beyond those of the constants it is made from."""
+
+    def run(self, program: Program) -> Outcome:
+        effects = Effects(program)
+        folded = sum(self._fold_graph(program, graph, effects) for _, graph in program.graphs())
+        return Outcome(folded > 0, (f"folded {folded} calls",) if folded else ())
+
+    def _fold_graph(self, program: Program, graph: fx.Graph, effects: Effects) -> int:
+        aliasing = Aliasing(graph)
+        values: dict[fx.Node, Any] = {}
+        for node in graph.nodes:
+            if node.op == "get_attr" and not aliasing.is_written(node):
+                tensor = program.tensor(node)
+                if tensor is not None and not tensor.is_meta:
+                    values[node] = tensor
+            elif self._can_fold(node, values, effects, aliasing):
+                result = _evaluate(node, values)
+                if self._worth_it(node, result, values):
+                    values[node] = result
+        return self._store(program, graph, values)
+
+    @staticmethod
+    def _can_fold(node: fx.Node, values: dict[fx.Node, Any], effects: Effects, aliasing: Aliasing) -> bool:
+        if node.op != "call_function" or effects.at(node) or aliasing.is_written(node):
+            return False
+        is_item = node.target.__class__.__name__ == "builtin_function_or_method"
+        if not isinstance(node.target, OpOverload) and not is_item:
+            return False
+        return all(operand in values for operand in node.all_input_nodes)
+
+    def _worth_it(self, node: fx.Node, result: Any, values: dict[fx.Node, Any]) -> bool:
+        sources = sum(_bytes(values[operand]) for operand in node.all_input_nodes)
+        return _bytes(result) <= sources + self.max_growth_bytes
+
+    @staticmethod
+    def _store(program: Program, graph: fx.Graph, values: dict[fx.Node, Any]) -> int:
+        """Make constants of the results that something else needs; the calls they came from go."""
+        computed = [node for node in values if node.op == "call_function"]
+        needed = [
+            node
+            for node in computed
+            if isinstance(values[node], Tensor)
+            and any(user not in values or user.op == "output" for user in node.users)
+        ]
+        for node in needed:
+            tensor = values[node]
+            if any(isinstance(values.get(source), nn.Parameter) for source in _roots(node)):
+                program.note_inference_only(f"{program.describe(node)} was computed from a parameter once and for all")
+            hint = f"folded_{node.name}"
+            constant = program.constant(hint, tensor.detach().clone(), before=node)
+            program.forward(node, constant)
+        gone = set(needed)
+        for node in reversed(computed):
+            if node not in gone and not node.users:
+                program.erase(node)
+                gone.add(node)
+        if gone:
+            for node in reversed(graph.find_nodes(op="get_attr")):
+                if not node.users:
+                    program.erase(node)
+            order_constants(program, graph)
+        return len(gone)
+
+
+def _roots(node: fx.Node) -> list[fx.Node]:
+    """The get_attr nodes a call is computed from."""
+    found, pending, seen = [], [node], set()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if current.op == "get_attr":
+            found.append(current)
+        pending.extend(current.all_input_nodes)
+    return found
+
+
+def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda operand: values[operand])
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, tuple | list):
+        return sum(_bytes(item) for item in value)
+    return 0

@@ -1,0 +1,185 @@
+"""Fold what follows a convolution or linear into its weight and bias."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from quantc.constants import order_constants
+from quantc.dialect import argument, op_name
+from quantc.patterns.fusions import FUSIONS
+from quantc.patterns.match import Match, Matcher
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import Program, Stage, attribute
+
+
+class Fuse(Pass):
+    """Fold batch norms, and arithmetic with constants, into the convolution or linear before them.
+
+    `conv-bn`, `linear-bn` (inference only: a batch norm in training mode stays), and multiplication, division,
+    addition or subtraction of a constant that is one number or one number a channel. Works for 1, 2 and 3
+    dimensions, transposed and grouped convolutions, with and without bias, and along chains: a convolution takes in
+    one thing after another.
+
+    Nothing is folded into a producer with two users: the other user needs the unchanged result. A weight that two
+    convolutions share is copied for the one that changes. The new weights are computed in float64 and rounded once.
+    Where folding would give infinities or NaNs that were not there before, nothing is done, and the log says so.
+    """
+
+    name: ClassVar[str] = "fuse"
+    needs: ClassVar[Stage] = Stage.CANONICAL
+    gives: ClassVar[Stage | None] = Stage.FUSED
+    before: ClassVar[Stage | None] = Stage.ANNOTATED
+    preserves: ClassVar[Preserves] = Preserves.CLOSELY
+
+    @torch.no_grad()
+    def run(self, program: Program) -> Outcome:
+        folded: Counter[str] = Counter()
+        refused: list[str] = []
+        matcher = Matcher(program)
+        store = _Store(program)
+        for first in FUSIONS.match(program):
+            match: Match | None = first
+            while match is not None:
+                producer = match.node("conv" if "conv" in match.bindings else "linear")
+                reason = _fold(program, match, producer, store)
+                if reason is not None:
+                    refused.append(reason)
+                    break
+                folded[match.rule.name] += 1
+                match = _next(matcher, producer)
+        if folded:
+            for _, graph in program.graphs():
+                order_constants(program, graph)
+        notes = [f"folded {count} {name}" for name, count in sorted(folded.items())]
+        return Outcome(bool(folded), (*notes, *refused))
+
+
+def _next(matcher: Matcher, producer: fx.Node) -> Match | None:
+    """What can be folded into the producer now, if anything."""
+    if len(producer.users) != 1:
+        return None
+    user = next(iter(producer.users))
+    for rule in FUSIONS.by_size:
+        if user.target in rule.compiled.roots and (match := matcher.find(rule, user)) is not None:
+            return match
+    return None
+
+
+@dataclass(frozen=True)
+class Affine:
+    """What a folded node does to channel c of its input: `scale[c] * x + shift[c]`, in float64."""
+
+    scale: Tensor
+    shift: Tensor
+
+
+def _fold(program: Program, match: Match, producer: fx.Node, store: _Store) -> str | None:
+    """Fold one match; returns why not, if it cannot be done."""
+    weight = program.tensor(match.node("w"))
+    if weight is None:
+        return f"{program.describe(producer)}: its weight cannot be read"
+    bias = program.tensor(match["b"]) if match["b"] is not None else None
+    axis_size = _channels(producer, weight)
+    affine = _affine(program, match, axis_size)
+    new_weight = (weight.double() * _by_channel(producer, weight, affine.scale)).to(weight.dtype)
+    old_bias = torch.zeros(axis_size, dtype=torch.float64) if bias is None else bias.double()
+    new_bias = (old_bias * affine.scale + affine.shift).to(weight.dtype)
+    if not (torch.isfinite(new_weight).all() and torch.isfinite(new_bias).all()):
+        return f"{program.describe(match.root)} stays: folded into {producer.name} it would give infinities or NaNs"
+    _rewire(program, match, producer, new_weight, new_bias, store)
+    if match.rule.name.endswith("-bn"):
+        program.note_inference_only(f"batch norm {program.describe(match.root)} was folded into {producer.name}")
+    else:
+        program.note_inference_only(f"{program.describe(match.root)} was folded into {producer.name}")
+    program.forward(match.root, producer)
+    return None
+
+
+def _channels(producer: fx.Node, weight: Tensor) -> int:
+    if op_name(producer).startswith("conv_transpose"):
+        return weight.shape[1] * int(argument(producer, "groups"))
+    return weight.shape[0]
+
+
+def _by_channel(producer: fx.Node, weight: Tensor, scale: Tensor) -> Tensor:
+    """`scale` shaped to multiply `weight`: output channels are axis 0, but axis 1 and by group when transposed."""
+    if not op_name(producer).startswith("conv_transpose"):
+        return scale.reshape(-1, *[1] * (weight.dim() - 1))
+    groups = int(argument(producer, "groups"))
+    inputs_a_group = weight.shape[0] // groups
+    by_group = scale.reshape(groups, 1, -1).expand(-1, inputs_a_group, -1)
+    return by_group.reshape(weight.shape[0], weight.shape[1], *[1] * (weight.dim() - 2))
+
+
+def _affine(program: Program, match: Match, channels: int) -> Affine:
+    kind = match.rule.name.rpartition("-")[2]
+    if kind == "bn":
+        return _affine_of_norm(program, match, channels)
+    constant = match["c"]
+    value = program.tensor(constant) if isinstance(constant, fx.Node) else torch.tensor(constant, dtype=torch.float64)
+    vector = torch.as_tensor(value).double().reshape(-1).expand(channels)
+    zero, one = torch.zeros(channels, dtype=torch.float64), torch.ones(channels, dtype=torch.float64)
+    return {
+        "mul": lambda: Affine(vector, zero),
+        "div": lambda: Affine(1.0 / vector, zero),
+        "add": lambda: Affine(one, vector),
+        "sub": lambda: Affine(one, -vector),
+    }[kind]()
+
+
+def _affine_of_norm(program: Program, match: Match, channels: int) -> Affine:
+    def read(name: str, absent: float) -> Tensor:
+        value = program.tensor(match[name]) if match[name] is not None else None
+        return torch.full((channels,), absent, dtype=torch.float64) if value is None else value.double()
+
+    scale = read("gamma", 1.0) / torch.sqrt(read("var", 1.0) + float(argument(match.root, "eps")))
+    return Affine(scale, read("beta", 0.0) - read("mean", 0.0) * scale)
+
+
+def _rewire(program: Program, match: Match, producer: fx.Node, weight: Tensor, bias: Tensor, store: _Store) -> None:
+    args: list[Any] = list(producer.args)
+    args[1] = store.put(match.node("w"), producer, weight, hint=str(match.node("w").target))
+    if match["b"] is not None:
+        args[2] = store.put(match.node("b"), producer, bias, hint=str(match.node("b").target))
+    else:
+        parent = str(match.node("w").target).rpartition(".")[0]
+        args[2:3] = [store.new(args[1], bias, hint=f"{parent}.bias" if parent else "bias")]
+    producer.args = tuple(args)
+    program.touch()
+
+
+class _Store:
+    """Writes new constants: over the old one where nobody else reads it, under a new name otherwise."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.readers: Counter[int] = Counter()
+        for node in program.nodes():
+            if node.op == "get_attr" and (tensor := program.tensor(node)) is not None:
+                self.readers[id(tensor)] += len(node.users)
+
+    def put(self, old: fx.Node, reader: fx.Node, value: Tensor, *, hint: str) -> fx.Node:
+        tensor = self.program.tensor(old)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        stored = nn.Parameter(value, requires_grad=False) if is_parameter else value
+        uses = sum(operand is old for operand in reader.args)
+        if tensor is None or self.readers[id(tensor)] > uses:
+            self.readers[id(tensor)] -= uses
+            return self.new(old, stored, hint=hint)
+        owner = self.program.owner(old.graph)
+        parent, _, leaf = str(old.target).rpartition(".")
+        holder = attribute(owner, parent) if parent else owner
+        setattr(holder, leaf, stored)
+        self.readers[id(stored)] = uses
+        return old
+
+    def new(self, behind: fx.Node, value: Tensor, *, hint: str) -> fx.Node:
+        """A new constant, placed right behind the node of another: constants stay together, in order of use."""
+        node = self.program.constant(hint, value, before=behind.next)
+        self.readers[id(value)] = 1
+        return node

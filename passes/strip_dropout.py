@@ -1,0 +1,39 @@
+"""Remove dropout from a program for inference."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import fx
+
+from quantc.dialect import argument, is_op
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import Program, Stage
+
+FAMILY = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+
+
+class StripDropout(Pass):
+    """Remove dropout that is switched off: in inference it gives back what it is given.
+
+    Dropout that is on (a program in training mode, or dropout that is always on) stays. After this the program is
+    inference-only, because switching it to training could not bring the dropout back.
+    """
+
+    name: ClassVar[str] = "strip-dropout"
+    needs: ClassVar[Stage] = Stage.CANONICAL
+    before: ClassVar[Stage | None] = Stage.ANNOTATED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    def run(self, program: Program) -> Outcome:
+        found = [node for node in program.nodes() if is_op(node, *FAMILY) and argument(node, "train") is False]
+        kept = 0
+        for node in found:
+            source = node.args[0]
+            if not isinstance(source, fx.Node):
+                kept += 1
+                continue
+            program.note_inference_only(f"{program.describe(node)} was removed")
+            program.forward(node, source)
+        removed = len(found) - kept
+        return Outcome(removed > 0, (f"removed {removed} dropout",) if removed else ())
