@@ -1,8 +1,8 @@
-"""How long passes take on large programs: chains of 1k, 10k and 100k nodes, and a star of 50k rays.
+"""How long passes take on large programs: chains of 1k, 10k and 100k nodes, and stars of 5k and 50k rays.
 
     python -m benchmarks.scale [--json FILE] [--quick]
 
-For each step: seconds, microseconds a node, and the exponent of growth over the chains (1 is linear).
+For each step: seconds, microseconds a node, and the exponent of growth over the sizes of a shape (1 is linear).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -60,24 +61,21 @@ def measure(shape: str, build: Callable[[], Program]) -> list[Row]:
     return rows
 
 
-def exponents(rows: list[Row]) -> dict[str, float]:
-    """The growth of each step over the chains."""
-    grown: dict[str, float] = {}
-    for step in STEPS:
-        costs = {row.nodes: row.seconds for row in rows if row.shape == "chain" and row.step == step}
-        if len(costs) > 1:
-            grown[step] = exponent(costs)
-    return grown
+def exponents(rows: list[Row]) -> dict[tuple[str, str], float]:
+    """The growth of each step over the sizes of each shape."""
+    costs: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        costs[row.shape, row.step][row.nodes] = row.seconds
+    return {key: exponent(cost) for key, cost in costs.items()}
 
 
-def table(rows: list[Row], grown: dict[str, float]) -> Table:
+def table(rows: list[Row], grown: dict[tuple[str, str], float]) -> Table:
     view = Table(title="growth with the size of the program")
     for heading in ("shape", "nodes", "step", "seconds", "µs/node", "exponent"):
         view.add_column(heading, justify="left" if heading in ("shape", "step") else "right")
-    largest = max((row.nodes for row in rows if row.shape == "chain"), default=0)
+    largest = {row.shape: row.nodes for row in rows}
     for row in rows:
-        is_last = row.shape == "chain" and row.nodes == largest and row.step in grown
-        growth = f"{grown[row.step]:.2f}" if is_last else ""
+        growth = f"{grown[row.shape, row.step]:.2f}" if row.nodes == largest[row.shape] else ""
         view.add_row(
             row.shape, f"{row.nodes:,}", row.step, f"{row.seconds:.3f}", f"{row.microseconds_a_node:.1f}", growth
         )
@@ -96,11 +94,15 @@ def main() -> None:
     for nodes in (1_000, 10_000, 100_000):
         blocks = blocks_for(nodes // scale, spelling="raw")
         rows += measure("chain", partial(chain, blocks, spelling="raw"))
-    rows += measure("star", partial(star, 50_000 // scale, spelling="raw"))
+    for width in (5_000, 50_000):
+        rows += measure("star", partial(star, width // scale, spelling="raw"))
     grown = exponents(rows)
     Console().print(table(rows, grown))
     if options.json is not None:
-        report = {"rows": [asdict(row) for row in rows], "exponents": grown}
+        report = {
+            "rows": [asdict(row) for row in rows],
+            "exponents": {f"{shape}/{step}": value for (shape, step), value in grown.items()},
+        }
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch.fx.node import map_arg
 
 from quantc.aliasing import Aliasing
 from quantc.constants import order_constants
@@ -57,8 +59,7 @@ class FoldConstants(Pass):
     def _can_fold(node: fx.Node, values: dict[fx.Node, Any], effects: Effects, aliasing: Aliasing) -> bool:
         if node.op != "call_function" or effects.at(node) or aliasing.is_written(node):
             return False
-        is_item = node.target.__class__.__name__ == "builtin_function_or_method"
-        if not isinstance(node.target, OpOverload) and not is_item:
+        if not isinstance(node.target, OpOverload) and node.target is not operator.getitem:
             return False
         return all(operand in values for operand in node.all_input_nodes)
 
@@ -111,7 +112,7 @@ def _roots(node: fx.Node) -> list[fx.Node]:
 
 
 def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda operand: values[operand])
+    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: values[operand])
     with torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
 

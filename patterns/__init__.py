@@ -7,7 +7,7 @@ from quantc.patterns.checks import Check, at_least, at_most, differs, equals, on
 from quantc.patterns.dsl import OpPattern, Pattern, any_of, op, optional, out, result, shared
 from quantc.patterns.explain import Explanation, Tried
 from quantc.patterns.leaves import Leaf, const, number, value
-from quantc.patterns.match import Match, Refusal
+from quantc.patterns.match import Match, Matcher, Refusal
 from quantc.patterns.predicates import Predicate, predicate
 from quantc.patterns.table import MatchSet, Rule, RuleTable
 
@@ -17,6 +17,7 @@ __all__ = [
     "Leaf",
     "Match",
     "MatchSet",
+    "Matcher",
     "OpPattern",
     "Pattern",
     "Predicate",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from quantc.dialect import BY_TARGET, Trait, arguments, position
 from quantc.errors import PatternError
+from quantc.patterns.cores import AltCore, ItemsCore, LeafCore, LiteralCore, OpCore
 from quantc.patterns.dsl import (
     AnyOf,
     Chain,
@@ -27,8 +28,8 @@ from quantc.patterns.dsl import (
     open_operand,
 )
 from quantc.patterns.leaves import ANYTHING, Leaf, LiteralValue
-from quantc.patterns.machine import AltCore, Core, ItemsCore, LeafCore, LiteralCore, OpCore
 from quantc.patterns.op_names import op_target
+from quantc.patterns.search import Core
 
 GETITEM_ROWS: tuple[tuple[str, Any], ...] = (("a", None), ("b", None))
 

@@ -44,7 +44,7 @@ class Tried:
 
     def __str__(self) -> str:
         place = "" if self.place is Place.ROOT else f" (root {self.root})"
-        if self.matched:
+        if self.progress >= self.required:
             return f"{self.rule}{place}: {self.reason}"
         return f"{self.rule}{place}: {self.reason} [{self.progress} of {self.required} nodes fitted]"
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
-from quantc.patterns.machine import Search, too_many_users
+from quantc.patterns.cores import too_many_users
+from quantc.patterns.search import Search
 
 if TYPE_CHECKING:
     from quantc.patterns.table import Rule

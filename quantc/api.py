@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from quantc.capture.archive import load_exported
 from quantc.capture.exported import export, from_exported
@@ -148,7 +149,7 @@ def structural_copy(model: nn.Module) -> nn.Module:
 
 def _with_examples(program: Program, examples: tuple[tuple[Any, ...], dict[str, Any]] | None) -> Program:
     if examples is not None:
-        program.example_inputs = tuple(torch.utils._pytree.tree_leaves(examples))
+        program.example_inputs = tuple(pytree.tree_leaves(examples))
     return program
 
 

@@ -1,51 +1,43 @@
-"""How inputs and outputs are arranged (pytree specs), read from text that may be hostile.
+"""How inputs and outputs are arranged (pytree specs) as text: `((*, [*]), {"mask": *})`, where `*` is one value.
 
-torch's own reader imports whatever module an enum key or a defaultdict's factory names. Here those are refused
-before it sees them.
+A class other than tuple, list and dict is written `module:Class[context](parts)`. Reading looks classes up among those
+that pytree knows and the modules that are loaded; it imports nothing, whatever the text names. (torch's own reader of
+specs imports modules that the text names.)
 """
 
 from __future__ import annotations
 
-import json
 import keyword
+import sys
+from collections import namedtuple
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
-ADVICE = (
-    "register the class with torch.utils._pytree (or torch.export.register_dataclass) under a serialized_type_name "
-    "before dumping and before parsing"
-)
-_DEPTH = 50
-_KEYED = ("builtins.dict", "collections.OrderedDict", "torch.fx.immutable_collections.immutable_dict")
-_REFUSED = ("collections.defaultdict",)
+from quantc.reader import DEPTH, Reader, Token
+from quantc.values import Opaque, format_value, no_nodes
 
 
 def write_spec(spec: pytree.TreeSpec) -> str:
-    """JSON, or for a class that has no name in text, what it is; the latter does not parse back."""
-    try:
-        return pytree.treespec_dumps(spec)
-    except (NotImplementedError, TypeError):
-        return f"opaque {json.dumps(str(spec))}"
+    """The text of a spec."""
+    if spec.is_leaf():
+        return "*"
+    parts = [write_spec(child) for child in spec.children()]
+    if spec.type is tuple:
+        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    if spec.type is list:
+        return f"[{', '.join(parts)}]"
+    if spec.type is dict:
+        keys = [format_value(key, no_nodes) for key in spec.context]
+        return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
+    if spec.type is namedtuple:
+        return f"{_class_name(spec.context)}({', '.join(parts)})"
+    context = "" if spec.context is None else f"[{format_value(spec.context, no_nodes)}]"
+    return f"{_class_name(spec.type)}{context}({', '.join(parts)})"
 
 
-def read_spec(text: str) -> pytree.TreeSpec:
-    """The spec that `write_spec` wrote. Raises ValueError on anything else; imports and executes nothing."""
-    if text.startswith("opaque "):
-        raise ValueError(f"this arrangement holds a class that has no name in text: {text.removeprefix('opaque ')}")
-    try:
-        document = json.loads(text)
-    except RecursionError:
-        raise ValueError("the arrangement nests too deeply") from None
-    match document:
-        case [1, dict(schema)]:
-            _check(schema)
-        case _:
-            raise ValueError("an arrangement is written [1, {...}]")
-    try:
-        return pytree.treespec_loads(text)
-    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, NotImplementedError) as error:
-        raise ValueError(f"the arrangement does not read: {error}") from None
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def keyword_names(spec: pytree.TreeSpec) -> list[Any]:
@@ -60,41 +52,84 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and text.isidentifier() and not keyword.iskeyword(text)
 
 
-def _check(schema: dict[str, Any]) -> None:
-    pending: list[tuple[Any, int]] = [(schema, 0)]
-    while pending:
-        item, depth = pending.pop()
-        match item:
-            case {"type": None, "context": None, "children_spec": []}:
-                continue
-            case {"type": str(kind), "context": context, "children_spec": list(children)} if depth < _DEPTH:
-                _check_context(kind, context, len(children))
-                pending.extend((child, depth + 1) for child in children)
-            case _:
-                raise ValueError('a part of an arrangement is written {"type", "context", "children_spec"}')
+def read_spec(reader: Reader, depth: int = 0) -> pytree.TreeSpec:
+    """The spec that `write_spec` wrote."""
+    token = reader.take()
+    if depth > DEPTH:
+        reader.fail("the arrangement nests too deeply", at=token.start)
+    if token.text == "*":
+        return pytree.treespec_leaf()
+    if token.text == "(":
+        return pytree.TreeSpec(tuple, None, _parts(reader, ")", depth))
+    if token.text == "[":
+        return pytree.TreeSpec(list, None, _parts(reader, "]", depth))
+    if token.text == "{":
+        return _dict(reader, token, depth)
+    if token.kind == "word" and ":" in token.text:
+        return _instance(reader, token, depth)
+    reader.fail("expected *, a bracket, or a class such as collections:OrderedDict", at=token.start)
 
 
-def _check_context(kind: str, context: Any, children: int) -> None:
-    if kind in _REFUSED:
-        raise ValueError(f"{kind} is not read from text")
-    known = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(kind)
-    if known is None:
-        raise ValueError(f"the class {kind!r} is not registered")
-    if pytree.SUPPORTED_SERIALIZED_TYPES[known].from_dumpable_context is not None:
-        return
-    if not isinstance(context, str):
-        raise ValueError(f"{kind} needs a context in JSON")
-    try:
-        inner = json.loads(context)
-    except RecursionError:
-        raise ValueError("the arrangement nests too deeply") from None
-    if kind in _KEYED and not _are_keys(inner, children):
-        raise ValueError(f"{kind} has {children} parts and needs as many different keys")
-    if kind not in _KEYED and isinstance(inner, dict | list) and "__enum__" in json.dumps(inner):
-        raise ValueError("an enum is not read from text")
+def _parts(reader: Reader, closing: str, depth: int) -> list[pytree.TreeSpec]:
+    parts: list[pytree.TreeSpec] = []
+    while not reader.accept(closing):
+        parts.append(read_spec(reader, depth + 1))
+        if not reader.accept(","):
+            reader.require(closing)
+            break
+    return parts
 
 
-def _are_keys(keys: Any, count: int) -> bool:
-    if not isinstance(keys, list) or len(keys) != count:
-        return False
-    return all(isinstance(key, str | int | float | bool | None) for key in keys) and len(set(keys)) == count
+def _dict(reader: Reader, token: Token, depth: int) -> pytree.TreeSpec:
+    rows: dict[Any, pytree.TreeSpec] = {}
+    while not reader.accept("}"):
+        key = reader.value()
+        if not isinstance(key, str | int | float | None) or key in rows:
+            reader.fail(f"{key!r} is not a key, or is given twice", at=token.start)
+        reader.require(":")
+        rows[key] = read_spec(reader, depth + 1)
+        if not reader.accept(","):
+            reader.require("}")
+            break
+    return pytree.TreeSpec(dict, list(rows), list(rows.values()))
+
+
+def _instance(reader: Reader, token: Token, depth: int) -> pytree.TreeSpec:
+    kind = {_class_name(known): known for known in pytree.SUPPORTED_NODES}.get(token.text)
+    kind = kind or _loaded_namedtuple(token.text)
+    if kind is None:
+        reader.fail(
+            f"the class {token.text} is not known here",
+            at=token.start,
+            advice="import the module that defines it, and register it with pytree, before parsing",
+        )
+    context: Any = None
+    if reader.accept("["):
+        context = reader.value()
+        reader.require("]")
+    if _holds_opaque(context):
+        reader.fail(f"this {token.text} holds something that text cannot carry", at=token.start)
+    reader.require("(")
+    parts = _parts(reader, ")", depth)
+    if not pytree.is_namedtuple_class(kind) or kind in pytree.SUPPORTED_NODES:
+        return pytree.TreeSpec(kind, context, parts)
+    if len(parts) != len(kind._fields):  # type: ignore[attr-defined]
+        reader.fail(f"{token.text} has other fields", at=token.start)
+    return pytree.TreeSpec(namedtuple, kind, parts)
+
+
+def _loaded_namedtuple(name: str) -> type | None:
+    """A namedtuple class of a module that is already loaded; looked up without running any code."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found if pytree.is_namedtuple_class(found) else None
+
+
+def _holds_opaque(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_holds_opaque(item) for item in value)
+    if isinstance(value, dict):
+        return any(_holds_opaque(item) for item in value.values())
+    return isinstance(value, Opaque)

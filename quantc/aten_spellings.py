@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quantc.dialect import BY_NAME, aten, is_op
+from quantc.dialect import BY_NAME, aten, is_op, overload_names
 from quantc.normal_form import is_item
 from quantc.program import Program
 from quantc.types import TensorType, dtype_of, rank_of, tensor_type
@@ -98,7 +98,7 @@ def _renamed(target: OpOverload) -> Spelling:
 
 def _register_aliases() -> None:
     for old, new in ALIASES.items():
-        for name in getattr(aten, old).overloads():
+        for name in overload_names(getattr(aten, old)):
             source, target = (
                 getattr(getattr(aten, old), name),
                 getattr(getattr(aten, new), OVERLOADS.get(old, name), None),
@@ -107,7 +107,7 @@ def _register_aliases() -> None:
                 SPELLINGS[source] = _renamed(target)
     for op in BY_NAME.values():
         copied = getattr(aten, f"{op.target._schema.name.removeprefix('aten::')}_copy", None)
-        if isinstance(copied, OpOverloadPacket) and op.target._overloadname in copied.overloads():
+        if isinstance(copied, OpOverloadPacket) and op.target._overloadname in overload_names(copied):
             SPELLINGS[getattr(copied, op.target._overloadname)] = _renamed(op.target)
     SPELLINGS[aten.view_copy.default] = _renamed(aten.reshape.default)
 
@@ -126,7 +126,8 @@ def _scalar(program: Program, node: fx.Node) -> fx.Node:
 def _reversed_sub(program: Program, node: fx.Node) -> fx.Node | None:
     if node.kwargs or len(node.args) > 2:
         return None
-    return respell(program, node, aten.sub.Tensor, node.args[1], node.args[0])
+    x, y = node.args
+    return respell(program, node, aten.sub.Tensor, y, x)
 
 
 @spelling(aten.fill_.Tensor, aten.fill.Tensor)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 aten = torch.ops.aten
 
@@ -247,9 +247,18 @@ def target_name(target: Any) -> str:
         op = BY_TARGET.get(target)
         return op.name if op is not None else str(target)
     if isinstance(target, HigherOrderOperator):
-        return f"higher_order.{target.name()}"
+        return f"higher_order.{higher_order_name(target)}"
     module = getattr(target, "__module__", None) or "builtins"
     return f"{module.removeprefix('_')}:{getattr(target, '__qualname__', repr(target))}"
+
+
+def overload_names(op: OpOverloadPacket) -> list[str]:
+    """The names of an op's overloads."""
+    return list(op.overloads())  # type: ignore[no-untyped-call]
+
+
+def higher_order_name(target: HigherOrderOperator) -> str:
+    return str(target.name())  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -11,7 +11,7 @@ The "text" format is line by line, stable, and `quantc.parse` reads it back:
 Operands come first, other arguments follow under their names, and arguments that equal the default are left out.
 Constants are name, dtype, shape and a digest of their bytes. A nested graph is written `@name` where it is used and
 follows under its own `graph @name` line. Other lines, where there is something to say: `in_spec` and `out_spec` (how inputs and outputs are
-arranged, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"` and
+arranged, as in `((*,), {"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"` and
 `state` (a buffer that no node reads).
 """
 

@@ -36,7 +36,8 @@ class DigitsCNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.block1(self.stem(images))
         x = self.block2(self.down(x))
-        return self.head(self.dropout(x.mean((2, 3))))
+        logits: Tensor = self.head(self.dropout(x.mean((2, 3))))
+        return logits
 
 
 def digits_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:

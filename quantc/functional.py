@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quantc.dialect import aten, may_alias
+from quantc.dialect import aten, may_alias, overload_names
 from quantc.program import Program
 from quantc.types import dtype_of, tensor_type
 
@@ -23,7 +23,7 @@ def functional_overload(target: OpOverload) -> OpOverload | None:
     name = target._schema.name.removeprefix("aten::")
     base = SPECIAL.get(name, name.removesuffix("_"))
     packet = getattr(aten, base, None)
-    if base == name or not isinstance(packet, OpOverloadPacket) or target._overloadname not in packet.overloads():
+    if base == name or not isinstance(packet, OpOverloadPacket) or target._overloadname not in overload_names(packet):
         return None
     found: OpOverload = getattr(packet, target._overloadname)
     return None if found._schema.is_mutable else found

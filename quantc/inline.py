@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from torch import fx
 from torch._ops import HigherOrderOperator
+from torch.fx.node import Argument, map_arg
 
+from quantc.dialect import higher_order_name
 from quantc.program import Program, attribute
 
 GRADIENTS_LOST = "a no_grad region was inlined, so gradients would differ"
 
 
-def _wrapped_graph(program: Program, node: fx.Node) -> tuple[fx.GraphModule, tuple[fx.node.Argument, ...]] | None:
+def _wrapped_graph(program: Program, node: fx.Node) -> tuple[fx.GraphModule, tuple[Argument, ...]] | None:
     """The graph of a `no_grad`/`enable_grad` region and its operands."""
     if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
         return None
-    if node.target.name() != "wrap_with_set_grad_enabled":
+    if higher_order_name(node.target) != "wrap_with_set_grad_enabled":
         return None
     region = node.args[1]
     if not isinstance(region, fx.Node):
@@ -38,18 +40,18 @@ def inline_wrappers(program: Program) -> int:
     return count
 
 
-def _inline(program: Program, call: fx.Node, module: fx.GraphModule, operands: tuple[fx.node.Argument, ...]) -> None:
-    values: dict[fx.Node, fx.node.Argument] = {}
+def _inline(program: Program, call: fx.Node, module: fx.GraphModule, operands: tuple[Argument, ...]) -> None:
+    values: dict[fx.Node, Argument] = {}
     inputs = iter(operands)
-    outputs: fx.node.Argument = None
+    outputs: Argument = None
     with call.graph.inserting_before(call):
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(inputs)
             elif node.op == "output":
-                outputs = fx.node.map_arg(node.args[0], lambda operand: values[operand])  # type: ignore[arg-type,return-value]
+                outputs = map_arg(node.args[0], lambda operand: values[operand])
             else:
-                copied = call.graph.node_copy(node, lambda operand: values[operand])  # type: ignore[arg-type,return-value]
+                copied = call.graph.node_copy(node, lambda operand: values[operand])
                 copied.meta = dict(node.meta)
                 values[node] = copied
                 if (origin := program.origins.get(node)) is not None:

@@ -22,7 +22,7 @@ from quantc.errors import QuantcError
 from quantc.program import Program, attribute
 from quantc.signature import Input
 from quantc.types import TensorType, type_of
-from quantc.values import Opaque, format_value, quote, used_nodes
+from quantc.values import Opaque, format_value, no_nodes, quote, used_nodes
 
 _PLAIN_REFERENCE = re.compile(r"[\w.\-/]+", re.ASCII)
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -52,10 +52,6 @@ class Slot:
     aten_name: str
     default: str | None
     is_positional: bool
-
-
-def no_nodes(node: fx.Node) -> str:
-    return f"%{node.name}"
 
 
 @cache

@@ -147,10 +147,10 @@ def _is_default(row: Argument, value: Any, rank: int | None = None) -> bool:
 def _is_idle(target: OpOverload, name: str, value: Any) -> bool:
     if name in IRRELEVANT_KEYWORDS and not isinstance(value, fx.Node) and value in IRRELEVANT_KEYWORDS[name]:
         return True
-    row = next((row for row in _rows(target)[1] if row.aten_name == name), None)
-    return row is not None and _is_default(row, value)
+    rows: tuple[Argument, ...] = _rows(target)[1]
+    return any(row.aten_name == name and _is_default(row, value) for row in rows)
 
 
 def is_item(node: fx.Node, index: int) -> bool:
     """Whether a node takes output `index` of a node with several outputs."""
-    return node.target is operator.getitem and node.args[1] == index
+    return node.target is operator.getitem and bool(node.args[1] == index)

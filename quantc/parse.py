@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc.arrangement import ADVICE, is_name, keyword_names, read_spec
+from quantc.arrangement import is_name, keyword_names, read_spec
 from quantc.dump import default_in_spec, default_out_spec, output_count
 from quantc.errors import ParseError, suggest
 from quantc.program import Program, Stage
@@ -157,11 +157,8 @@ class _ProgramReader:
         if keyword == "size":
             self._size(reader, header)
             return
-        start = reader.peek().start
-        try:
-            spec = read_spec(reader.line[start:].strip())
-        except ValueError as error:
-            reader.fail(f"{keyword} does not read: {error}", at=start, advice=ADVICE)
+        spec = read_spec(reader)
+        reader.end()
         if keyword == "out_spec":
             header.out_spec = (spec, place)
             return

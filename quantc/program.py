@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import fx, nn
@@ -85,9 +85,9 @@ class Program:
     inference_only: tuple[str, ...] = ()
     """Why `.train()` is no longer possible; empty while it is."""
     log: list[LogEntry] = field(default_factory=list)
-    origins: NodeTable[Origin] = field(default_factory=NodeTable)
-    modes: NodeTable[ModeValue] = field(default_factory=NodeTable)
-    counters: NodeTable[str] = field(default_factory=NodeTable)
+    origins: NodeTable[Origin] = field(default_factory=NodeTable[Origin])
+    modes: NodeTable[ModeValue] = field(default_factory=NodeTable[ModeValue])
+    counters: NodeTable[str] = field(default_factory=NodeTable[str])
     """For each batch norm: the buffer that counts its training batches."""
     example_inputs: tuple[Any, ...] | None = None
     """The flat example inputs of the capture, for the numeric guard."""
@@ -128,9 +128,9 @@ class Program:
         for graph_path, graph in self.graphs():
             if graph_path != path:
                 continue
-            for node in graph.nodes:
-                if node.name == short:
-                    return node
+            found: list[fx.Node] = [node for node in graph.nodes if node.name == short]
+            if found:
+                return found[0]
         names = [node.name if not path else f"{path}/{node.name}" for path, g in self.graphs() for node in g.nodes]
         raise UnknownNameError(f"there is no node {name!r}", where=self.name, advice=suggest(name, names, noun="nodes"))
 
@@ -168,14 +168,13 @@ class Program:
             nested = graph.owning_module
             if graph is not self.graph and nested is not None:
                 nested.recompile()
-        names = [item.name for item in self.signature.inputs]
-        info = _PyTreeInfo(names, self.signature.in_spec, self.signature.out_spec)
+        info = _PyTreeInfo(self.signature.parameters, self.signature.in_spec, self.signature.out_spec)
         self.graph.set_codegen(_PyTreeCodeGen(info))
         module = fx.GraphModule(self.root, self.graph, class_name=self.name.rpartition(".")[2] or "Program")
-        for name, buffer in self.root.named_buffers():
+        for name, _ in self.root.named_buffers():
             # GraphModule copies attributes one by one and forgets which buffers are not saved
             parent, _, leaf = name.rpartition(".")
-            if buffer is not None and leaf in self.root.get_submodule(parent)._non_persistent_buffers_set:
+            if leaf in self.root.get_submodule(parent)._non_persistent_buffers_set:
                 target = module.get_submodule(parent) if _has_submodule(module, parent) else None
                 if target is not None and leaf in target._buffers:
                     target._non_persistent_buffers_set.add(leaf)
@@ -264,12 +263,12 @@ class Program:
 
     def constant_node(self, graph: fx.Graph, target: str) -> fx.Node:
         """The get_attr node of `target` in `graph`, made (before all other computation) if there is none."""
-        for node in graph.find_nodes(op="get_attr"):
-            if node.target == target:
-                return node
+        found = [node for node in graph.find_nodes(op="get_attr") if node.target == target]
+        if found:
+            return cast(fx.Node, found[0])
         anchor = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
         with graph.inserting_before(anchor):
-            node = graph.get_attr(target)
+            node = graph.create_node("get_attr", target)
         value = attribute(self.owner(graph), target)
         if isinstance(value, torch.Tensor):
             node.meta["val"] = type_of_value(value)
@@ -293,7 +292,7 @@ class Program:
             holder.register_buffer(name, value)
         target = f"{parent}.{name}" if parent else name
         with before.graph.inserting_before(before):
-            node = before.graph.get_attr(target)
+            node = before.graph.create_node("get_attr", target)
         node.meta["val"] = type_of_value(value)
         self._module = None
         return node
@@ -326,11 +325,9 @@ class Program:
         root = copy.deepcopy(self.root)
         nodes: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
-        output = graph.graph_copy(self.graph, nodes, return_output_node=True)
-        if isinstance(output, tuple):
-            old_output = output[1]
-            nodes[old_output] = graph.output(output[0])
-            nodes[old_output].meta = copy.copy(old_output.meta)
+        results = graph.graph_copy(self.graph, nodes)
+        old_output = next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        nodes[old_output] = graph.output(results)
         twin = Program(graph, root, self.signature)
         for (_, old), (_, new) in zip(self.graphs(), twin.graphs(), strict=True):
             if old is not self.graph:
@@ -365,7 +362,7 @@ class Program:
 
         verify(self)
 
-    def to_networkx(self) -> nx.MultiDiGraph:
+    def to_networkx(self) -> nx.MultiDiGraph[str]:
         """The graph for networkx: one vertex a node, one edge an operand."""
         from quantc.dump import to_networkx
 

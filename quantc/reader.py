@@ -37,7 +37,7 @@ _TOKEN = re.compile(
     | (?P<ellipsis>\.\.\.)
     | (?P<method>\.\w+)
     | (?P<word>[A-Za-z_][\w.]*(?::[\w.<>]+)?)
-    | (?P<punctuation>[()\[\]{},=:&])
+    | (?P<punctuation>[()\[\]{},=:&*])
     """,
     re.VERBOSE | re.ASCII,
 )

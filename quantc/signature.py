@@ -37,6 +37,17 @@ class Signature:
     out_spec: pytree.TreeSpec
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the arguments, positional ones first; an argument that is a tree has a made-up name."""
+        positional, keywords = self.in_spec.children()
+        names: list[str] = []
+        leaf = 0
+        for index, child in enumerate(positional.children()):
+            names.append(self.inputs[leaf].name if child.is_leaf() else f"tree_{index}")
+            leaf += child.num_leaves
+        return [*names, *(str(key) for key in keywords.context or ())]
+
     def check(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
         """Raise InputError unless flat inputs fit: a program specialised to a size must not run on another."""
         if spec != self.in_spec:

@@ -28,6 +28,11 @@ class Opaque:
     kind: str
 
 
+def no_nodes(node: fx.Node) -> str:
+    """For values that hold no nodes; one that does prints under its name."""
+    return f"%{node.name}"
+
+
 def quote(text: str) -> str:
     """A string literal; ASCII only, so no character can be mistaken for the end of a line."""
     return json.dumps(text)

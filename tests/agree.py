@@ -26,10 +26,10 @@ class Run:
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Run:
     """Call without gradients, on copies of the arguments."""
-    args, kwargs = detached((args, kwargs or {}))
+    given, named = detached(args), detached(kwargs or {})
     with torch.no_grad():
-        output = function(*args, **kwargs)
-    return Run(output, (args, kwargs))
+        output = function(*given, **named)
+    return Run(output, (given, named))
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -9,6 +9,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.dialect import BY_NAME
+from quantc.patterns import Match, Matcher, Pattern, Refusal, Rule
 from quantc.program import Program
 from quantc.signature import Input, Signature
 
@@ -50,3 +51,19 @@ class Build:
         inputs = tuple(Input(name) for name in self.inputs)
         in_spec = pytree.tree_structure((tuple(self.inputs), {}))
         return Program(self.graph, self.root, Signature(inputs, in_spec, pytree.tree_structure(outputs)))
+
+
+def attempt(pattern: Pattern, program: Program, node: fx.Node) -> Match | Refusal:
+    return Matcher(program).attempt(Rule("rule", pattern), node)
+
+
+def found(pattern: Pattern, program: Program, node: fx.Node) -> Match:
+    outcome = attempt(pattern, program, node)
+    assert isinstance(outcome, Match), str(outcome)
+    return outcome
+
+
+def refused(pattern: Pattern, program: Program, node: fx.Node) -> str:
+    outcome = attempt(pattern, program, node)
+    assert isinstance(outcome, Refusal), str(outcome)
+    return outcome.reason

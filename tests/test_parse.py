@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,11 +15,13 @@ from hypothesis import strategies as st
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from quantc.arrangement import read_spec, write_spec
 from quantc.digests import constants
 from quantc.dump import dump, numbered
 from quantc.errors import ParseError, QuantcError
 from quantc.parse import parse
 from quantc.program import Program, Stage
+from quantc.reader import Reader
 from quantc.signature import Input, Signature
 from quantc.sites import Origin
 from quantc.types import TensorType
@@ -97,6 +101,45 @@ def test_the_whole_signature() -> None:
     assert copy.signature == program.signature
     assert (copy.inference_only, copy.training, copy.method) == (program.inference_only, True, "fx")
     assert copy.node("flag").op == flag.op == "placeholder"
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+torch.export.register_dataclass(Answer)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        0,
+        [],
+        [(0,), {"a": 0, 3: [0], None: ()}],
+        Pair(torch.ones(1), torch.ones(1)),
+        Answer(torch.ones(1)),
+        {"both": (Answer(torch.ones(1), torch.ones(1)), Pair(torch.ones(1), torch.ones(1)))},
+        OrderedDict(b=0, a=[0]),
+        deque([0, 0], maxlen=4),
+        torch.return_types.max((torch.ones(1), torch.ones(1))),
+        torch.Size([1, 2]),
+    ],
+    ids=lambda tree: type(tree).__name__,
+)
+def test_arrangements(tree: Any) -> None:
+    spec = pytree.tree_structure(tree)
+    text = write_spec(spec)
+    copy = read_spec(Reader(text, text, 1))
+    assert copy == spec
+    leaves = [torch.full((1,), float(index)) for index in range(spec.num_leaves)]
+    assert repr(pytree.tree_unflatten(leaves, copy)) == repr(pytree.tree_unflatten(leaves, spec))
 
 
 def test_an_opaque_module_raises_when_run_unless_given() -> None:

@@ -1,4 +1,4 @@
-"""Rules and tables: which match wins, explanations, JSON, the fusion table, and growth."""
+"""Rules and tables: which match wins, explanations, and growth."""
 
 from __future__ import annotations
 
@@ -9,39 +9,25 @@ import pickle
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import fx, nn
 
 from quantc.errors import PatternError, UnknownNameError
 from quantc.patterns import (
     Match,
-    Pattern,
     Rule,
     RuleTable,
-    any_of,
-    at_least,
     const,
-    differs,
-    equals,
     number,
-    one_of,
-    op,
     optional,
-    out,
     predicate,
     result,
     shared,
-    value,
 )
 from quantc.patterns import aten as v
-from quantc.patterns.dsl import MAX_DEPTH, OpPattern
 from quantc.patterns.fusions import FUSIONS
-from quantc.patterns.leaves import LiteralValue
 from quantc.program import Program
 from tests.pattern_graphs import Build
 
@@ -269,254 +255,6 @@ def test_explain_a_hub_is_quick() -> None:
     program = b.done(*[b("sigmoid", hub) for _ in range(2000)])
     told = table_of(Rule("relu-sigmoid", v.relu >> v.sigmoid)).explain(program, hub)
     assert told.tried[0].reason == "relu has 2000 users; sigmoid_1 uses it too"
-
-
-# -- JSON --------------------------------------------------------------------------------------------------------
-
-SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4), st.just(torch.float16)
-)
-PLAIN = st.one_of(SCALARS, st.lists(SCALARS, max_size=3))
-CHECKS = st.one_of(
-    PLAIN.map(equals),
-    PLAIN.map(differs),
-    st.lists(PLAIN, min_size=1, max_size=3).map(lambda values: one_of(*values)),
-    st.floats(allow_nan=False).map(at_least),
-)
-NAMES = st.sampled_from(["x", "y", "w", "naïve"])
-TOKENS = st.one_of(NAMES, NAMES.map("{}?".format), NAMES.map("{}*".format), st.sampled_from(["_", "_?", "_*", "xs*?"]))
-OPERANDS = st.one_of(
-    TOKENS,
-    NAMES.map(const),
-    NAMES.map("{}?".format).map(number),
-    st.builds(value, NAMES, dtype=st.sampled_from(["f32", ("f32", "i8")]), rank=st.sampled_from([(), 4, (2, 3)])),
-    PLAIN.map(LiteralValue),
-)
-
-
-def _call(pattern: OpPattern, operands: list[Any], where: Any, name: str | None) -> OpPattern:
-    checked = pattern.having(training=where) if where is not None else pattern
-    return replace(checked(*operands), name=name)
-
-
-def _grow(child: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Any]:
-    operands = st.lists(st.one_of(OPERANDS, child, st.lists(st.one_of(OPERANDS, child), max_size=2)), max_size=3)
-    calls = st.builds(
-        _call,
-        st.just(op("batch_norm")),
-        operands,
-        st.one_of(st.none(), CHECKS),
-        st.sampled_from([None, "n"]),
-    )
-    return st.one_of(
-        calls,
-        st.builds(any_of, child, st.one_of(child, OPERANDS)),
-        child.map(shared),
-        st.builds(lambda part: part >> optional(v.relu >> v.tanh), child),
-        st.builds(lambda part: part >> result(v.split, 1).named("half"), child),
-    )
-
-
-JSON_PATTERNS = st.recursive(st.sampled_from([v.relu, v.conv, out("max")]), _grow, max_leaves=5)
-
-
-def _as_rule(pattern: Pattern) -> Rule | None:
-    try:
-        return Rule("rule", pattern, roles={"out": "act"}, when="even-number-of-users", supports=frozenset({"qdq"}))
-    except PatternError:
-        return None
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(JSON_PATTERNS.map(_as_rule).filter(lambda rule: rule is not None), max_size=3))
-def test_json_round_trip_law(rules: list[Rule]) -> None:
-    table = RuleTable("tåble", tuple(replace(rule, name=f"r{index}") for index, rule in enumerate(rules)))
-    text = table.to_json()
-    again = RuleTable.from_json(text)
-    assert again == table
-    assert hash(again) == hash(table)
-    assert again.to_json() == text
-
-
-def test_unregistered_conditions_cannot_be_written() -> None:
-    table = table_of(Rule("r", v.relu, when=lambda match: None))
-    with pytest.raises(PatternError, match="register it: @predicate"):
-        table.to_json()
-
-
-def document(**rule: Any) -> str:
-    base = {"name": "r", "pattern": {"op": ["relu"]}}
-    return json.dumps({"format": "quantc-rules", "version": 1, "name": "t", "rules": [{**base, **rule}]})
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("{", ("not JSON",)),
-        ("[]", ("an object", "table")),
-        (b"\xff\xfe\xff", ("not JSON",)),
-        ('{"a": 1, "a": 2}', ("given twice",)),
-        ('{"format": NaN}', ("NaN",)),
-        ('{"format": "quantc-rules"}', ("'version' is missing",)),
-        ('{"format": "quantc-rules", "version": 2, "name": "t", "rules": []}', ("version 2",)),
-        ('{"format": "quantc-rules", "version": true, "name": "t", "rules": []}', ("version True",)),
-        ('{"format": "quantc-rules", "version": 1, "name": "t", "rules": {}}', ("a list", "rules")),
-        ('{"format": "quantc-rules", "version": 1, "name": 1, "rules": []}', ("a string", "name")),
-        (document(name=3), ("a string", "rules[0].name")),
-        (document(name="A b"), ("not a name", "rules[0]")),
-        (document(color="red"), ("no field 'color'", "rules[0].color")),
-        (document(pattern="x"), ("an operand", "rules[0].pattern")),
-        (document(pattern=3), ("an object", "rules[0].pattern")),
-        (document(pattern={}), ("no kind of pattern", "rules[0].pattern")),
-        (document(pattern={"op": "relu"}), ("a list", "rules[0].pattern.op")),
-        (document(pattern={"op": ["rely"]}), ("did you mean relu", "rules[0].pattern")),
-        (document(pattern={"op": ["relu"], "arg": []}), ("did you mean args", "rules[0].pattern.arg")),
-        (document(pattern={"op": ["relu"], "args": ["2x"]}), ("'2x'", "rules[0].pattern.args[0]")),
-        (document(pattern={"op": ["relu"], "args": [{"const": 1}]}), ("a string", "rules[0].pattern.args[0].const")),
-        (document(pattern={"op": ["relu"], "args": [{"number": "n", "rank": [1]}]}), ("rank", "pattern.args[0]")),
-        (document(pattern={"op": ["relu"], "where": {"y": {"equals": 1}}}), ("no argument 'y'", "rules[0].pattern")),
-        (document(pattern={"op": ["clamp"], "where": {"min": {"equal": 1}}}), ("did you mean equals", "where.min")),
-        (document(pattern={"op": ["clamp"], "where": {"min": {}}}), ("exactly one", "where.min")),
-        (document(pattern={"op": ["clamp"], "where": {"min": {"equals": {"dtype": "x"}}}}), ("not a value", "equals")),
-        (document(pattern={"op": ["relu"], "name": "out"}), ("cannot be bound", "rules[0].pattern")),
-        (document(pattern={"chain": [{"op": ["relu"]}]}), ("two steps", "rules[0].pattern")),
-        (document(pattern={"chain": [{"op": ["relu"]}, "x"]}), ("is a value", "rules[0].pattern.chain")),
-        (document(pattern={"result": {"op": ["relu"]}, "index": 0}), ("single tensor", "rules[0].pattern")),
-        (document(pattern={"result": {"op": ["max"]}, "index": "0"}), ("whole number", "rules[0].pattern.index")),
-        (document(pattern={"optional": {"op": ["relu"]}}), ("without any node", "rules[0]")),
-        (document(roles={"y": "act"}), ("binds no such name", "rules[0]")),
-        (document(roles={"out": 3}), ("a string", "rules[0].roles.out")),
-        (document(when=["even-number-of-user"]), ("did you mean even-number-of-users", "rules[0]")),
-        (document(supports=["qd"]), ("did you mean qdq", "rules[0]")),
-        ('{"a":' * 100_000, ("nested too deeply",)),
-    ],
-)
-def test_malformed_json_names_the_field(text: str | bytes, parts: tuple[str, ...]) -> None:
-    with pytest.raises(PatternError) as caught:
-        RuleTable.from_json(text)
-    for part in parts:
-        assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 250, 100_000])
-def test_deep_json_is_an_error_not_a_crash(depth: int) -> None:
-    head, tail = document(pattern="HERE").split('"HERE"')
-    nested = '{"shared":' * depth + '{"op":["relu"]}' + "}" * depth
-    with pytest.raises(PatternError, match=r"too deeply|too large"):
-        RuleTable.from_json(head + nested + tail)
-
-
-# -- fusions -----------------------------------------------------------------------------------------------------
-
-
-def fused(build: Callable[[Build], fx.Node]) -> tuple[list[str], str]:
-    """The fusions found in a small program, and why the others were not."""
-    b = Build()
-    program = b.done(build(b))
-    matches = FUSIONS.match(program)
-    return [match.rule.name for match in matches], "\n".join(str(refusal) for refusal in matches.refusals())
-
-
-def norm(b: Build, x: fx.Node, channels: int, *, training: bool = False, stats: bool = True) -> fx.Node:
-    mean, var = (b.const(name, channels) if stats else None for name in ("mean", "var"))
-    gamma, beta = b.const("gamma", channels), b.const("beta", channels)
-    return b("batch_norm", x, gamma, beta, mean, var, training, 0.1, 1e-5, False)
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["conv", "conv_transpose"])
-def test_conv_bn_is_found_with_all_its_operands(kind: str, dims: int) -> None:
-    b = Build()
-    x, w, bias = b.input("x", 2, 4, *[8] * dims), b.const("w", 4, 4, *[3] * dims), b.const("bias", 4)
-    conv = b(f"{kind}{dims}d", x, w, bias)
-    bn = norm(b, conv, 4)
-    (match,) = FUSIONS.match(b.done(bn))
-    assert match.rule.name == "conv-bn"
-    assert match.nodes == (conv, bn)
-    assert {name: node.name for name, node in match.bindings.items()} == {
-        "conv": f"{kind}{dims}d",
-        "x": "x",
-        "w": "w",
-        "b": "bias",
-        "gamma": "gamma",
-        "beta": "beta",
-        "mean": "mean",
-        "var": "var",
-    }
-
-
-def conv_of(b: Build, *, constant: bool = True) -> fx.Node:
-    x = b.input("x", 2, 4, 8, 8)
-    return b("conv2d", x, b.const("w", 4, 4, 1, 1) if constant else b.input("w", 4, 4, 1, 1))
-
-
-def linear_of(b: Build, *lead: int) -> fx.Node:
-    return b("linear", b.input("x", *lead, 4), b.const("w", 6, 4))
-
-
-@pytest.mark.parametrize(
-    ("build", "rules", "reason"),
-    [
-        (lambda b: norm(b, conv_of(b), 4), ["conv-bn"], ""),
-        (lambda b: norm(b, linear_of(b, 2), 6), ["linear-bn"], ""),
-        (lambda b: norm(b, conv_of(b), 4, training=True), [], "training = True, wanted training == False"),
-        (lambda b: norm(b, conv_of(b), 4, stats=False, training=True), [], "training = True"),
-        (lambda b: norm(b, conv_of(b, constant=False), 4), [], "expected a constant tensor for w, found w"),
-        (lambda b: norm(b, linear_of(b, 2, 6), 6), [], "its channels lie on axis 2, not 1"),
-        (lambda b: norm(b, b("relu", conv_of(b)), 4), [], "found relu"),
-        (lambda b: b("mul", conv_of(b), 2), ["conv-mul"], ""),
-        (lambda b: b("mul", b.const("c", 4, 1, 1), conv_of(b)), ["conv-mul"], ""),
-        (lambda b: b("mul", conv_of(b), b.const("c", 1, 4, 1, 1)), ["conv-mul"], ""),
-        (lambda b: b("mul", conv_of(b), b.const("c", 8)), [], "does not go by the 4 channels"),
-        (lambda b: b("mul", conv_of(b), b.const("c", 1, 1, 1, 1, 1)), [], "has 5 axes"),
-        (lambda b: b("mul", conv_of(b), b.const("c", 4, 1, 1, dtype=torch.float64)), [], "into torch.float64"),
-        (lambda b: b("add", conv_of(b), 1.5), ["conv-add"], ""),
-        (lambda b: b("add", conv_of(b), b.const("c", 4, 1, 1), alpha=2), [], "alpha = 2, wanted alpha == 1"),
-        (lambda b: b("add", conv_of(b), b.input("y", 2, 4, 8, 8)), [], "expected a constant tensor for c"),
-        (lambda b: b("sub", conv_of(b), b.const("c", 4, 1, 1)), ["conv-sub"], ""),
-        (lambda b: b("sub", b.const("c", 4, 1, 1), conv_of(b)), [], "found c"),
-        (lambda b: b("div", conv_of(b), 3), ["conv-div"], ""),
-        (lambda b: b("add", linear_of(b, 2, 3), b.const("c", 6)), ["linear-add"], ""),
-        (lambda b: b("mul", linear_of(b, 2, 3), b.const("c", 3, 1)), [], "does not go by the 6 channels"),
-        (lambda b: b("div", linear_of(b, 2, 3), b.const("c")), ["linear-div"], ""),
-    ],
-)
-def test_fusions_found_and_refused(build: Callable[[Build], fx.Node], rules: list[str], reason: str) -> None:
-    names, refusals = fused(build)
-    assert names == rules
-    assert reason in refusals
-
-
-def test_nothing_is_fused_into_a_producer_with_two_users() -> None:
-    b = Build()
-    conv = conv_of(b)
-    program = b.done(norm(b, conv, 4), b("neg", conv))
-    assert len(FUSIONS.match(program)) == 0
-    assert "conv2d has 2 users; neg uses it too" in str(FUSIONS.explain(program, "batch_norm"))
-
-
-def test_batch_norm_without_statistics_is_refused() -> None:
-    b = Build()
-    conv = conv_of(b)
-    bn = b.graph.create_node(
-        "call_function", torch.ops.aten.batch_norm.default, (conv, None, None, None, None, False, 0.1, 1e-5, False)
-    )
-    told = FUSIONS.explain(b.done(bn), bn)
-    assert told.tried[0].reason == "expected a constant tensor for mean, found nothing"
-
-
-def test_unknown_shapes_are_refused_where_they_matter() -> None:
-    b = Build()
-    x, w = b.input("x"), b.const("w", 4, 4, 1, 1)
-    conv = b("conv2d", x, w)
-    scaled = b("mul", b("conv2d", norm(b, conv, 4), w), b.const("c", 4, 1, 1))
-    program = b.done(scaled)
-    assert [match.rule.name for match in FUSIONS.match(program)] == ["conv-mul"]
-    assert "the shape of conv2d is unknown" in str(FUSIONS.explain(program, "batch_norm"))
-
-
-def test_the_fusion_table_survives_json() -> None:
-    assert RuleTable.from_json(FUSIONS.to_json()) == FUSIONS
 
 
 # -- growth ------------------------------------------------------------------------------------------------------

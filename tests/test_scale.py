@@ -22,6 +22,8 @@ TIME_BOUND = 1.2
 """The claim is 1.1; shared machines add noise. Counting calls, which has none, is held to less."""
 CALLS_BOUND = 1.05
 MEMORY_BOUND = 3.0
+TOO_SHORT = 0.02
+"""Seconds. What takes less at 16k nodes cannot be timed well, nor can it be quadratic in a way that hurts."""
 
 Step = Callable[[Program], Any]
 
@@ -90,6 +92,8 @@ def call_counts(shape: str) -> dict[str, dict[int, float]]:
 @steps
 def test_time_grows_linearly(shape: str, step: str) -> None:
     measured = times(shape)[step]
+    if max(measured.values()) < TOO_SHORT:
+        return  # nothing to do in this shape; the calls are counted all the same
     assert exponent(measured) <= TIME_BOUND, {size: f"{taken * 1e3:.1f} ms" for size, taken in measured.items()}
 
 
@@ -129,8 +133,8 @@ def test_no_pass_copies_or_recompiles(shape: str, monkeypatch: pytest.MonkeyPatc
     for step in STEPS.values():
         step(program)
     assert not counts, f"while the passes ran: {dict(counts)}"
-    program(*program.example_inputs or ())
-    program(*program.example_inputs or ())
+    program(example(program))
+    program(example(program))
     assert counts["recompile"] <= 2, "the module is built once, when it is first asked for"
     assert not counts["graph_copy"]
 
@@ -145,11 +149,18 @@ def _count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, counts
     monkeypatch.setattr(owner, name, counting)
 
 
+def example(program: Program) -> Tensor:
+    assert program.example_inputs is not None
+    (x,) = program.example_inputs
+    assert isinstance(x, Tensor)
+    return x
+
+
 @pytest.mark.parametrize("weights", ["own", "shared"])
 @pytest.mark.parametrize("spelling", ["raw", "canonical"])
 def test_chains_compute_what_they_say_before_and_after_all_passes(spelling: Any, weights: Any) -> None:
     program = chain(6, spelling=spelling, weights=weights)
-    (x,) = program.example_inputs or ()
+    x = example(program)
     expected = eager_chain(program, x, 6, weights)
     assert torch.equal(program(x.clone()), expected)
     for name, step in STEPS.items():
@@ -172,7 +183,7 @@ def eager_chain(program: Program, x: Tensor, blocks: int, weights: str) -> Tenso
 @pytest.mark.parametrize("join", ["cat", "adds"])
 def test_stars_compute_what_they_say_after_all_passes(join: Any) -> None:
     program = star(8, join=join, spelling="raw")
-    (x,) = program.example_inputs or ()
+    x = example(program)
     rays = [x.relu(), x.neg(), x.sigmoid(), x.tanh()] * 2
     expected = torch.cat(rays, 1) if join == "cat" else sum(rays[1:], rays[0])
     for step in STEPS.values():

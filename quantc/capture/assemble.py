@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx, nn
 
@@ -124,10 +124,10 @@ def _copied_root(graph: fx.Graph, source: nn.Module, constants: Mapping[str, tor
     root = nn.Module()
     for name, tensor in source.named_parameters(remove_duplicate=False):
         place(root, name, _copied(tensor, memo))
-    for name, tensor in source.named_buffers(remove_duplicate=False):
+    for name, buffer in source.named_buffers(remove_duplicate=False):
         parent, _, leaf = name.rpartition(".")
         is_saved = leaf not in source.get_submodule(parent)._non_persistent_buffers_set
-        place(root, name, _copied(tensor, memo), is_saved=is_saved)
+        place(root, name, _copied(buffer, memo), is_saved=is_saved)
     for node in graph.nodes:
         target = str(node.target)
         if node.op not in ("get_attr", "call_module") or (
@@ -145,7 +145,8 @@ def _copied_root(graph: fx.Graph, source: nn.Module, constants: Mapping[str, tor
 def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if id(tensor) not in memo:
         data = tensor.detach().clone()
-        memo[id(tensor)] = nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(data, tensor.requires_grad) if is_parameter else data
         # deepcopy's memo must keep the originals alive, or an id could be used again
         memo.setdefault(id(memo), []).append(tensor)
     found: torch.Tensor = memo[id(tensor)]

@@ -46,9 +46,7 @@ def shape_of(tracer: AtenTracer, x: Value) -> Any:
     fake = x.fake
     if isinstance(fake, torch.Tensor):
         sizes = [
-            size
-            if isinstance(size, int) and not isinstance(size, torch.SymInt)
-            else tracer.call(aten.sym_size.int, (x, dim))
+            size if type(size) is int else tracer.call(aten.sym_size.int, (x, dim))
             for dim, size in enumerate(fake.shape)
         ]
         return torch.Size(sizes) if all(isinstance(size, int) for size in sizes) else tuple(sizes)

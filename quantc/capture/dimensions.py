@@ -61,7 +61,7 @@ def dynamic_dims(
     if dynamic_shapes is None:
         return {}
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
-        dynamic_shapes = dynamic_shapes.dynamic_shapes(model, args, kwargs)
+        dynamic_shapes = dynamic_shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
     tree = argument_tree(model, args, kwargs)
     if isinstance(dynamic_shapes, Mapping):
         specs = dict(dynamic_shapes)

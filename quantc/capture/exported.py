@@ -83,7 +83,7 @@ def _given_symbols(leaves: list[Any], given: dict[tuple[int, int], str]) -> dict
     found: dict[str, str] = {}
     for (leaf, dim), name in given.items():
         value = leaves[leaf]
-        size = value.shape[dim] if isinstance(value, torch.Tensor) else None
+        size: Any = value.shape[dim] if isinstance(value, torch.Tensor) else None
         if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
             found.setdefault(str(size.node.expr), name)
     return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quantc.capture.proxies import Value
+from quantc.capture.proxies import RefusedError, Value
 from quantc.capture.spellings import Kind
 from quantc.dialect import aten
 
@@ -25,7 +25,7 @@ def view_of(tracer: AtenTracer, x: Any, index: Any) -> tuple[Any, list[Any] | No
     """Apply the ints, slices, Nones and ellipses of an index; what is left are tensor indices, or None."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(part, bool) for part in parts):
-        raise tracer.refuse("indexing with a Python bool is not supported; use a tensor mask or None")
+        raise RefusedError("indexing with a Python bool is not supported; use a tensor mask or None")
     dim, tensors = 0, {}
     for position, part in enumerate(parts):
         if part is Ellipsis:
@@ -50,7 +50,7 @@ def view_of(tracer: AtenTracer, x: Any, index: Any) -> tuple[Any, list[Any] | No
 def _rank(tracer: AtenTracer, x: Any) -> int:
     fake = x.fake if isinstance(x, Value) else x
     if not isinstance(fake, torch.Tensor):
-        raise tracer.refuse("indexing with `...` needs the rank of the tensor; give example inputs to capture")
+        raise RefusedError("indexing with `...` needs the rank of the tensor; give example inputs to capture")
     return fake.dim()
 
 

@@ -46,7 +46,7 @@ def record_modes(program: Program, model: nn.Module | None) -> None:
 
 
 def _record_flag(program: Program, node: fx.Node) -> None:
-    index = position(node.target, FLAGS[node.target])  # type: ignore[arg-type]
+    index = position(node.target, FLAGS[node.target])
     if index >= len(node.args) or not isinstance(node.args[index], bool):
         return
     uses_statistics = node.target in (aten.batch_norm.default, aten.instance_norm.default)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from quantc.capture.tracer import AtenTracer
 
 
+class RefusedError(Exception):
+    """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""
+
+
 class Value(fx.Proxy):
     """A traced value: a tensor, a number or a sequence that only exists when the program runs."""
 
@@ -74,27 +78,23 @@ class Value(fx.Proxy):
 
     def __len__(self) -> int:
         fake = self.fake
-        if isinstance(fake, torch.Tensor) and fake.dim() and isinstance(fake.shape[0], int):
+        if isinstance(fake, torch.Tensor) and fake.dim() and type(fake.shape[0]) is int:
             return fake.shape[0]
         if isinstance(fake, tuple | list):
             return len(fake)
-        raise self.tracer.refuse(f"the length of {self.node.name} is not known while tracing")
+        raise RefusedError(f"the length of {self.node.name} is not known while tracing")
 
     def __bool__(self) -> bool:
         return self.tracer.decide(self)
 
     def __int__(self) -> int:
-        raise self.tracer.refuse(f"{self.node.name} is used as a Python number, but it depends on the data")
+        raise RefusedError(f"{self.node.name} is used as a Python number, but it depends on the data")
 
     def __float__(self) -> float:
-        raise self.tracer.refuse(f"{self.node.name} is used as a Python number, but it depends on the data")
+        raise RefusedError(f"{self.node.name} is used as a Python number, but it depends on the data")
 
     def __index__(self) -> int:
-        raise self.tracer.refuse(f"{self.node.name} is used as a Python number, but it depends on the data")
+        raise RefusedError(f"{self.node.name} is used as a Python number, but it depends on the data")
 
     def __hash__(self) -> int:
         return id(self)
-
-
-class RefusedError(Exception):
-    """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""

@@ -7,6 +7,7 @@ neither shapes nor example inputs.
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quantc.dialect import Argument, arguments, aten
+from quantc.dialect import Argument, arguments, aten, overload_names
 
 
 class Kind(Enum):
@@ -116,6 +117,11 @@ FACTORIES = frozenset(
     }
 )
 """Functions that make tensors from numbers alone."""
+SIZED_FACTORIES = frozenset({"zeros", "ones", "empty", "rand", "randn"})
+"""Those whose size may be spread out: `torch.zeros(2, 3)`."""
+
+PYTHON_METHODS = frozenset({"norm", "split"})
+"""Methods of Tensor whose Python body picks the ATen op."""
 
 PREFERRED = {"vec": 0, "default": 1, "Tensor": 2, "Tensor_Tensor": 3}
 SCALAR_IS_TENSOR = frozenset(
@@ -124,6 +130,11 @@ SCALAR_IS_TENSOR = frozenset(
 """Ops whose Python signature takes a number where ATen's says Tensor."""
 
 KEYWORD_ALIASES = {"input": "self", "axis": "dim", "keepdims": "keepdim", "x": "self", "x1": "self", "x2": "other"}
+
+
+def is_builtin(function: Any) -> bool:
+    """Whether a function is implemented in ATen (rather than written in Python)."""
+    return inspect.isbuiltin(function) or inspect.ismethoddescriptor(function)
 
 
 def packet(name: str) -> OpOverloadPacket | None:
@@ -135,7 +146,7 @@ def packet(name: str) -> OpOverloadPacket | None:
 @cache
 def overloads(op: OpOverloadPacket) -> tuple[OpOverload, ...]:
     """The overloads a Python call may mean: no `out=`, no named dimensions; those on tensors first."""
-    found = [getattr(op, name) for name in op.overloads()]
+    found = [getattr(op, name) for name in overload_names(op)]
     usable = [
         overload
         for overload in found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -57,7 +57,7 @@ def trace(
     marks = dynamic_dims(dynamic_shapes, args, kwargs, model) if args is not None else {}
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False) if marks else None
     fakes = None if args is None else FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
-    tracer = AtenTracer(leaves, fakes, model.training)
+    tracer = AtenTracer(leaves, fakes, is_training=model.training)
     if leaves and args is not None:
         tracer.leaf_values = _leaf_outputs(model, args, kwargs, leaves)
     plan = _Inputs(model, args, kwargs, fakes, marks)
@@ -81,7 +81,7 @@ def trace(
         method="fx",
         is_training=model.training,
         names=names,
-        constants=tracer.constants,
+        constants=tracer.state.constants,
         origin_of=tracer.origins.get,
         mode_source=model,
     )
@@ -121,7 +121,7 @@ class _Inputs:
         if self.fakes.shape_env is None:
             return self.fakes.from_tensor(leaf.detach())
         is_dynamic = [(index, dim) in self.marks for dim in range(leaf.dim())]
-        context = StatelessSymbolicContext(
+        context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC if mark else DimDynamic.STATIC for mark in is_dynamic],
             constraint_sizes=[None] * leaf.dim(),
         )
@@ -136,7 +136,7 @@ class _Inputs:
                 continue
             other = first.setdefault(mark.name, size)
             if other is not size:
-                torch._check(other == size)
+                torch._check(other == size)  # type: ignore[no-untyped-call]
 
     def build(self, tracer: AtenTracer) -> tuple[Callable[..., Any], list[Any]]:
         shapes_known = self.fakes is not None
@@ -208,6 +208,3 @@ def _leaf_outputs(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         twin(*args, **kwargs)
     return found
-
-
-__all__ = ["fx", "leaf_selector", "trace"]

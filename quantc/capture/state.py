@@ -1,0 +1,83 @@
+"""The model's tensors while it is traced: their names, and which node is the value of each at this point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+class TensorState:
+    """Names of parameters, buffers and constants, and the nodes that stand for them.
+
+    A write in place makes another node the value of a buffer; reading the buffer again must give that one.
+    """
+
+    def __init__(self, fakes: FakeTensorMode | None) -> None:
+        self.fakes = fakes
+        self.constants: dict[str, torch.Tensor] = {}
+        """Tensors made in `forward`, and tensors that are plain attributes of modules."""
+        self.names: dict[int, str] = {}
+        self.current: dict[str, fx.Node] = {}
+        """The node that is each tensor's value now."""
+        self.source: dict[str, fx.Node] = {}
+        """The get_attr node of each tensor."""
+        self.assigned: dict[str, fx.Node] = {}
+        """Buffers that `forward` assigns, with their get_attr nodes."""
+        self._name_of: dict[fx.Node, str] = {}
+        self._fakes_made: dict[int, Any] = {}
+
+    def learn(self, model: nn.Module) -> None:
+        """Note the names of a model's tensors; a tied tensor goes by its first."""
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            self.names.setdefault(id(tensor), name)
+        for path, module in model.named_modules():
+            for name, tensor in vars(module).items():
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in self.names:
+                    full = f"{path}.{name}" if path else name
+                    self.names[id(tensor)] = full
+                    self.constants[full] = tensor
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self.names
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """The name of a tensor; one that has none becomes a constant."""
+        found = self.names.get(id(tensor))
+        if found is None:
+            found = f"_tensor_constant{len(self.constants)}"
+            self.names[id(tensor)] = found
+            self.constants[found] = tensor  # also keeps the tensor, and so its id, alive
+        return found
+
+    def enter(self, name: str, node: fx.Node) -> None:
+        """`node` is the get_attr of the tensor called `name`."""
+        self.current[name] = self.source[name] = node
+        self._name_of[node] = name
+
+    def moved(self, old: fx.Node, new: fx.Node) -> None:
+        """What `old` stood for is `new` from here on."""
+        name = self._name_of.get(old)
+        if name is not None:
+            self.current[name] = new
+            self._name_of[new] = name
+
+    def assign(self, name: str, node: fx.Node) -> None:
+        """The buffer called `name` is given the value `node`, unless that is what it is already."""
+        if self._name_of.get(node) == name:
+            return
+        self.assigned.setdefault(name, self.source[name])
+        self.current[name] = node
+        self._name_of[node] = name
+
+    def fake(self, tensor: torch.Tensor) -> Any:
+        """The fake tensor of a real one; None when shapes are not followed."""
+        if self.fakes is None:
+            return None
+        if id(tensor) not in self._fakes_made:
+            with torch._C.DisableTorchFunction():
+                self._fakes_made[id(tensor)] = self.fakes.from_tensor(tensor.detach(), static_shapes=True)
+        return self._fakes_made[id(tensor)]
