@@ -1,14 +1,29 @@
 """quantc: a quantization compiler for PyTorch.
 
-import quantc as qc
+    import quantc as qc
 
-program = qc.capture(model, example_inputs)
-print(program)
+    program = qc.capture(model, example_inputs)
+    qc.pipelines.inference().run(program)
+    print(program)
 """
 
+from quantc import hooks, pipelines
 from quantc.api import capture
 from quantc.errors import QuantcError
-from quantc.pipeline import Pass, Pipeline
+from quantc.parse import parse
+from quantc.pipeline import Outcome, Pass, Pipeline, Preserves
 from quantc.program import Program, Stage
 
-__all__ = ["Pass", "Pipeline", "Program", "QuantcError", "Stage", "capture"]
+__all__ = [
+    "Outcome",
+    "Pass",
+    "Pipeline",
+    "Preserves",
+    "Program",
+    "QuantcError",
+    "Stage",
+    "capture",
+    "hooks",
+    "parse",
+    "pipelines",
+]

@@ -65,9 +65,9 @@ def read_spec(reader: Reader, depth: int = 0) -> pytree.TreeSpec:
         return pytree.TreeSpec(list, None, _parts(reader, "]", depth))
     if token.text == "{":
         return _dict(reader, token, depth)
-    if token.kind == "word" and ":" in token.text:
-        return _instance(reader, token, depth)
-    reader.fail("expected *, a bracket, or a class such as collections:OrderedDict", at=token.start)
+    if token.kind != "word" or ":" not in token.text:
+        reader.fail("expected *, a bracket, or a class such as collections:OrderedDict", at=token.start)
+    return _instance(reader, token, depth)
 
 
 def _parts(reader: Reader, closing: str, depth: int) -> list[pytree.TreeSpec]:
@@ -113,7 +113,7 @@ def _instance(reader: Reader, token: Token, depth: int) -> pytree.TreeSpec:
     parts = _parts(reader, ")", depth)
     if not pytree.is_namedtuple_class(kind) or kind in pytree.SUPPORTED_NODES:
         return pytree.TreeSpec(kind, context, parts)
-    if len(parts) != len(kind._fields):  # type: ignore[attr-defined]
+    if len(parts) != len(kind._fields):
         reader.fail(f"{token.text} has other fields", at=token.start)
     return pytree.TreeSpec(namedtuple, kind, parts)
 

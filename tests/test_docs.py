@@ -1,0 +1,39 @@
+"""The code in the documents runs: all Python blocks of a page, top to bottom, in one namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """(line, code) of each Python block."""
+    text = page.read_text(encoding="utf-8")
+    return [(text[: found.start(1)].count("\n") + 1, found[1]) for found in BLOCK.finditer(text)]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)])
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "page"}
+    for line, code in blocks(page):
+        # newlines in front, so that an error names the line of the page
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)  # noqa: S102 - our own documents
+
+
+def test_pages_link_to_files_that_exist() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_documents_speak_of_the_project_alone() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        text = page.read_text(encoding="utf-8")
+        assert str(ROOT.parent) + "/" not in text, f"{page.name} names a path of this machine"
