@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.aliasing import Aliasing
-from quantc.aten_spellings import SPELLINGS
+from quantc.aliasing import Aliasing, gives_shape, rewritten
+from quantc.aten_spellings import COPIED_PARTS, SPELLINGS
 from quantc.constants import order_constants
 from quantc.dialect import aten, op_name
 from quantc.functional import functional_form
@@ -19,6 +19,7 @@ from quantc.normal_form import normalize
 from quantc.passes.eliminate_dead import Effects
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
+from quantc.substitution import Substitution
 
 CHECKS = frozenset({aten._assert_tensor_metadata.default})
 """Checks that tracing left behind, of facts the program's types state already."""
@@ -48,8 +49,12 @@ class Canonicalize(Pass):
     def run(self, program: Program) -> Outcome:
         done: Counter[str] = Counter()
         done["regions inlined"] = inline_wrappers(program)
+        was_trainable = not program.inference_only
         for _, graph in program.graphs():
-            _Rewriter(program, graph, done).run()
+            _canonicalize(program, graph, done)
+        if was_trainable and program.inference_only:
+            for _, graph in program.graphs():
+                _canonicalize(program, graph, done)  # what only training needed can go now
         notes = [f"{count} {what}" for what, count in done.items() if count]
         opaque = [program.describe(node) for node in program.opaque()]
         if opaque:
@@ -58,41 +63,106 @@ class Canonicalize(Pass):
         return Outcome(any(done.values()), tuple(notes))
 
 
-class _Rewriter:
-    """One forward walk over one graph, then one walk back for dead code."""
+def _canonicalize(program: Program, graph: fx.Graph, done: Counter[str]) -> None:
+    """Once is enough, unless writes stay: what a round drops may have been all that kept a write in place."""
+    before = -1
+    while before != done.total():
+        before = done.total()
+        _sweep(program, graph, done)
+        aliasing = Aliasing(graph)
+        if aliasing.has_writes and _Writes(program, aliasing, done).run():
+            aliasing = Aliasing(graph)
+        _Rewriter(program, aliasing, done).run()
+        _sweep(program, graph, done)
+        done.update(order_constants(program, graph))
+        if not aliasing.has_writes:
+            return
 
-    def __init__(self, program: Program, graph: fx.Graph, done: Counter[str]) -> None:
+
+def _sweep(program: Program, graph: fx.Graph, done: Counter[str]) -> None:
+    """One walk back for dead code. What is dead must not count as a reader of what is written in place."""
+    effects = Effects(program)
+    for node in reversed(graph.nodes):
+        if node.target in CHECKS:
+            done["checks dropped"] += 1
+            program.erase(node)
+        elif not node.users and not effects.at(node):
+            done[f"dead {op_name(node)}" if node.op != "get_attr" else "unused constants"] += 1
+            program.erase(node)
+
+
+class _Writes:
+    """One forward walk that makes the writes of a graph functional where nothing else can see the difference.
+
+    Nothing else is rewritten meanwhile: a copy must not be taken for its source as long as either can change.
+    """
+
+    def __init__(self, program: Program, aliasing: Aliasing, done: Counter[str]) -> None:
         self.program = program
-        self.graph = graph
+        self.aliasing = aliasing
         self.done = done
-        self.aliasing = Aliasing(graph)
+        self.substitution = Substitution(program)
+
+    def run(self) -> bool:
+        """Whether anything changed."""
+        before = self.done.total()
+        for node in list(self.aliasing.order):
+            self.substitution.arrive(node)
+            target = rewritten(node)
+            if target is not None:
+                self._rewrite(node, target)
+        self.substitution.finish()
+        return self.done.total() != before
+
+    def _rewrite(self, node: fx.Node, target: fx.Node) -> None:
+        if node.target is aten.copy_.default and node.args[1] is target:
+            # `self.count += 1` assigns the buffer what it already is
+            self.substitution.forward(node, target)
+            self.done["copies and no-ops dropped"] += 1
+            return
+        form = None if node in self.aliasing.seen else functional_form(self.program, node)
+        if form is None:
+            self._read_through(node, target)
+            return
+        self.substitution.rename(target, form)
+        self.substitution.replace(node, form)
+        self.done["writes made functional"] += 1
+
+    def _read_through(self, node: fx.Node, target: fx.Node) -> None:
+        """A write that stays gives back the tensor it writes to: let all read that under one name."""
+        if node.users and not gives_shape(node):
+            self.substitution.rename(node, target)
+            self.done["tensors renamed"] += 1
+
+
+class _Rewriter:
+    """One forward walk over a graph whose writes are settled."""
+
+    def __init__(self, program: Program, aliasing: Aliasing, done: Counter[str]) -> None:
+        self.program = program
+        self.aliasing = aliasing
+        self.done = done
+        self.substitution = Substitution(program)
 
     def run(self) -> None:
-        for node in list(self.graph.nodes):
+        for node in list(self.aliasing.order):
+            self.substitution.arrive(node)
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 self._rewrite(node)
-        self._sweep()
-        self.done.update(order_constants(self.program, self.graph))
+        self.substitution.finish()
 
-    def _rewrite(self, node: fx.Node) -> None:
-        if node.target in CHECKS:
-            self.program.erase(node)
-            self.done["checks dropped"] += 1
-            return
-        if node.target is aten.copy_.default and _is_itself(node.args[0], node.args[1]):
-            self._forward(node, node.args[0])  # type: ignore[arg-type]
-            return
-        current = self._functional(node)
-        if current is None or not isinstance(current.target, OpOverload):
-            return
+    def _rewrite(self, current: fx.Node) -> None:
         changed = self._settle(current)
-        while current.target in SPELLINGS:
+        while current.target in SPELLINGS and not self._must_copy(current):
             spelled = SPELLINGS[current.target](self.program, current)
             if spelled is None:
                 break
             self.done["spellings"] += 1
-            if current.users or spelled is not current:
-                self._stand_in(current, spelled)
+            if spelled in self.aliasing.order:
+                # the call did nothing: its operand stands for it
+                self.substitution.forward(current, spelled)
+                return
+            self._stand_in(current, spelled)
             current = spelled
             if not isinstance(current.target, OpOverload):
                 return
@@ -100,35 +170,19 @@ class _Rewriter:
         self.done["calls normalized"] += changed
         self._drop_identity(current)
 
+    def _must_copy(self, node: fx.Node) -> bool:
+        """Whether a node copies parts of a tensor, in a graph where a write might tell copies from views."""
+        return node.target in COPIED_PARTS and self.aliasing.has_writes
+
     def _stand_in(self, old: fx.Node, new: fx.Node) -> None:
-        self.aliasing.order.setdefault(new, self.aliasing.order.get(old, 0))
-        self.program.replace(old, new)
+        self.aliasing.learn(new, old)
+        self.substitution.replace(old, new)
 
     def _settle(self, node: fx.Node) -> bool:
         if not normalize(node):
             return False
         self.program.touch()
         return True
-
-    def _functional(self, node: fx.Node) -> fx.Node | None:
-        """The node to go on with: itself, or its functional form where the write can be seen by nobody else."""
-        written = self.aliasing.written(node)
-        if written is None:
-            return node
-        if node in self.aliasing.kept:
-            return node
-        form = functional_form(self.program, node)
-        if form is None:
-            # it stays in place, so whatever shares this memory must stay as well
-            self.aliasing.keep(node)
-            return node
-        order = self.aliasing.order
-        moment = order[node]
-        written.replace_all_uses_with(form, lambda user: order.get(user, -1) > moment)
-        if form is not node:
-            self._stand_in(node, form)
-        self.done["writes made functional"] += 1
-        return form if form.op == "call_function" else None
 
     def _drop_identity(self, node: fx.Node) -> None:
         found = IDENTITIES.get(node.target)
@@ -138,16 +192,14 @@ class _Rewriter:
         source = same(node)
         if source is not None and self._can_go(node, source, memory):
             self._note_gradient(node, source)
-            self._forward(node, source)
+            self.aliasing.merge(node, source)
+            self.substitution.forward(node, source)
+            self.done["copies and no-ops dropped"] += 1
             return
         if node.target in CASTS and node.target is not aten.to.dtype and (dtype := cast_dtype(node)) is not None:
             cast = self.program.emit(aten.to.dtype, (node.args[0], dtype), before=node, like=node)
             self._stand_in(node, cast)
             self.done["spellings"] += 1
-
-    def _forward(self, node: fx.Node, source: fx.Node) -> None:
-        self.program.forward(node, source)
-        self.done["copies and no-ops dropped"] += 1
 
     def _can_go(self, node: fx.Node, source: fx.Node, memory: Memory) -> bool:
         if node.target is aten.detach.default and self.program.training:
@@ -155,28 +207,14 @@ class _Rewriter:
         aliasing = self.aliasing
         if aliasing.is_written(node) or aliasing.is_written_after(source, node):
             return False
-        is_returned = any(user.op == "output" for user in node.users)
-        if memory is Memory.OWN and is_returned and aliasing.is_external(source):
-            # the caller gets a tensor of their own, not the model's
-            return False
-        return memory is Memory.OWN or not aliasing.is_written(source)
+        if memory is Memory.SHARED:
+            return True
+        # the caller gets a tensor of their own: not the model's, and not one they get under another name as well
+        others = aliasing.returned(source) - (memory is Memory.EITHER)
+        return not aliasing.returned(node) or not (aliasing.is_external(source) or others > 0)
 
     def _note_gradient(self, node: fx.Node, source: fx.Node) -> None:
         tensor = self.program.tensor(source)
         has_gradient = tensor.requires_grad if tensor is not None else source.op != "placeholder"
         if node.target is aten.detach.default and has_gradient:
             self.program.note_inference_only(f"{self.program.describe(node)} stopped gradients, and was dropped")
-
-    def _sweep(self) -> None:
-        effects = Effects(self.program)
-        for node in reversed(self.graph.nodes):
-            if not node.users and not effects.at(node):
-                self.done[f"dead {op_name(node)}" if node.op != "get_attr" else "unused constants"] += 1
-                self.program.erase(node)
-
-
-def _is_itself(destination: Any, source: Any) -> bool:
-    """Whether a copy is of a tensor onto itself: `self.count += 1` assigns the buffer what it already is."""
-    while isinstance(source, fx.Node) and source is not destination:
-        source = Aliasing.written(source)
-    return source is destination

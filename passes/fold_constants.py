@@ -22,8 +22,9 @@ class FoldConstants(Pass):
     """Replace calls that depend on constants alone by their results.
 
     Masks, position tables, transposed weights and tensors made of numbers become constants of the program. Buffers
-    that the program writes to are no constants, and random ops are never folded. A result that is large and larger
-    than what it was made from (an expanded mask) is left to be computed at run time.
+    that the program writes to are no constants, random ops are never folded, and what is returned is computed anew for
+    each caller. A result that is large and larger than what it was made from (an expanded mask) is left to be computed
+    at run time.
 
     Folding a parameter that can be trained makes the program inference-only.
     """
@@ -37,9 +38,15 @@ class FoldConstants(Pass):
     """How many bytes a result may have beyond those of the constants it is made from."""
 
     def run(self, program: Program) -> Outcome:
-        effects = Effects(program)
-        folded = sum(self._fold_graph(program, graph, effects) for _, graph in program.graphs())
+        was_trainable = not program.inference_only
+        folded = self._fold(program)
+        if was_trainable and program.inference_only:
+            folded += self._fold(program)  # what only training needed can be folded now
         return Outcome(folded > 0, (f"folded {folded} calls",) if folded else ())
+
+    def _fold(self, program: Program) -> int:
+        effects = Effects(program)
+        return sum(self._fold_graph(program, graph, effects) for _, graph in program.graphs())
 
     def _fold_graph(self, program: Program, graph: fx.Graph, effects: Effects) -> int:
         aliasing = Aliasing(graph)
@@ -59,6 +66,8 @@ class FoldConstants(Pass):
     def _can_fold(node: fx.Node, values: dict[fx.Node, Any], effects: Effects, aliasing: Aliasing) -> bool:
         if node.op != "call_function" or effects.at(node) or aliasing.is_written(node):
             return False
+        if aliasing.returned(node):
+            return False  # it becomes the caller's, who may write to it
         if not isinstance(node.target, OpOverload) and node.target is not operator.getitem:
             return False
         return all(operand in values for operand in node.all_input_nodes)

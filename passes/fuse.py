@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
+from quantc.aliasing import Aliasing
 from quantc.constants import order_constants
 from quantc.dialect import argument, op_name
 from quantc.patterns.fusions import FUSIONS
@@ -27,7 +28,8 @@ class Fuse(Pass):
 
     Nothing is folded into a producer with two users: the other user needs the unchanged result. A weight that two
     convolutions share is copied for the one that changes. The new weights are computed in float64 and rounded once.
-    Where folding would give infinities or NaNs that were not there before, nothing is done, and the log says so.
+    Where folding would give infinities or NaNs that were not there before, or a constant is one that the program
+    writes to, nothing is done, and the log says so.
     """
 
     name: ClassVar[str] = "fuse"
@@ -80,6 +82,8 @@ class Affine:
 
 def _fold(program: Program, match: Match, producer: fx.Node, store: _Store) -> str | None:
     """Fold one match; returns why not, if it cannot be done."""
+    if (reason := store.why_not_constant(match)) is not None:
+        return reason
     weight = program.tensor(match.node("w"))
     if weight is None:
         return f"{program.describe(producer)}: its weight cannot be read"
@@ -159,9 +163,24 @@ class _Store:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.readers: Counter[int] = Counter()
-        for node in program.nodes():
-            if node.op == "get_attr" and (tensor := program.tensor(node)) is not None:
-                self.readers[id(tensor)] += len(node.users)
+        self.written: set[int] = set()
+        for _, graph in program.graphs():
+            self._read(graph)
+
+    def _read(self, graph: fx.Graph) -> None:
+        aliasing = Aliasing(graph)
+        for node in graph.find_nodes(op="get_attr"):
+            if (tensor := self.program.tensor(node)) is None:
+                continue
+            self.readers[id(tensor)] += len(node.users)
+            if aliasing.is_written(node):
+                self.written.add(id(tensor))
+
+    def why_not_constant(self, match: Match) -> str | None:
+        for value in match.bindings.values():
+            if isinstance(value, fx.Node) and id(self.program.tensor(value)) in self.written:
+                return f"{self.program.describe(match.root)} stays: the program writes to {value.target}"
+        return None
 
     def put(self, old: fx.Node, reader: fx.Node, value: Tensor, *, hint: str) -> fx.Node:
         tensor = self.program.tensor(old)

@@ -6,36 +6,74 @@ than through `x` and `y` themselves. One walk over the graph decides that for ev
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
-from quantc.dialect import may_alias, writes
+from quantc.dialect import argument, is_op, is_opaque, may_alias, writes
 
 
 @cache
 def _aliased_arguments(target: OpOverload) -> tuple[int, ...]:
-    """The positions of the arguments whose memory the result may share; the first where the schema does not say."""
+    """The positions of the arguments whose memory the result may share; all where the schema does not say."""
     declared = tuple(index for index, row in enumerate(target._schema.arguments) if row.alias_info is not None)
-    return declared or (0,)
+    return declared or tuple(range(len(target._schema.arguments)))
+
+
+READERS = frozenset({getattr, len, int, float, bool})
+"""Python functions that ask something of a tensor, such as its shape."""
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The operands a node writes to (or gives another shape)."""
+    if is_opaque(node) and not isinstance(node.target, OpOverload) and node.target not in READERS:
+        return list(node.all_input_nodes)  # of modules and functions kept whole nothing is known
+    places = [node.args[index] for index in writes(node.target) if index < len(node.args)]
+    if is_op(node, "batch_norm", "instance_norm") and argument(node, SWITCH[node.target]) is not False:
+        # their schemas do not say that they update the running statistics
+        places += [argument(node, "mean"), argument(node, "var")]
+    return [place for place in pytree.tree_leaves(places) if isinstance(place, fx.Node)]
+
+
+SWITCH = {
+    torch.ops.aten.batch_norm.default: "training",
+    torch.ops.aten.instance_norm.default: "use_input_stats",
+}
+
+
+def rewritten(node: fx.Node) -> fx.Node | None:
+    """The one operand that a node writes to and gives back, as `relu_` does."""
+    places = writes(node.target)
+    if len(places) != 1 or len(node.target._schema.returns) != 1 or len(node.args) <= places[0]:  # type: ignore[union-attr]
+        return None
+    place = node.args[places[0]]
+    return place if isinstance(place, fx.Node) else None
+
+
+def gives_shape(node: fx.Node) -> bool:
+    """Whether a node gives a tensor another shape in place, as `unsqueeze_` does, without a change to its data."""
+    return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
 @dataclass
 class Aliasing:
-    """Memory classes of one graph, as it stands when this is made.
+    """Memory classes of one graph, and the writes to them, as it stands when this is made.
 
-    `kept` holds the writes that must stay in place. Positions are those at the time of the analysis.
+    `seen` holds the writes whose effect something else can see, so that they must stay in place.
     """
 
     graph: fx.Graph
     order: dict[fx.Node, int] = field(default_factory=dict)
-    kept: set[fx.Node] = field(default_factory=set)
+    seen: set[fx.Node] = field(default_factory=set)
     _parent: dict[fx.Node, fx.Node] = field(default_factory=dict)
     _external: set[fx.Node] = field(default_factory=set)
-    _last_kept_write: dict[fx.Node, int] = field(default_factory=dict)
+    _last_write: dict[fx.Node, int] = field(default_factory=dict)
+    _returned: Counter[fx.Node] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         last_use: dict[fx.Node, int] = {}
@@ -44,20 +82,26 @@ class Aliasing:
             for operand in node.all_input_nodes:
                 last_use[operand] = index
         tracks: dict[fx.Node, _Latest] = {}
+        names: dict[fx.Node, fx.Node] = {}
         for node, index in self.order.items():
             self._join(node, tracks)
-            written = self.written(node)
-            if written is None:
-                self._track(node, tracks, last_use)
-                continue
-            root = self.root(written)
-            if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
-                self._track(node, tracks, last_use)
-                continue
-            if root in self._external or tracks[root].latest_but(written) > index:
-                self.kept.add(node)
-                self._last_kept_write[root] = index
-            self._track(node, tracks, last_use)
+            for place in written(node):
+                self._last_write[self.root(place)] = index
+            target = rewritten(node)
+            if target is not None:
+                # the result is the tensor written to, under a second name
+                names[node] = names.get(target, target)
+                root = self.root(target)
+                is_seen = root in self._external or tracks[root].latest_but(names[node]) > index
+                if is_seen and not gives_shape(node):
+                    self.seen.add(node)
+            tracks.setdefault(self.root(node), _Latest()).add(names.get(node, node), last_use.get(node, -1))
+            if node.op == "output":
+                self._returned.update(self.root(operand) for operand in node.all_input_nodes)
+
+    @property
+    def has_writes(self) -> bool:
+        return bool(self._last_write)
 
     def root(self, node: fx.Node) -> fx.Node:
         """The representative of the class of values that may share memory with `node`."""
@@ -66,33 +110,34 @@ class Aliasing:
             node = self._parent[node]
         return node
 
-    def keep(self, node: fx.Node) -> None:
-        """Say that a write stays in place after all."""
-        written = self.written(node)
-        if written is not None:
-            self.kept.add(node)
-            root = self.root(written)
-            self._last_kept_write[root] = max(self._last_kept_write.get(root, -1), self.order.get(node, -1))
+    def learn(self, new: fx.Node, old: fx.Node) -> None:
+        """Take in a node made to stand for `old`, and operands made along with it."""
+        for operand in new.all_input_nodes:
+            if operand not in self.order:
+                self.order[operand] = self.order[old]
+                self._join(operand, {})
+        if new not in self.order:
+            self.order[new] = self.order[old]
+            self._unite(self.root(old), self.root(new), {})
 
-    @staticmethod
-    def written(node: fx.Node) -> fx.Node | None:
-        """The operand a node writes to (or gives another shape), if it does."""
-        for index in writes(node.target):
-            operand = node.args[index] if index < len(node.args) else None
-            if isinstance(operand, fx.Node):
-                return operand
-        return None
+    def merge(self, node: fx.Node, source: fx.Node) -> None:
+        """Say that `node`, a copy, has become `source`: who gets the one gets the other."""
+        self._returned[self.root(source)] += self._returned[self.root(node)]
 
     def is_external(self, node: fx.Node) -> bool:
         """Whether a node may share memory with an input, a parameter, a buffer or something unknown."""
         return self.root(node) in self._external
 
+    def returned(self, node: fx.Node) -> int:
+        """How many of the outputs may share memory with a node."""
+        return self._returned[self.root(node)]
+
     def is_written(self, node: fx.Node) -> bool:
-        """Whether any write that stays in place reaches the memory of `node`."""
-        return self.root(node) in self._last_kept_write
+        """Whether any write reaches the memory of `node`."""
+        return self.root(node) in self._last_write
 
     def is_written_after(self, node: fx.Node, moment: fx.Node) -> bool:
-        return self._last_kept_write.get(self.root(node), -1) > self.order.get(moment, -1)
+        return self._last_write.get(self.root(node), -1) > self.order[moment]
 
     def _join(self, node: fx.Node, tracks: dict[fx.Node, _Latest]) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -100,11 +145,10 @@ class Aliasing:
             return
         if node.op == "output" or not may_alias(node.target):
             return
+        operands = list(node.all_input_nodes)
         if isinstance(node.target, OpOverload):
             sources = [node.args[index] for index in _aliased_arguments(node.target) if index < len(node.args)]
-            operands = [source for source in sources if isinstance(source, fx.Node)]
-        else:
-            operands = list(node.all_input_nodes)
+            operands = [source for source in pytree.tree_leaves(sources) if isinstance(source, fx.Node)]
         for operand in operands:
             self._unite(self.root(operand), self.root(node), tracks)
 
@@ -114,13 +158,10 @@ class Aliasing:
         self._parent[right] = left
         if right in self._external:
             self._external.add(left)
-        if right in self._last_kept_write:
-            self._last_kept_write[left] = max(self._last_kept_write[right], self._last_kept_write.get(left, -1))
+        if right in self._last_write:
+            self._last_write[left] = max(self._last_write.pop(right), self._last_write.get(left, -1))
         if right in tracks:
             tracks.setdefault(left, _Latest()).merge(tracks.pop(right))
-
-    def _track(self, node: fx.Node, tracks: dict[fx.Node, _Latest], last_use: dict[fx.Node, int]) -> None:
-        tracks.setdefault(self.root(node), _Latest()).add(node, last_use.get(node, -1))
 
 
 @dataclass
@@ -131,7 +172,9 @@ class _Latest:
     second: tuple[int, fx.Node | None] = (-1, None)
 
     def add(self, node: fx.Node, moment: int) -> None:
-        if moment > self.first[0]:
+        if node is self.first[1]:
+            self.first = (max(moment, self.first[0]), node)
+        elif moment > self.first[0]:
             self.first, self.second = (moment, node), self.first
         elif moment > self.second[0]:
             self.second = (moment, node)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from quantc.capture.archive import load_exported
-from quantc.capture.exported import export, from_exported
-from quantc.capture.failures import explain_failure, first_line
+from quantc.capture.attempt import attempt
+from quantc.capture.exported import from_exported
+from quantc.capture.failures import first_line
 from quantc.capture.literals import name_literals
-from quantc.capture.symbolic import leaf_selector, trace
-from quantc.errors import CaptureError, QuantcError, suggest
+from quantc.capture.requests import check_examples, check_model
+from quantc.errors import CaptureError, suggest
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
 from quantc.program import LogEntry, Program
@@ -34,7 +33,7 @@ def capture(
     *,
     example_kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    leaf: Iterable[str | type[nn.Module]] = (),
+    leaf: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
 ) -> Program:
     """Capture a model as a Program in the canonical dialect.
 
@@ -45,7 +44,7 @@ def capture(
     of modules, that stay whole. The model itself is never changed.
     """
     start = time.perf_counter()
-    program, notes = _captured(model, example_inputs, method, example_kwargs or {}, dynamic_shapes, tuple(leaf))
+    program, notes = _captured(model, example_inputs, method, example_kwargs or {}, dynamic_shapes, _leaves(leaf))
     program.log.append(LogEntry(f"capture ({program.method})", time.perf_counter() - start, True, tuple(notes)))
     Pipeline((Canonicalize(),)).run(program)
     name_literals(program)
@@ -61,37 +60,40 @@ def _captured(
     leaf: tuple[Any, ...],
 ) -> tuple[Program, list[str]]:
     if method not in METHODS:
-        raise CaptureError(f"there is no capture method {method!r}", advice=suggest(method, METHODS, noun="methods"))
+        raise CaptureError(
+            f"there is no capture method {method!r}",
+            where=f"method={method!r}",
+            advice=suggest(str(method), METHODS, noun="methods"),
+        )
     if isinstance(model, str | os.PathLike):
         return _with_examples(from_exported(load_exported(model), name=_stem(model)), None), [
             f"read from {os.fspath(model)}"
         ]
     if isinstance(model, ExportedProgram):
         return _with_examples(from_exported(model), model.example_inputs), ["given as an ExportedProgram"]
-    if not isinstance(model, nn.Module):
+    check_model(model)
+    args = () if args is None and kwargs else args
+    check_examples(model, args, kwargs)
+    if args is None and dynamic_shapes is not None:
         raise CaptureError(
-            f"capture takes a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, not a {type(model).__name__}",
-            advice="wrap a function in a module's forward",
-        )
-    if args is not None and not isinstance(args, tuple):
-        raise CaptureError(
-            f"example_inputs is a {type(args).__name__}",
-            advice="pass a tuple of positional arguments, even for one input: (x,)",
+            "dynamic_shapes was given without example inputs",
+            where="dynamic_shapes",
+            advice="give example_inputs too, or leave dynamic_shapes out: without example inputs every size is dynamic",
         )
     chosen, reason = _choose(args, method, leaf)
     notes = [reason] if reason else []
     if chosen != "auto":
-        program = _by(chosen, model, args, kwargs, dynamic_shapes, leaf)
+        program, found = attempt(chosen, model, args, kwargs, dynamic_shapes=dynamic_shapes, leaf=leaf)
     else:
         try:
-            program = _by("export", model, args, kwargs, dynamic_shapes, leaf)
+            program, found = attempt("export", model, args, kwargs, dynamic_shapes=dynamic_shapes, leaf=leaf)
         except CaptureError as failed_export:
             try:
-                program = _by("fx", model, args, kwargs, dynamic_shapes, leaf)
+                program, found = attempt("fx", model, args, kwargs, dynamic_shapes=dynamic_shapes, leaf=leaf)
             except CaptureError as failed_trace:
                 raise _both_failed(failed_export, failed_trace) from failed_trace
             notes.append(f"export failed, so fx: {first_line(failed_export)}")
-    return _with_examples(program, (args, kwargs) if args is not None else None), notes
+    return _with_examples(program, (args, kwargs) if args is not None else None), [*notes, *found]
 
 
 def _choose(args: tuple[Any, ...] | None, method: Method, leaf: tuple[Any, ...]) -> tuple[Method, str]:
@@ -100,31 +102,16 @@ def _choose(args: tuple[Any, ...] | None, method: Method, leaf: tuple[Any, ...])
     if method == "auto" and leaf:
         return "fx", "fx, because export cannot keep modules whole"
     if method in ("export", "export-strict") and args is None:
-        raise CaptureError("export needs example inputs", advice="pass example_inputs, or use method='fx'")
+        raise CaptureError(
+            "export needs example inputs", where="example_inputs", advice="pass example_inputs, or use method='fx'"
+        )
     if method in ("export", "export-strict") and leaf:
-        raise CaptureError("export cannot keep modules whole", advice="use method='fx' with leaf=")
+        raise CaptureError("export cannot keep modules whole", where="leaf", advice="use method='fx' with leaf=")
     return method, ""
 
 
-def _by(
-    method: Method,
-    model: nn.Module,
-    args: tuple[Any, ...] | None,
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    leaf: tuple[Any, ...],
-) -> Program:
-    leaves = leaf_selector(model, leaf)
-    twin = structural_copy(model)
-    try:
-        if method == "fx":
-            return trace(twin, args, kwargs, dynamic_shapes=dynamic_shapes, leaves=leaves)
-        strictness = "strict" if method == "export-strict" else "non-strict"
-        return export(twin, args or (), kwargs, dynamic_shapes=dynamic_shapes, strictness=strictness)
-    except QuantcError:
-        raise
-    except Exception as error:
-        raise explain_failure(error, method, model, args, kwargs) from error
+def _leaves(leaf: Any) -> tuple[Any, ...]:
+    return (leaf,) if isinstance(leaf, str | type) or not isinstance(leaf, Iterable) else tuple(leaf)
 
 
 def _both_failed(export_error: CaptureError, trace_error: CaptureError) -> CaptureError:
@@ -135,16 +122,6 @@ def _both_failed(export_error: CaptureError, trace_error: CaptureError) -> Captu
         where=trace_error.where or export_error.where,
         advice=export_error.advice,
     )
-
-
-def structural_copy(model: nn.Module) -> nn.Module:
-    """A copy of the modules that shares their tensors: what `forward` assigns to `self` stays in the copy."""
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [
-        value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)
-    ]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-    return copy.deepcopy(model, memo)
 
 
 def _with_examples(program: Program, examples: tuple[tuple[Any, ...], dict[str, Any]] | None) -> Program:

@@ -96,6 +96,34 @@ def _renamed(target: OpOverload) -> Spelling:
     return rewrite
 
 
+def _copied(target: OpOverload) -> Spelling:
+    """A copying variant is the view and a copy of it; the copy goes if nobody can tell."""
+
+    def rewrite(program: Program, node: fx.Node) -> fx.Node:
+        view = respell(program, node, target, *node.args, **node.kwargs)
+        return respell(program, node, aten.clone.default, view)
+
+    return rewrite
+
+
+COPIED_PARTS: set[OpOverload] = set()
+"""Variants that return copies of several parts. Spelled as views they are the same only if nothing is written."""
+
+
+def _register_copies() -> None:
+    for op in BY_NAME.values():
+        copying = getattr(aten, f"{op.target._schema.name.removeprefix('aten::')}_copy", None)
+        if not isinstance(copying, OpOverloadPacket) or op.target._overloadname not in overload_names(copying):
+            continue
+        source = getattr(copying, op.target._overloadname)
+        if str(op.target._schema.returns[0].type) == "Tensor":
+            SPELLINGS[source] = _copied(op.target)
+        else:
+            SPELLINGS[source] = _renamed(op.target)
+            COPIED_PARTS.add(source)
+    SPELLINGS[aten.view_copy.default] = _copied(aten.reshape.default)
+
+
 def _register_aliases() -> None:
     for old, new in ALIASES.items():
         for name in overload_names(getattr(aten, old)):
@@ -105,14 +133,10 @@ def _register_aliases() -> None:
             )
             if isinstance(target, OpOverload) and not source._schema.is_mutable and "dtype" not in name:
                 SPELLINGS[source] = _renamed(target)
-    for op in BY_NAME.values():
-        copied = getattr(aten, f"{op.target._schema.name.removeprefix('aten::')}_copy", None)
-        if isinstance(copied, OpOverloadPacket) and op.target._overloadname in overload_names(copied):
-            SPELLINGS[getattr(copied, op.target._overloadname)] = _renamed(op.target)
-    SPELLINGS[aten.view_copy.default] = _renamed(aten.reshape.default)
 
 
 _register_aliases()
+_register_copies()
 
 
 @spelling(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar)
@@ -468,4 +492,4 @@ def _max_pool(program: Program, node: fx.Node) -> fx.Node | None:
     return _first_output_only(program, node, BY_NAME[f"max_pool{dims}d"].target, *node.args)
 
 
-__all__ = ["SPELLINGS", "spelling"]
+__all__ = ["COPIED_PARTS", "SPELLINGS", "spelling"]

@@ -315,6 +315,19 @@ _HIDDEN_ALIASES = frozenset(
         aten.feature_alpha_dropout.default,
         aten.einsum.default,
         aten.pad.default,
+        aten.type_as.default,
+        aten.sum_to_size.default,
+        aten.conj_physical.default,
+        aten.cartesian_prod.default,
+        *(getattr(getattr(aten, f"atleast_{n}d"), kind) for n in (1, 2, 3) for kind in ("default", "Sequence")),
+        aten.broadcast_tensors.default,
+        aten.meshgrid.default,
+        aten.meshgrid.indexing,
+        # views that say nothing of it, so that autograd may take them for new tensors
+        aten._unsafe_view.default,
+        aten.unsafe_chunk.default,
+        aten.unsafe_split.Tensor,
+        aten.unsafe_split_with_sizes.default,
     }
 )
 

@@ -128,6 +128,7 @@ def _facts(program: Program) -> dict[str, str]:
         "stage": program.stage.label,
         "mode": "train" if program.training else "eval",
         "inference only": "; ".join(program.inference_only) or "no",
+        "fixed mode": program.fixed_mode or "no",
         "inputs": ", ".join(inputs),
         "in_spec": write_spec(signature.in_spec),
         "out_spec": write_spec(signature.out_spec),

@@ -11,8 +11,8 @@ The "text" format is line by line, stable, and `quantc.parse` reads it back:
 Operands come first, other arguments follow under their names, and arguments that equal the default are left out.
 Constants are name, dtype, shape and a digest of their bytes. A nested graph is written `@name` where it is used and
 follows under its own `graph @name` line. Other lines, where there is something to say: `in_spec` and `out_spec` (how inputs and outputs are
-arranged, as in `((*,), {"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"` and
-`state` (a buffer that no node reads).
+arranged, as in `((*,), {"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"`,
+`fixed_mode "why"` and `state` (a buffer that no node reads).
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def _text(program: Program) -> Iterator[str]:
 def _header(program: Program) -> Iterator[str]:
     """The lines that describe the program as a whole."""
     yield from (f"{INDENT}inference_only {quote(reason)}" for reason in program.inference_only)
+    if program.fixed_mode:
+        yield f"{INDENT}fixed_mode {quote(program.fixed_mode)}"
     yield from (f"{INDENT}{line}" for line in _signature(program.signature, output_count(program.graph)))
 
 

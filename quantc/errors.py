@@ -77,6 +77,22 @@ class LoadError(QuantcError):
     """A file that is damaged, of another kind, or not safe to read."""
 
 
+class SpecError(QuantcError):
+    """A spec, outcome or observation choice that is not well formed; names the field and what is allowed."""
+
+
+class ConfigError(QuantcError):
+    """A config that does not fit the program: a selector that matches nothing, or a file that does not read."""
+
+
+class DataError(QuantcError):
+    """Numbers that cannot be quantized: NaN, infinity, a range too wide, a shape that does not fit the spec."""
+
+
+class ObservationError(QuantcError):
+    """Statistics that cannot give what is asked of them: nothing was seen, or they cannot be merged."""
+
+
 class PatternError(QuantcError):
     """A pattern, rule or rule table that is not well formed."""
 

@@ -8,11 +8,14 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quantc.dialect import aten, may_alias, overload_names
+from quantc.dialect import aten, may_alias, overload_names, short_name
 from quantc.program import Program
 from quantc.types import dtype_of, tensor_type
 
 SPECIAL = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "not_equal", "less", "less_equal", "greater", "greater_equal")
+TESTS = frozenset({*COMPARISONS, "logical_and", "logical_or", "logical_xor", "logical_not"})
 
 
 @cache
@@ -44,7 +47,7 @@ def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
     if not isinstance(target, OpOverload):
         return None
     if target is aten.copy_.default:
-        return _copied(node)
+        return _copied(program, node)
     if (view := reshaping_form(target)) is not None:
         return program.emit(view, node.args, dict(node.kwargs), before=node, like=node)
     functional = functional_overload(target)
@@ -53,15 +56,15 @@ def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
     return program.emit(functional, node.args, dict(node.kwargs), before=node, like=node)
 
 
-def _copied(node: fx.Node) -> fx.Node | None:
-    """Overwriting the whole of a tensor by one of the same type leaves that one."""
+def _copied(program: Program, node: fx.Node) -> fx.Node | None:
+    """Overwriting the whole of a tensor by one of the same type leaves a copy of that one."""
     destination, source = node.args[:2]
     if (
         isinstance(source, fx.Node)
         and tensor_type(source) is not None
         and tensor_type(source) == tensor_type(destination)
     ):
-        return source
+        return program.emit(aten.clone.default, (source,), before=node, like=node)
     return None
 
 
@@ -75,10 +78,17 @@ def _keeps_dtype(node: fx.Node) -> bool:
     ]
     if dtype is None:
         # without types: one tensor alone cannot be promoted, unless by a number of a wider kind
-        return len(tensors) == 1 and not any(isinstance(value, complex) for value in numbers)
+        return len(tensors) == 1 and not _is_test(node) and not any(isinstance(value, complex) for value in numbers)
+    if _is_test(node):
+        return dtype is torch.bool
     if any(dtype_of(operand) != dtype for operand in tensors if not _is_index(node, operand)):
         return False
     return dtype.is_floating_point or dtype.is_complex or all(isinstance(value, int) for value in numbers)
+
+
+def _is_test(node: fx.Node) -> bool:
+    """Whether the functional op answers true or false, where the op in place writes ones and zeros."""
+    return short_name(node.target) in TESTS  # type: ignore[arg-type]
 
 
 def _is_index(node: fx.Node, operand: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 The JSON document has these keys, and will only gain others:
 
     format          1
-    name, stage, method, mode ("train" or "eval"), inference_only (list of reasons)
+    name, stage, method, mode ("train" or "eval"), inference_only (list of reasons), fixed_mode (reason or "")
     sizes           {symbol: [low, high or null]}
     graphs          list of {path, nodes}; the path of the top graph is ""
       nodes         list of {name, op, type or null, operands, arguments, users, origin or null, target or null}
@@ -113,6 +113,7 @@ def dump_json(program: Program) -> str:
         "method": program.method,
         "mode": "train" if program.training else "eval",
         "inference_only": list(program.inference_only),
+        "fixed_mode": program.fixed_mode,
         "sizes": {symbol: list(bounds) for symbol, bounds in program.signature.ranges.items()},
         "graphs": [
             {"path": path, "nodes": [_json_node(program, node) for node in graph.nodes]}

@@ -18,11 +18,16 @@ from quantc.dialect import aten
 from quantc.types import dtype_of, rank_of, tensor_type
 
 
+END = 9223372036854775807
+"""How ATen writes "to the end" of a slice."""
+
+
 class Memory(Enum):
     """How the result of an identity relates to its operand's memory."""
 
     SHARED = "the operand itself or a view of it"
     OWN = "a copy"
+    EITHER = "the operand itself, or a copy where its layout is another"
 
 
 Identity = Callable[[fx.Node], fx.Node | None]
@@ -49,8 +54,11 @@ def _same_type(node: fx.Node) -> fx.Node | None:
 
 
 def _full_slice(node: fx.Node) -> fx.Node | None:
-    step = node.args[4] if len(node.args) > 4 else 1
-    return _same_type(node) if step == 1 else None
+    _, _, start, stop, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    if step != 1:
+        return None
+    is_whole = start in (None, 0) and stop in (None, END)
+    return _operand(node) if is_whole else _same_type(node)
 
 
 def _no_repeat(node: fx.Node) -> fx.Node | None:
@@ -97,7 +105,7 @@ IDENTITIES: dict[Any, tuple[Identity, Memory]] = {
     aten.positive.default: (_operand, Memory.SHARED),
     aten.lift_fresh.default: (_operand, Memory.SHARED),
     aten.lift_fresh_copy.default: (_operand, Memory.OWN),
-    aten.contiguous.default: (_unless_layout, Memory.SHARED),
+    aten.contiguous.default: (_unless_layout, Memory.EITHER),
     aten.clone.default: (_unless_layout, Memory.OWN),
     aten.reshape.default: (_same_type, Memory.SHARED),
     aten.expand.default: (_same_type, Memory.SHARED),

@@ -62,6 +62,7 @@ class _Header:
     method: str = "given"
     training: bool = False
     inference_only: tuple[str, ...] = ()
+    fixed_mode: str = ""
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     in_spec: tuple[pytree.TreeSpec, Place] | None = None
     out_spec: tuple[pytree.TreeSpec, Place] | None = None
@@ -101,7 +102,7 @@ class _ProgramReader:
             reader.fail("a dump begins with a program line", at=0, advice=_METHODS_ADVICE)
         elif first == "graph":
             self._graph(reader)
-        elif first in ("inference_only", "size", "in_spec", "out_spec"):
+        elif first in ("inference_only", "fixed_mode", "size", "in_spec", "out_spec"):
             self._fact(reader, first, self.header)
         elif self.open is None:
             reader.fail("nothing may follow a second name of a graph but other graphs", at=0)
@@ -154,6 +155,10 @@ class _ProgramReader:
             header.inference_only += (reader.string(),)
             reader.end()
             return
+        if keyword == "fixed_mode":
+            header.fixed_mode = reader.string()
+            reader.end()
+            return
         if keyword == "size":
             self._size(reader, header)
             return
@@ -194,6 +199,7 @@ class _ProgramReader:
         program = Program(top.graph, root, self._signature(header, top), name=header.name, method=header.method)
         program.training, program.stage = header.training, header.stage
         program.inference_only = header.inference_only
+        program.fixed_mode = header.fixed_mode
         for graph in self.graphs.values():
             program.origins.rows.update(graph.origins)
             program.modes.rows.update(graph.modes)

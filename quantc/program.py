@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx, nn
@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import is_opaque, short_name
+from quantc.dialect import arguments, is_opaque, short_name
 from quantc.errors import InputError, ModeError, QuantcError, UnknownNameError, suggest
 from quantc.signature import Signature
 from quantc.sites import ModeValue, NodeTable, Origin, Site
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from quantc.diff import Diff
 
+MOST_REASONS = 8
 DumpFormat = Literal["text", "table", "json", "dot", "graphml"]
 
 
@@ -84,6 +85,8 @@ class Program:
     stage: Stage = Stage.CAPTURED
     inference_only: tuple[str, ...] = ()
     """Why `.train()` is no longer possible; empty while it is."""
+    fixed_mode: str = ""
+    """Why neither `.train()` nor `.eval()` can change the mode; empty where they can."""
     log: list[LogEntry] = field(default_factory=list)
     origins: NodeTable[Origin] = field(default_factory=NodeTable[Origin])
     modes: NodeTable[ModeValue] = field(default_factory=NodeTable[ModeValue])
@@ -92,6 +95,8 @@ class Program:
     example_inputs: tuple[Any, ...] | None = None
     """The flat example inputs of the capture, for the numeric guard."""
     _module: fx.GraphModule | None = field(default=None, repr=False)
+    _taken: dict[str, int] = field(default_factory=dict, repr=False)
+    """How many constants were stored under each hint."""
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -199,8 +204,16 @@ class Program:
                 where="; ".join(self.inference_only),
                 advice="capture the model in training mode and prepare it with qat=True",
             )
+        if mode != self.training and self.fixed_mode:
+            raise ModeError(
+                f"{self.name} cannot change its mode: {self.fixed_mode}",
+                where=self.fixed_mode,
+                advice=f"capture the model again in {'training' if mode else 'eval'} mode",
+            )
         for node, value in self.modes.rows.items():
             args = list(node.args)
+            if value.position >= len(args) and isinstance(node.target, OpOverload):
+                args += [row.default for row in arguments(node.target)[len(args) : value.position + 1]]
             args[value.position] = value.value(mode)
             node.args = tuple(args)
         if mode != self.training:
@@ -214,18 +227,21 @@ class Program:
         return self.train(False)
 
     def _switch_counters(self, training: bool) -> None:
+        """Batch norms count their batches in training, and only then."""
         add = torch.ops.aten.add_.Tensor
-        for node, target in self.counters.rows.items():
+        nodes = {(id(graph), node.target): node for _, graph in self.graphs() for node in graph.find_nodes(op="get_attr")}
+        for norm, target in self.counters.rows.items():
+            counter = nodes.get((id(norm.graph), target))
             if training:
-                counter = self.constant_node(node.graph, target)
-                with node.graph.inserting_before(node):
-                    count = node.graph.call_function(add, (counter, 1))
-                self.origins.rows[count] = self.origins.get(node) or Origin()
-                continue
-            for counter in [found for found in node.graph.find_nodes(op="get_attr") if found.target == target]:
+                if counter is None:
+                    counter = nodes[id(norm.graph), target] = self._read(target, before=norm)
+                self.emit(add, (counter, 1), before=norm, like=counter)
+            elif counter is not None:
                 for user in list(counter.users):
                     if user.target is add and not user.users:
                         self.erase(user)
+                if not counter.users:
+                    self.erase(counter)
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -261,15 +277,11 @@ class Program:
         self._module = None
         return node
 
-    def constant_node(self, graph: fx.Graph, target: str) -> fx.Node:
-        """The get_attr node of `target` in `graph`, made (before all other computation) if there is none."""
-        found = [node for node in graph.find_nodes(op="get_attr") if node.target == target]
-        if found:
-            return cast(fx.Node, found[0])
-        anchor = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
-        with graph.inserting_before(anchor):
-            node = graph.create_node("get_attr", target)
-        value = attribute(self.owner(graph), target)
+    def _read(self, target: str, *, before: fx.Node) -> fx.Node:
+        """A get_attr node for what is stored at `target`, placed before a node."""
+        value = attribute(self.owner(before.graph), target)
+        with before.graph.inserting_before(before):
+            node = before.graph.create_node("get_attr", target)
         if isinstance(value, torch.Tensor):
             node.meta["val"] = type_of_value(value)
         self._module = None
@@ -282,27 +294,28 @@ class Program:
         owner = self.owner(before.graph)
         parent, _, leaf = hint.rpartition(".")
         holder = _submodule(owner, parent)
-        name, count = leaf, 0
+        name = leaf
         while hasattr(holder, name):
-            count += 1
-            name = f"{leaf}_{count}"
+            # counted, not searched from 1: a pass may store thousands under one hint
+            self._taken[hint] = self._taken.get(hint, 0) + 1
+            name = f"{leaf}_{self._taken[hint]}"
         if isinstance(value, nn.Parameter):
             holder.register_parameter(name, value)
         else:
             holder.register_buffer(name, value)
-        target = f"{parent}.{name}" if parent else name
-        with before.graph.inserting_before(before):
-            node = before.graph.create_node("get_attr", target)
-        node.meta["val"] = type_of_value(value)
-        self._module = None
-        return node
+        return self._read(f"{parent}.{name}" if parent else name, before=before)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let `new`, made for this, stand for `old` everywhere; move `old`'s rows to it, and erase `old`."""
         old.replace_all_uses_with(new)
+        self.inherit(old, new)
+        self.erase(old)
+
+    def inherit(self, old: fx.Node, new: fx.Node) -> None:
+        """Give `old`'s rows and its name to `new`, made to stand for it: names are what users know nodes by."""
         for table in (self.origins, self.modes, self.counters):
             table.move(old, new)
-        self.erase(old)
+        old.name, new.name = new.name, old.name
 
     def forward(self, old: fx.Node, to: fx.Node) -> None:
         """Let `to`, which was there before, stand for `old` everywhere; erase `old` and its rows."""
@@ -317,7 +330,8 @@ class Program:
         self._module = None
 
     def note_inference_only(self, reason: str) -> None:
-        if reason not in self.inference_only:
+        """Note why the program cannot be trained any more; the first few reasons are enough."""
+        if len(self.inference_only) < MOST_REASONS and reason not in self.inference_only:
             self.inference_only = (*self.inference_only, reason)
 
     def clone(self) -> Program:
@@ -334,7 +348,9 @@ class Program:
                 nodes.update(zip(old.nodes, new.nodes, strict=True))
         for old_node, new_node in nodes.items():
             new_node.meta = copy.copy(old_node.meta)
-        for attr in ("name", "method", "training", "stage", "inference_only", "example_inputs"):
+            new_node.name = old_node.name  # fx renames nodes that are called like builtins; names are ours to keep
+            new_node.graph._graph_namespace._used_names.add(old_node.name)
+        for attr in ("name", "method", "training", "stage", "inference_only", "fixed_mode", "example_inputs"):
             setattr(twin, attr, getattr(self, attr))
         twin.log = list(self.log)
         twin.origins = self.origins.renamed(nodes)

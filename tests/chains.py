@@ -11,12 +11,14 @@ from torch.utils import _pytree as pytree
 
 from quantc.program import Program, Stage
 from quantc.signature import Input, Signature
-from quantc.sites import Origin
+from quantc.sites import ModeValue, Origin
 from quantc.types import TensorType, type_of_value
 
 aten = torch.ops.aten
 
 CHANNELS = 2
+TRAINING = 5
+"""Where batch_norm has its training flag."""
 IMAGE = TensorType(torch.float32, (1, CHANNELS, 3, 3))
 Spelling = Literal["raw", "canonical"]
 Weights = Literal["own", "shared"]
@@ -33,6 +35,8 @@ class Builder:
         self.x = self.graph.placeholder("x")
         self.x.meta["val"] = IMAGE
         self.origins: dict[fx.Node, Origin] = {}
+        self.modes: dict[fx.Node, ModeValue] = {}
+        self.counters: dict[fx.Node, str] = {}
         self.generator = torch.Generator().manual_seed(0)
 
     def constant(self, name: str, value: Tensor) -> fx.Node:
@@ -64,6 +68,8 @@ class Builder:
         )
         program = Program(self.graph, self.root, signature, name=self.name, stage=Stage.CANONICAL)
         program.origins.rows.update(self.origins)
+        program.modes.rows.update(self.modes)
+        program.counters.rows.update(self.counters)
         program.example_inputs = (self.normal(1, CHANNELS, 3, 3),)
         return program
 
@@ -82,6 +88,8 @@ def chain(blocks: int, *, spelling: Spelling = "canonical", weights: Weights = "
         where = f"blocks.{index}"
         y = build.call(aten.conv2d.default, x, w, None, [1, 1], [0, 0], [1, 1], 1, where=where)
         y = build.call(aten.batch_norm.default, y, gamma, beta, mean, var, False, 0.1, 1e-5, True, where=where)
+        build.modes[y] = ModeValue(TRAINING, train=True, eval=False)
+        build.counters[y] = f"count_{'all' if shared else index}"
         if spelling == "raw":
             y = build.call(aten.contiguous.default, y, where=where)
             y = build.call(aten.relu_.default, y, where=where)
@@ -95,6 +103,7 @@ def chain(blocks: int, *, spelling: Spelling = "canonical", weights: Weights = "
 
 
 def _constants(build: Builder, name: str) -> tuple[fx.Node, ...]:
+    build.root.register_buffer(f"count_{name}", torch.tensor(0))
     return (
         build.constant(f"w_{name}", build.normal(CHANNELS, CHANNELS, 1, 1) * 0.1),
         build.constant(f"gamma_{name}", build.positive(CHANNELS)),
@@ -110,7 +119,7 @@ def star(width: int, *, join: Join = "cat", spelling: Spelling = "canonical") ->
     ray = (aten.relu.default, aten.neg.default, aten.sigmoid.default, aten.tanh.default)
     rays = [build.call(ray[index % 4], build.x, where=f"rays.{index}") for index in range(width)]
     if spelling == "raw":
-        rays = [build.call(aten.detach.default, ray, where="alias") for ray in rays]
+        rays = [build.call(aten.contiguous.default, ray, where="contiguous") for ray in rays]
     program = build.program(_joined(build, rays, join))
     program.stage = Stage.CAPTURED if spelling == "raw" else Stage.CANONICAL
     return program

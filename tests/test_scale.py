@@ -32,10 +32,16 @@ def run_pass(text: str) -> Step:
     return lambda program: qc.Pipeline.parse(text).run(program)
 
 
+def switch(program: Program) -> None:
+    """To training and back."""
+    program.train().eval()
+
+
 STEPS: dict[str, Step] = {
     "canonicalize": run_pass("canonicalize"),
     "dump": Program.dump,
     "verify": Program.verify,
+    "switch": switch,
     "match": FUSIONS.match,
     "fuse": run_pass("fuse"),
     "fold-constants": run_pass("fold-constants"),

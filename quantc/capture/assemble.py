@@ -6,7 +6,6 @@ reaches the other. Facts in `meta` move to typed tables; of `meta` only `val` st
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from quantc.capture.modes import record_modes
+from quantc.capture.twins import copied_module
 from quantc.program import Program, attribute
 from quantc.signature import Input, Signature
 from quantc.sites import Origin
@@ -138,7 +138,7 @@ def _copied_root(graph: fx.Graph, source: nn.Module, constants: Mapping[str, tor
         if isinstance(value, torch.Tensor):
             place(root, target, _copied(value, memo), is_saved=False)
         elif isinstance(value, nn.Module):
-            place(root, target, copy.deepcopy(value, memo))
+            place(root, target, copied_module(value, memo))
     return root
 
 

@@ -38,6 +38,8 @@ def tensor_attribute(tracer: AtenTracer, x: Value, name: str) -> Any:
         node = tracer.create_node("call_function", getattr, (x.node, name), {})
         tracer.kinds[node] = Kind.NUMBER if name in ("ndim", "itemsize") else Kind.ANYTHING
         return tracer.proxy(node)
+    if not hasattr(torch.Tensor, name):
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
     return Attribute(x, name)
 
 
@@ -46,10 +48,10 @@ def shape_of(tracer: AtenTracer, x: Value) -> Any:
     fake = x.fake
     if isinstance(fake, torch.Tensor):
         sizes = [
-            size if type(size) is int else tracer.call(aten.sym_size.int, (x, dim))
+            size if type(size) is int else tracer.size(aten.sym_size.int, (x, dim), size)
             for dim, size in enumerate(fake.shape)
         ]
-        return torch.Size(sizes) if all(isinstance(size, int) for size in sizes) else tuple(sizes)
+        return torch.Size(sizes) if all(type(size) is int for size in sizes) else tuple(sizes)
     node = tracer.create_node("call_function", getattr, (x.node, "shape"), {})
     tracer.kinds[node] = Kind.SHAPE
     return tracer.proxy(node)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from quantc.errors import CaptureError
+from quantc.errors import CaptureError, suggest
+
+STRUCTURE = "give dynamic_shapes the structure of the inputs, by name or in order, with None for what is static"
+SMALLEST = 2
+"""Sizes 0 and 1 mean something of their own to broadcasting, so a trace with them would hold for them alone."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,12 @@ class DynamicDim:
     name: str | None
     low: int
     high: int | None
+    is_required: bool = True
+    """Whether a model that fixes the dimension is refused; Dim.AUTO lets it be fixed."""
+    root: str | None = None
+    """For `2*n`: the name of the dimension it is computed from, …"""
+    relation: Callable[[Any], Any] | None = None
+    """… and how."""
 
 
 def argument_tree(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -57,67 +66,107 @@ def _key(part: Any) -> Any:
 def dynamic_dims(
     dynamic_shapes: Any, args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module
 ) -> dict[tuple[int, int], DynamicDim]:
-    """(flat input, dimension) → its name and range, for every dimension marked dynamic."""
+    """(flat input, dimension) → its name and range, for every dimension marked dynamic. Checks that they make sense."""
     if dynamic_shapes is None:
         return {}
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
     tree = argument_tree(model, args, kwargs)
-    if isinstance(dynamic_shapes, Mapping):
-        specs = dict(dynamic_shapes)
-    else:
-        specs = dict(zip(tree, dynamic_shapes, strict=False))
+    specs = _by_parameter(dynamic_shapes, model, tree, len(args))
     found: dict[tuple[int, int], DynamicDim] = {}
-    leaf = 0
+    tensors: list[Any] = []
+    names = leaf_names(model, args, kwargs)
     for parameter, value in tree.items():
         for path, item in pytree.tree_flatten_with_path(value)[0]:
-            if isinstance(item, torch.Tensor):
-                for dim, mark in _marks(_at(specs.get(parameter), path)):
-                    if (row := _read(mark)) is not None:
-                        found[leaf, dim] = row
-            leaf += 1
+            where = f"dynamic_shapes of input {names[len(tensors)]!r}"
+            for dim, mark in _marks(_at(specs.get(parameter), path, where), item, where):
+                if (row := _read(mark, where)) is not None:
+                    found[len(tensors), dim] = row
+            tensors.append(item)
+    _check_sizes(found, tensors, names)
     return found
 
 
-def _at(spec: Any, path: tuple[Any, ...]) -> Any:
+def _by_parameter(dynamic_shapes: Any, model: nn.Module, tree: dict[str, Any], positional: int) -> dict[str, Any]:
+    """The marks under the names of `argument_tree`, in which *args and **kwargs are spread out."""
+    if not isinstance(dynamic_shapes, Mapping | list | tuple):
+        raise _fault(f"dynamic_shapes is a {type(dynamic_shapes).__name__}", "dynamic_shapes", STRUCTURE)
+    parameters = inspect.signature(model.forward).parameters.values()
+    if not isinstance(dynamic_shapes, Mapping):
+        if len(dynamic_shapes) != len(tree):
+            raise _fault(
+                f"dynamic_shapes has {len(dynamic_shapes)} entries for {len(tree)} inputs", "dynamic_shapes", STRUCTURE
+            )
+        return dict(zip(tree, dynamic_shapes, strict=True))
+    specs = dict(dynamic_shapes)
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL and parameter.name in specs:
+            spread = list(specs.pop(parameter.name) or ())
+            specs.update({f"args_{positional - len(spread) + index}": mark for index, mark in enumerate(spread)})
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and parameter.name in specs:
+            specs.update(specs.pop(parameter.name) or {})
+    for name in specs:
+        if name not in tree:
+            raise _fault(
+                f"dynamic_shapes names {name!r}, which is no input",
+                f"dynamic_shapes[{name!r}]",
+                suggest(str(name), tree, noun="inputs"),
+            )
+    return specs
+
+
+def _at(spec: Any, path: tuple[Any, ...], where: str) -> Any:
     for part in path:
         if spec is None:
             return None
         key = _key(part)
         try:
             spec = spec[key] if isinstance(spec, Mapping | list | tuple) else getattr(spec, str(key))
-        except (KeyError, IndexError, AttributeError) as error:
-            raise CaptureError(
-                f"dynamic_shapes has no entry for {key!r}",
-                advice="give dynamic_shapes the same structure as the inputs, with None for what is static",
-            ) from error
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
+            raise _fault(f"dynamic_shapes has no entry for {key!r}", where, STRUCTURE) from error
     return spec
 
 
-def _marks(spec: Any) -> list[tuple[int, Any]]:
+def _marks(spec: Any, value: Any, where: str) -> list[tuple[int, Any]]:
     if spec is None:
         return []
+    if not isinstance(value, torch.Tensor):
+        raise _fault(f"dynamic_shapes marks a {type(value).__name__}, and only tensors have dimensions", where, STRUCTURE)
     if isinstance(spec, Mapping):
-        return [(int(dim), mark) for dim, mark in spec.items()]
-    if isinstance(spec, list | tuple):
-        return list(enumerate(spec))
-    raise CaptureError(
-        f"dynamic_shapes marks a tensor with {spec!r}",
-        advice="mark a tensor with {dimension: Dim(...)}, or with a list of one mark per dimension",
-    )
+        rows = list(spec.items())
+    elif isinstance(spec, list | tuple):
+        rows = list(enumerate(spec))
+        if len(rows) != value.dim():
+            raise _fault(f"{len(rows)} marks for a tensor of {value.dim()} dimensions", where, STRUCTURE)
+    else:
+        raise _fault(
+            f"dynamic_shapes marks a tensor with {spec!r}",
+            where,
+            "mark a tensor with {dimension: Dim(...)}, or with a list of one mark per dimension",
+        )
+    for dim, _ in rows:
+        if not isinstance(dim, int) or not 0 <= dim < value.dim():
+            raise _fault(
+                f"dynamic_shapes marks dimension {dim!r} of a tensor of {value.dim()} dimensions",
+                where,
+                "dimensions count from 0",
+            )
+    return rows
 
 
-def _read(mark: Any) -> DynamicDim | None:
-    if mark is None or isinstance(mark, int) or mark is Dim.STATIC:
+def _read(mark: Any, where: str) -> DynamicDim | None:
+    if mark is None or isinstance(mark, int):
         return None
-    if mark in (Dim.AUTO, Dim.DYNAMIC) or type(mark).__name__ == "_DimHint":
-        return DynamicDim(None, 0, None)
+    hint = getattr(getattr(mark, "type", None), "name", None)
+    low, high = getattr(mark, "min", None), getattr(mark, "max", None)
+    if isinstance(hint, str):
+        is_fixed = hint == "STATIC"
+        return None if is_fixed else DynamicDim(None, int(low or 0), upper_bound(high), is_required=hint == "DYNAMIC")
     name = getattr(mark, "__name__", None)
     if not isinstance(name, str):
-        raise CaptureError(
-            f"dynamic_shapes has an unknown mark {mark!r}", advice="use torch.export.Dim, Dim.AUTO or None"
-        )
-    return DynamicDim(name, int(getattr(mark, "min", 0)), upper_bound(getattr(mark, "max", None)))
+        raise _fault(f"dynamic_shapes has an unknown mark {mark!r}", where, "use torch.export.Dim, Dim.AUTO or None")
+    root = getattr(getattr(mark, "root", None), "__name__", None)
+    return DynamicDim(name, int(low or 0), upper_bound(high), root=root, relation=getattr(mark, "fn", None))
 
 
 def upper_bound(bound: Any) -> int | None:
@@ -126,9 +175,61 @@ def upper_bound(bound: Any) -> int | None:
     return int(text) if text.isdigit() and int(text) < 2**31 else None
 
 
-def dim_names(
-    dynamic_shapes: Any, args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module
-) -> dict[tuple[int, int], str]:
+def _check_sizes(dims: Mapping[tuple[int, int], DynamicDim], tensors: Sequence[Any], names: Sequence[str]) -> None:
+    """The example inputs themselves must fit what is said of them."""
+    sizes: dict[str, int] = {}
+    for (leaf, dim), mark in dims.items():
+        size = tensors[leaf].shape[dim]
+        where = f"input {names[leaf]!r}, dimension {dim}"
+        if size < mark.low or (mark.high is not None and size > mark.high):
+            limits = f"{mark.low}..{'' if mark.high is None else mark.high}"
+            raise _fault(
+                f"the example's size {size} is outside the range {limits} of {mark.name or 'the dimension'}",
+                where,
+                "give an example inside the range, or another range: Dim(name, min=…, max=…)",
+            )
+        if mark.name is not None and sizes.setdefault(mark.name, size) != size:
+            raise _fault(
+                f"size {mark.name} is {sizes[mark.name]} in one example input and {size} in another",
+                where,
+                "give the two dimensions different names, or examples of the same size",
+            )
+    for (leaf, dim), mark in dims.items():
+        if mark.relation is None or mark.root not in sizes or mark.name is None:
+            continue
+        if (wanted := mark.relation(sizes[mark.root])) != sizes[mark.name]:
+            raise _fault(
+                f"size {mark.name} should be {wanted}, because {mark.root} is {sizes[mark.root]}, not {sizes[mark.name]}",
+                f"input {names[leaf]!r}, dimension {dim}",
+                "give examples that fit the relation",
+            )
+
+
+def widened(
+    dims: Mapping[tuple[int, int], DynamicDim], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example inputs with dynamic dimensions of size 0 or 1 made larger. Captures look at sizes alone."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    sizes = {mark.name: leaves[leaf].shape[dim] for (leaf, dim), mark in dims.items() if mark.name is not None}
+    shapes: dict[int, list[int]] = {}
+    for (leaf, dim), mark in dims.items():
+        root = mark.root or mark.name
+        now = leaves[leaf].shape[dim] if mark.name is None else sizes.get(root or "", SMALLEST)
+        wanted = max(SMALLEST, mark.low)
+        if now >= SMALLEST or not mark.is_required or (mark.high is not None and wanted > mark.high):
+            continue
+        shape = shapes.setdefault(leaf, list(leaves[leaf].shape))
+        shape[dim] = wanted if mark.relation is None else mark.relation(SMALLEST)
+    for leaf, shape in shapes.items():
+        leaves[leaf] = leaves[leaf].detach().new_zeros(shape)
+    wider: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, spec)
+    return wider
+
+
+def dim_names(dims: Mapping[tuple[int, int], DynamicDim]) -> dict[tuple[int, int], str]:
     """(flat input, dimension) → the user's name for it."""
-    dims = dynamic_dims(dynamic_shapes, args, kwargs, model)
     return {place: dim.name for place, dim in dims.items() if dim.name is not None and dim.name.isidentifier()}
+
+
+def _fault(what: str, where: str, advice: str) -> CaptureError:
+    return CaptureError(what, where=where, advice=advice)

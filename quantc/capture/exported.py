@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.export._trace
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
-from quantc.capture.dimensions import dim_names, upper_bound
+from quantc.capture.dimensions import dim_names, dynamic_dims, upper_bound, widened
+from quantc.capture.proxies import RefusedError
 from quantc.capture.sources import user_line_of_trace
 from quantc.program import Program
 from quantc.signature import Signature
 from quantc.sites import Origin
 
+CHATTY = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
+"""Loggers that report a failed export in full."""
+NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 CALL_INDEX = re.compile(r"@\d+")
 STRICT_ROOT = re.compile(r"^L\['self'\]\.?|^L__self___?")
 
@@ -29,9 +41,58 @@ def export(
     strictness: str,
 ) -> Program:
     """Export `model` and make a Program of the result."""
-    exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strictness == "strict")
-    given = dim_names(dynamic_shapes, args, kwargs, model)
-    return from_exported(exported, name=type(model).__name__, model=model, given_dims=given)
+    dims = dynamic_dims(dynamic_shapes, args, kwargs, model)
+    args, kwargs = widened(dims, *_apart((args, kwargs)))
+    with _quiet():
+        exported = torch.export.export(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strictness == "strict"
+        )
+    _refuse_leftovers(exported)
+    return from_exported(exported, name=type(model).__name__, model=model, given_dims=dim_names(dims))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings about plain attributes: quantc looks itself for those that matter, and refuses them.
+
+    Nor does export print what it had when it failed: the error says what there is to say."""
+    loggers = [logging.getLogger(name) for name in CHATTY]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), patch.object(torch.export._trace, "print", lambda *_, **__: None, create=True):
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
+        warnings.filterwarnings("ignore", message=r"A model attribute .* requires gradient")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _apart(tree: Any) -> Any:
+    """Inputs of which no two are the same tensor: export would take them for one input, for good."""
+    seen: set[int] = set()
+
+    def first_or_copy(tensor: torch.Tensor) -> torch.Tensor:
+        is_new = id(tensor) not in seen
+        seen.add(id(tensor))
+        return tensor if is_new else tensor.detach().clone()
+
+    return pytree.tree_map_only(torch.Tensor, first_or_copy, tree)
+
+
+def _refuse_leftovers(exported: ExportedProgram) -> None:
+    """torch.export lets some things through that a graph cannot compute again."""
+    for name, value in exported.constants.items():
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            raise RefusedError(
+                f"{name} is a {type(value).__name__} made while the model ran, which a graph cannot hold"
+            )
+    for node in exported.graph.nodes:
+        module = getattr(node.target, "__module__", None) or ""
+        if node.op == "call_function" and module.startswith(("torch._functorch", "torch._C._functorch")):
+            raise RefusedError(f"torch.func transforms (vmap, grad, …) cannot be captured ({node.target.__name__})")
 
 
 def from_exported(
@@ -42,7 +103,8 @@ def from_exported(
     given_dims: dict[tuple[int, int], str] | None = None,
 ) -> Program:
     """A Program from an ExportedProgram, which is left as it is."""
-    module = exported.module(check_guards=False)
+    with _quiet():
+        module = exported.module(check_guards=False)
     if not isinstance(module, fx.GraphModule):
         raise TypeError(f"torch.export gave a {type(module).__name__}")
     graph = module.graph
@@ -105,6 +167,8 @@ def origin_from_meta(node: fx.Node) -> Origin | None:
         return None
     stack = node.meta.get("nn_module_stack") or {}
     path, kind = list(stack.values())[-1] if stack else ("", "")
+    if path == NO_MODULE:  # a size of an input, which export reads before the model runs
+        return Origin()
     kind_name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
     file, line = user_line_of_trace(node.meta.get("stack_trace"))
     return Origin(_clean_path(path), kind_name, file, line)

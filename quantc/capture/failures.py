@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import copy
+import re
+import traceback
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
 from quantc.capture.proxies import RefusedError
-from quantc.capture.sources import user_line_of_error
+from quantc.capture.sources import forward_line, user_line_of_error
+from quantc.capture.twins import Tensors, cloned_inputs, twin
 from quantc.errors import CaptureError
 
 CATALOGUE = "https://docs.pytorch.org/docs/stable/generated/exportdb/index.html"
@@ -20,6 +23,19 @@ WAYS_OUT = (
     f"(the constructs that export supports are listed at {CATALOGUE}); "
     "or use the dynamic tracing flow, which follows Python control flow as it runs"
 )
+TRY_EXPORT = f"use method='export', which runs the model on stand-ins for real tensors; or {WAYS_OUT}"
+SHAPES_ADVICE = (
+    "leave that dimension out of dynamic_shapes, or give it the range or the relation that the model needs, "
+    "or remove what fixes it from the model"
+)
+EXAMPLES_ADVICE = (
+    "pass example_inputs as a tuple of positional arguments that model(*example_inputs) accepts "
+    "(and example_kwargs for keywords)"
+)
+PACKING = frozenset({"pack_padded_sequence", "pad_packed_sequence", "pack_sequence"})
+TRACED = ("proxies.Value", "'Value'", "Proxy(", "incompatible function arguments")
+"""Signs that torch was handed a traced value where it wanted a tensor."""
+ENDS = re.compile(r"\s*\((?:unhinted|Size-like).*$")
 
 
 def first_line(error: BaseException) -> str:
@@ -30,29 +46,59 @@ def first_line(error: BaseException) -> str:
 def explain_failure(error: Exception, method: str, model: nn.Module, args: Any, kwargs: Any) -> CaptureError:
     """The CaptureError for an exception raised while capturing `model` by `method`."""
     name = type(model).__name__
-    if (
-        args is not None
-        and not isinstance(error, RefusedError)
-        and (eager := _eager_failure(model, args, kwargs)) is not None
-    ):
+    is_refusal = isinstance(error, RefusedError | GuardOnDataDependentSymNode)
+    if args is not None and not is_refusal and (eager := _eager_failure(model, args, kwargs)) is not None:
         return CaptureError(
             f"{name} does not run on the example inputs: {first_line(eager)}",
-            where=user_line_of_error(eager) or None,
-            advice="pass example_inputs as a tuple of positional arguments that model(*example_inputs) accepts "
-            "(and example_kwargs for keywords)",
+            where=user_line_of_error(eager) or forward_line(model),
+            advice=EXAMPLES_ADVICE,
         )
+    reason, advice = _reason(error, method)
     return CaptureError(
-        f"{name} could not be captured by {method}: {first_line(error)}",
-        where=user_line_of_error(error) or None,
-        advice=WAYS_OUT,
+        f"{name} could not be captured by {method}: {reason}",
+        where=user_line_of_error(error) or forward_line(model),
+        advice=advice,
     )
+
+
+def _reason(error: Exception, method: str) -> tuple[str, str]:
+    """What went wrong, in words of the model rather than of the tracer, and the way out of it."""
+    text = first_line(error)
+    if _is_about_shapes(error):
+        return _shape_reason(error), SHAPES_ADVICE
+    if isinstance(error, RefusedError) and "dynamic size" in text:
+        return text, SHAPES_ADVICE
+    if not PACKING.isdisjoint(frame.name for frame in traceback.extract_tb(error.__traceback__)):
+        return f"packed sequences have sizes that depend on the data ({text})", WAYS_OUT
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return f"a branch or a Python number depends on the data ({ENDS.sub('', text)})", WAYS_OUT
+    if method == "fx" and any(sign in text for sign in TRACED):
+        return f"a traced value reached code that takes real tensors only ({text})", TRY_EXPORT
+    return text, WAYS_OUT
+
+
+def _is_about_shapes(error: Exception) -> bool:
+    current: BaseException | None = error
+    while current is not None:
+        if isinstance(current, ConstraintViolationError) or "Constraints violated" in str(current):
+            return True
+        current = current.__cause__
+    return False
+
+
+def _shape_reason(error: Exception) -> str:
+    """The first sentence that says which dimension the model fixes."""
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if "specialized" in line or "range" in line or "marked" in line]
+    return f"a dimension marked dynamic is fixed by the model: {said[0] if said else lines[0]}"
 
 
 def _eager_failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """What the model itself raises on the example inputs, if it does."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            copy.deepcopy(model)(*args, **kwargs)
+        with torch.random.fork_rng(devices=[]):
+            given, named = cloned_inputs((args, kwargs))
+            twin(model, Tensors.COPIED)(*given, **named)
     except Exception as error:  # noqa: BLE001 - the user's model may raise anything, and that is the answer
         return error
     return None

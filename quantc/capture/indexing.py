@@ -57,9 +57,12 @@ def _rank(tracer: AtenTracer, x: Any) -> int:
 def _sliced(tracer: AtenTracer, x: Any, dim: int, part: slice) -> Any:
     if part.start is None and part.stop is None and part.step is None:
         return x
+    step = () if part.step is None else (part.step,)
+    if isinstance(part.start, Value) or isinstance(part.stop, Value):
+        # as PyTorch spells slices with symbolic bounds: what was left out stays out
+        return tracer.call(aten.slice.Tensor, (x, dim, part.start, part.stop, *step))
     start = 0 if part.start is None else part.start
     stop = END if part.stop is None else part.stop
-    step = () if part.step is None else (part.step,)
     return tracer.call(aten.slice.Tensor, (x, dim, start, stop, *step))
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -14,14 +18,16 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from quantc.capture.proxies import Value
-from quantc.capture.spellings import DUNDERS, FACTORIES, SIZED_FACTORIES, Kind, is_builtin, packet
+from quantc.capture.proxies import RefusedError, Value
+from quantc.capture.spellings import DUNDERS, FACTORIES, SIZED_FACTORIES, is_builtin, packet
 
 if TYPE_CHECKING:
     from quantc.capture.tracer import AtenTracer
 
 QUERIES = frozenset({"detach", "is_floating_point", "size", "dim", "is_complex"})
 """Calls on real tensors that are answered at once."""
+FOLLOWED = ("torch.nn.", "torch.functional", "torch.utils._pytree")
+"""Parts of torch that are followed as if they were the model's own code."""
 OPENED = (torch.nn.functional, torch.functional, torch._tensor)
 
 
@@ -36,8 +42,62 @@ def intercepted(tracer: AtenTracer) -> Iterator[None]:
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda *_: False))
         stack.enter_context(_buffers_watched(tracer))
+        stack.enter_context(patch.object(builtins, "isinstance", _is_instance))
+        stack.enter_context(patch.object(torch.autocast, "__enter__", _enter_autocast))
+        for name in SIZED_FACTORIES:
+            stack.enter_context(patch.object(torch, name, _taking_sizes(tracer, getattr(torch, name))))
         stack.enter_context(_Interceptor(tracer))
         yield
+
+
+@contextmanager
+def seeds_refused() -> Iterator[None]:
+    """Refuse models that set the random seed: a graph has no op for that, and capture must not do it either."""
+
+    def refuse(*_: Any) -> None:
+        raise RefusedError("forward sets the seed of the random generator, which a graph cannot hold")
+
+    with ExitStack() as stack:
+        for module, name in ((torch, "manual_seed"), (torch, "seed"), (torch.random, "manual_seed")):
+            stack.enter_context(patch.object(module, name, refuse))
+        yield
+
+
+_original_isinstance = isinstance
+_enter: Any = torch.autocast.__enter__
+
+
+def _is_instance(value: Any, classes: Any) -> bool:
+    """`isinstance`, by which a traced value is what it stands for: a model that asks must get eager's answer.
+
+    Only Python code asks here. A `__class__` that says Tensor would reach C++ code too, which reads the memory."""
+    if _original_isinstance(value, classes):
+        return True
+    return type(value) is Value and _is_model_code(sys._getframe(1)) and _original_isinstance(value.stand_in, classes)
+
+
+def _is_model_code(frame: FrameType) -> bool:
+    """Torch's own machinery asks in order to hand the value to C++, which takes no traced ones."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return not module.startswith("torch.") or module.startswith(FOLLOWED)
+
+
+def _taking_sizes(tracer: AtenTracer, factory: Any) -> Any:
+    """`torch.zeros` and the like refuse traced sizes, before any interceptor is asked, if these are spread out."""
+
+    @wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if any(type(value) is Value for value in args):
+            return tracer.lower_function(factory, args, kwargs)
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def _enter_autocast(region: Any) -> Any:
+    if region._enabled:
+        raise RefusedError("an autocast region chooses dtypes as it runs; only method='export' follows it")
+    return _enter(region)
 
 
 @contextmanager
@@ -75,10 +135,6 @@ class _Interceptor(TorchFunctionMode):
         return self._lower(func, name, args, kwargs)
 
     def _lower(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name in SIZED_FACTORIES and args:
-            first = args[0]
-            is_list = isinstance(first, list | tuple) or self.tracer.kind_of(first) is Kind.SHAPE
-            args = args if is_list else (list(args),)  # torch.zeros(2, 3) means torch.zeros([2, 3])
         if inspect.ismethoddescriptor(func) and name != "__get__" and args and name not in DUNDERS:
             return self.tracer.lower_method(name, args, kwargs)
         return self.tracer.lower_function(func, args, kwargs)

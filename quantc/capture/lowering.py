@@ -21,6 +21,7 @@ from quantc.capture.spellings import (
     DUNDERS,
     OPERATORS,
     PYTHON_METHODS,
+    SIZED_FACTORIES,
     SPREAD,
     Kind,
     is_builtin,
@@ -30,8 +31,12 @@ from quantc.capture.spellings import (
 from quantc.dialect import aten
 
 NUMBER_FUNCTIONS = (math.floor, math.ceil, math.sqrt, math.prod, int, float, bool, round)
+SQUARE_ROOT = math.sqrt  # while a model is traced, math.sqrt is another
 BITWISE = frozenset({"__and__", "__or__", "__xor__"})
 """Dunder names that ATen has too."""
+TENSOR_TYPES = {f"torch.{name.capitalize()}Tensor": dtype for name, dtype in CASTS.items()} | {
+    "torch.BFloat16Tensor": torch.bfloat16
+}
 QUERIES = frozenset({"size", "dim", "numel", "ndimension", "nelement", "item", "tolist"})
 
 
@@ -45,6 +50,18 @@ class Lowering(ABC):
     @abstractmethod
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind) -> Any:
         """Record a call of anything else; at once a plain number if that is what it gives."""
+
+    @abstractmethod
+    def size(self, target: OpOverload, args: tuple[Any, ...], size: Any) -> Any:
+        """The traced value of a symbolic size, which `target` would read from a tensor."""
+
+    @abstractmethod
+    def tensor_attribute(self, x: Any, name: str) -> Any:
+        """`x.name` of a tensor."""
+
+    @abstractmethod
+    def shape_owner(self, x: Any) -> Any:
+        """The tensor whose whole shape a traced value is, if it is one."""
 
     @abstractmethod
     def get_item(self, x: Any, index: Any) -> Any:
@@ -78,6 +95,10 @@ class Lowering(ABC):
         if function in NUMBER_FUNCTIONS or getattr(function, "__module__", "") == "math":
             return self.plain(function, args, kwargs)
         name = getattr(function, "__name__", "")
+        if function is torch.tensor and args and self.kind_of(args[0]) is Kind.NUMBER:
+            return self._scalar_tensor(args[0], **kwargs)
+        if name in SIZED_FACTORIES and is_builtin(function) and args and self._is_spread(args[0]):
+            args = (list(args),)  # torch.zeros(2, 3) means torch.zeros([2, 3])
         if name in DUNDERS and name not in BITWISE:
             return DUNDERS[name](*args, **kwargs)
         if name == "__get__":
@@ -91,9 +112,15 @@ class Lowering(ABC):
         """A method call `args[0].name(...)`, as ATen."""
         x, rest = args[0], args[1:]
         if not self.is_tensor(x):
-            return self.opaque("call_method", name, args, kwargs)
+            if name == "numel" and (owner := self.shape_owner(x)) is not None:
+                return self.call(aten.sym_numel.default, (owner,))
+            raise RefusedError(f".{name}() is called on {x.node.name}, which is not a tensor while tracing")
         if name in QUERIES:
             return self._query(x, name, rest, kwargs)
+        if name == "new_tensor":
+            return self._new_tensor(x, *rest, **kwargs)
+        if name == "type" and (rest or kwargs):
+            return self._converted(x, tuple(map(_dtype, (*rest, *kwargs.values()))), {})
         if name in CASTS and not rest:
             return self.call(aten.to.dtype, (x, CASTS[name]))
         if name == "cpu":
@@ -111,8 +138,26 @@ class Lowering(ABC):
             rest = (list(rest),)
         op = packet(name)
         if op is None:
-            return self.opaque("call_method", name, args, kwargs)
+            raise RefusedError(f".{name}() is no tensor operation that a graph can hold")
         return self._resolved(op, name, (x, *rest), kwargs)
+
+    def _is_spread(self, first: Any) -> bool:
+        return not isinstance(first, list | tuple) and self.kind_of(first) is not Kind.SHAPE
+
+    def _scalar_tensor(self, number: Value, dtype: torch.dtype | None = None, **_: Any) -> Any:
+        is_whole = isinstance(number.stand_in, int)
+        return self.call(
+            aten.scalar_tensor.default, (number,), {"dtype": dtype or (torch.int64 if is_whole else torch.float32)}
+        )
+
+    def _new_tensor(self, x: Any, data: Any, **kwargs: Any) -> Any:
+        made = torch.tensor(data, **kwargs)
+        fake = x.fake if isinstance(x, Value) else x
+        if "dtype" in kwargs:
+            return made
+        if isinstance(fake, torch.Tensor):
+            return made.to(fake.dtype)
+        return self.call(aten.type_as.default, (made, x))
 
     def _converted(self, x: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`x.to(...)` with any mix of dtype, device and other tensor."""
@@ -135,13 +180,17 @@ class Lowering(ABC):
     def _query(self, x: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "size":
             dim = rest[0] if rest else kwargs.get("dim")
-            return x.shape if dim is None else x.shape[dim]
+            shape = self.tensor_attribute(x, "shape")
+            return shape if dim is None else shape[dim]
         if name in ("dim", "ndimension"):
-            return x.ndim
+            return self.tensor_attribute(x, "ndim")
         if name in ("numel", "nelement"):
             fake = x.fake if isinstance(x, Value) else x
-            count = fake.numel() if isinstance(fake, torch.Tensor) else None
-            return count if type(count) is int else self.call(aten.sym_numel.default, (x,))
+            with torch._C.DisableTorchFunction():
+                count = fake.numel() if isinstance(fake, torch.Tensor) else None
+            if isinstance(count, torch.SymInt):
+                return self.size(aten.sym_numel.default, (x,), count)
+            return self.call(aten.sym_numel.default, (x,)) if count is None else count
         raise RefusedError(f".{name}() turns a tensor into a Python value, which a graph cannot hold")
 
     def lower_inplace(self, inplace: Any, plain: Any, left: Value, right: Any) -> Any:
@@ -173,15 +222,20 @@ class Lowering(ABC):
         if binding is not None:
             return self.call(binding.overload, binding.args, binding.kwargs)
         if function is None:
-            return self.opaque("call_method", name, args, kwargs)
+            raise TypeError(f"no overload of {name} takes the arguments it is called with")
         return self.opaque("call_function", function, args, kwargs)
 
     def plain(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Arithmetic on Python numbers and shapes; done at once unless a size is dynamic."""
         if not any(isinstance(value, fx.Proxy) for value in args):
             return function(*args, **kwargs)
+        called = torch._sym_sqrt if function is SQUARE_ROOT else function  # type: ignore[attr-defined]
         kinds = [self.kind_of(value) for value in args]
-        return self.record("call_function", function, args, kwargs, Kind.SHAPE if Kind.SHAPE in kinds else Kind.NUMBER)
+        kind = Kind.SHAPE if Kind.SHAPE in kinds else Kind.NUMBER
+        result = self.record("call_function", called, args, kwargs, kind)
+        if called.__module__ == "math" and not isinstance(result, Value):
+            raise RefusedError(f"math.{called.__name__} of a dynamic size fixes the size")
+        return result
 
     def opaque(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has no ATen spelling; it stays as it is, and is reported."""
@@ -189,3 +243,14 @@ class Lowering(ABC):
             name = getattr(target, "__name__", target)
             raise RefusedError(f"{name} cannot be traced symbolically; use method='export'")
         return self.record(op, target, args, kwargs, Kind.ANYTHING)
+
+
+def _dtype(given: Any) -> Any:
+    """What `x.type(...)` takes: a dtype, or the name or class of a tensor type such as torch.FloatTensor."""
+    if isinstance(given, torch.dtype):
+        return given
+    found = given if isinstance(given, str) else f"{given.__module__}.{given.__name__}"
+    dtype = TENSOR_TYPES.get(found)
+    if dtype is None:
+        raise RefusedError(f".type({found}) is no dtype; use .to(dtype)")
+    return dtype

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from quantc.capture.tracer import AtenTracer
 
 
+TENSOR_FACTS = frozenset({"shape", "ndim", "dtype", "device"})
+"""What only tensors are asked for."""
+NUMBERS: tuple[tuple[type, Any], ...] = ((torch.SymFloat, 0.0), (float, 0.0), (torch.SymBool, False), (bool, False))
+"""What stands in for a number that is not a whole one."""
+A_TENSOR = torch.empty(0)
+
+
 class RefusedError(Exception):
     """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""
 
@@ -38,8 +45,18 @@ class Value(fx.Proxy):
         """The fake tensor or symbolic number this stands for; None if shapes are not known."""
         return self.node.meta.get("val")
 
-    def __getattr__(self, name: str) -> Any:
+    @property
+    def stand_in(self) -> Any:
+        """A value of the type this will have when the program runs."""
         if self.kind is Kind.TENSOR:
+            tensor = self.tracer.state.real(self.node)
+            return A_TENSOR if tensor is None else tensor
+        if self.kind is Kind.NUMBER:
+            return next((plain for kind, plain in NUMBERS if isinstance(self.fake, kind)), 0)
+        return self.fake
+
+    def __getattr__(self, name: str) -> Any:
+        if self.kind is Kind.TENSOR or (self.kind is Kind.ANYTHING and name in TENSOR_FACTS):
             return self.tracer.tensor_attribute(self, name)
         return Attribute(self, name)
 
@@ -88,13 +105,17 @@ class Value(fx.Proxy):
         return self.tracer.decide(self)
 
     def __int__(self) -> int:
-        raise RefusedError(f"{self.node.name} is used as a Python number, but it depends on the data")
+        raise self._no_number()
 
     def __float__(self) -> float:
-        raise RefusedError(f"{self.node.name} is used as a Python number, but it depends on the data")
+        raise self._no_number()
 
     def __index__(self) -> int:
-        raise RefusedError(f"{self.node.name} is used as a Python number, but it depends on the data")
+        raise self._no_number()
+
+    def _no_number(self) -> RefusedError:
+        cause = "a dynamic size" if self.kind is Kind.NUMBER else "the data"
+        return RefusedError(f"{self.node.name} is used as a Python number, but it depends on {cause}")
 
     def __hash__(self) -> int:
         return id(self)

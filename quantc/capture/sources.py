@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import traceback
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -14,6 +16,8 @@ MACHINERY = tuple(SITE + name for name in ("torch" + os.sep, "sympy" + os.sep, "
 STANDARD = os.path.dirname(os.__file__) + os.sep
 CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 OURS = (os.path.join(CORE, "capture") + os.sep, os.path.join(CORE, "api.py"))
+CALLER = os.path.join(CORE, "capture", "symbolic.py")
+"""The file that calls the model: frames outside it belong to whoever asked for the capture."""
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -25,8 +29,8 @@ def is_user_code(path: str) -> bool:
 
 
 def user_frame(frame: FrameType | None) -> tuple[str, int]:
-    """(file, line) of the innermost frame that is user code; ("", 0) if there is none."""
-    while frame is not None:
+    """(file, line) of the innermost frame of the model that is user code; ("", 0) if there is none."""
+    while frame is not None and frame.f_code.co_filename != CALLER:
         if is_user_code(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
@@ -57,3 +61,12 @@ def user_line_of_error(error: BaseException) -> str:
 def _innermost(trace: TracebackType | None) -> traceback.FrameSummary | None:
     frames = [frame for frame in traceback.extract_tb(trace) if is_user_code(frame.filename)]
     return frames[-1] if frames else None
+
+
+def forward_line(model: Any) -> str:
+    """Where a model's `forward` is written; its name alone if that is in a library."""
+    function = inspect.unwrap(getattr(model, "forward", type(model)))
+    code = getattr(function, "__code__", None)
+    if code is None or not is_user_code(code.co_filename):
+        return f"forward of {type(model).__name__}"
+    return f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"

@@ -120,7 +120,7 @@ FACTORIES = frozenset(
 SIZED_FACTORIES = frozenset({"zeros", "ones", "empty", "rand", "randn"})
 """Those whose size may be spread out: `torch.zeros(2, 3)`."""
 
-PYTHON_METHODS = frozenset({"norm", "split"})
+PYTHON_METHODS = frozenset({"norm", "split", "unique", "unique_consecutive"})
 """Methods of Tensor whose Python body picks the ATen op."""
 
 PREFERRED = {"vec": 0, "default": 1, "Tensor": 2, "Tensor_Tensor": 3}
@@ -143,16 +143,23 @@ def packet(name: str) -> OpOverloadPacket | None:
     return found if isinstance(found, OpOverloadPacket) else None
 
 
+class Result(Enum):
+    """Where a call leaves its result."""
+
+    RETURNED = "in a new tensor, or the one it writes to by its nature"
+    OUT = "in the tensor given as out="
+
+
 @cache
-def overloads(op: OpOverloadPacket) -> tuple[OpOverload, ...]:
-    """The overloads a Python call may mean: no `out=`, no named dimensions; those on tensors first."""
-    found = [getattr(op, name) for name in overload_names(op)]
-    usable = [
-        overload
-        for overload in found
-        if not overload._schema.is_mutable or overload._schema.name.endswith(("_", "__"))
-        if not any("Dimname" in str(row.type) or row.is_out for row in overload._schema.arguments)
-    ]
+def overloads(op: OpOverloadPacket, result: Result = Result.RETURNED) -> tuple[OpOverload, ...]:
+    """The overloads a Python call may mean: no named dimensions; those on tensors first."""
+    usable = []
+    for overload in (getattr(op, name) for name in overload_names(op)):
+        rows = overload._schema.arguments
+        has_out = any(row.is_out for row in rows)
+        is_meant = not overload._schema.is_mutable or overload._schema.name.endswith(("_", "__")) or has_out
+        if is_meant and has_out is (result is Result.OUT) and not any("Dimname" in str(row.type) for row in rows):
+            usable.append(overload)
     # `vec` is what torch.nn.functional.interpolate calls; tensors come before numbers, as in Python's own choice
     return tuple(sorted(usable, key=lambda overload: PREFERRED.get(overload._overloadname, len(PREFERRED))))
 
@@ -173,7 +180,8 @@ def resolve(
     kind_of: Callable[[Any], Kind | None],
 ) -> Binding | None:
     """The first overload that accepts the arguments, with the arguments arranged; None if none does."""
-    for overload in overloads(op):
+    has_out = isinstance(kwargs.get("out"), torch.Tensor) or kind_of(kwargs.get("out")) is not None
+    for overload in overloads(op, Result.OUT if has_out else Result.RETURNED):
         binding = _bind(overload, args, kwargs, kind_of)
         if binding is not None:
             return binding
@@ -194,7 +202,7 @@ def _bind(
         if name not in by_name and name == "self" and rows:
             name = rows[0].aten_name
         if name not in by_name:
-            if key in ("requires_grad", "out", "generator") and not value:
+            if key in ("requires_grad", "out", "generator") and (value is None or value is False):
                 continue
             return None
         if name in given:

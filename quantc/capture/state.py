@@ -26,6 +26,7 @@ class TensorState:
         """The get_attr node of each tensor."""
         self.assigned: dict[str, fx.Node] = {}
         """Buffers that `forward` assigns, with their get_attr nodes."""
+        self._tensors: dict[str, torch.Tensor] = {}
         self._name_of: dict[fx.Node, str] = {}
         self._fakes_made: dict[int, Any] = {}
 
@@ -34,12 +35,17 @@ class TensorState:
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         for name, tensor in named:
             self.names.setdefault(id(tensor), name)
+            self._tensors[name] = tensor
         for path, module in model.named_modules():
             for name, tensor in vars(module).items():
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in self.names:
                     full = f"{path}.{name}" if path else name
                     self.names[id(tensor)] = full
                     self.constants[full] = tensor
+
+    def real(self, node: fx.Node) -> torch.Tensor | None:
+        """The tensor that a node reads from the model."""
+        return self._tensors.get(str(node.target)) if node.op == "get_attr" else None
 
     def knows(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self.names

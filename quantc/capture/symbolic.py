@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,12 +11,18 @@ from torch import nn
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
-from quantc.capture.dimensions import DynamicDim, dynamic_dims, leaf_names
+from quantc.capture.attributes import shape_of
+from quantc.capture.dimensions import SMALLEST, DynamicDim, dynamic_dims, leaf_names, upper_bound, widened
+from quantc.capture.failures import SHAPES_ADVICE
+from quantc.capture.proxies import Value
+from quantc.capture.sources import forward_line
 from quantc.capture.spellings import Kind
 from quantc.capture.tracer import AtenTracer, LeafSelector
+from quantc.capture.twins import Tensors, cloned_inputs, twin
 from quantc.errors import CaptureError, suggest
 from quantc.inline import GRADIENTS_LOST
 from quantc.program import Program
@@ -26,23 +31,35 @@ from quantc.signature import Input, Signature
 
 def leaf_selector(model: nn.Module, leaf: Iterable[str | type[nn.Module]]) -> LeafSelector:
     """Check that each leaf names or types a module of the model: a misspelt one must not be ignored."""
-    wanted = tuple(leaf)
+    wanted = (leaf,) if isinstance(leaf, str | type) else tuple(leaf)
     names = frozenset(item for item in wanted if isinstance(item, str))
     classes = tuple(item for item in wanted if isinstance(item, type))
+    for item in wanted:
+        if not isinstance(item, str | type):
+            raise CaptureError(
+                f"leaf holds a {type(item).__name__}",
+                where=f"leaf={wanted!r}"[:200],
+                advice="give the names of modules, as in model.named_modules(), or their classes",
+            )
     known = {name: module for name, module in model.named_modules() if name}
     for name in sorted(names):
         if name not in known:
             raise CaptureError(
-                f"leaf {name!r} names no module of {type(model).__name__}", advice=suggest(name, known, noun="modules")
+                f"leaf {name!r} names no module of {type(model).__name__}",
+                where=f"leaf={name!r}",
+                advice=suggest(name, known, noun="modules"),
             )
     for kind in classes:
         if not any(isinstance(module, kind) for module in known.values()):
             present = {type(module).__name__ for module in known.values()}
             raise CaptureError(
                 f"leaf {kind.__name__}: {type(model).__name__} has no module of that class",
+                where=f"leaf={kind.__name__}",
                 advice=suggest(kind.__name__, present, noun="classes"),
             )
-    return LeafSelector(names, classes)
+    # a scripted module has no Python code to follow, so it is whole by nature
+    scripted = {name for name, module in known.items() if isinstance(module, torch.jit.ScriptModule)}
+    return LeafSelector(names | scripted, classes)
 
 
 def trace(
@@ -55,11 +72,14 @@ def trace(
 ) -> Program:
     """Trace `model` symbolically. Without example inputs no shapes are known and none are fixed."""
     marks = dynamic_dims(dynamic_shapes, args, kwargs, model) if args is not None else {}
+    if args is not None:
+        args, kwargs = widened(marks, args, kwargs)
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False) if marks else None
     fakes = None if args is None else FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
     tracer = AtenTracer(leaves, fakes, is_training=model.training)
-    if leaves and args is not None:
-        tracer.leaf_values = _leaf_outputs(model, args, kwargs, leaves)
+    if leaves and args is not None and fakes is not None and shape_env is None:
+        outputs = _leaf_outputs(model, args, kwargs, leaves)
+        tracer.leaf_values = pytree.tree_map_only(torch.Tensor, fakes.from_tensor, outputs)
     plan = _Inputs(model, args, kwargs, fakes, marks)
     graph = tracer.trace_into(model, plan.build)
     plan.check_still_dynamic()
@@ -113,7 +133,7 @@ class _Inputs:
             flat, self.in_spec = pytree.tree_flatten((args, kwargs))
             self.names = leaf_names(model, args, kwargs)
             self.leaves = [self._faked(index, leaf) for index, leaf in enumerate(flat)]
-            self._join_equal_dims()
+            self._state_known()
 
     def _faked(self, index: int, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or self.fakes is None:
@@ -127,16 +147,24 @@ class _Inputs:
         )
         return self.fakes.from_tensor(leaf.detach(), symbolic_context=context, source=ConstantSource(self.names[index]))
 
-    def _join_equal_dims(self) -> None:
-        """Dimensions given the same name are the same size."""
+    def _state_known(self) -> None:
+        """Tell the trace what the user said: ranges, equal sizes, and sizes computed from others."""
         first: dict[str, Any] = {}
         for (leaf, dim), mark in self.marks.items():
             size = self.leaves[leaf].shape[dim]
+            if mark.low > SMALLEST:
+                torch._check(size >= mark.low)  # type: ignore[no-untyped-call]
+            if mark.high is not None:
+                torch._check(size <= mark.high)  # type: ignore[no-untyped-call]
             if mark.name is None:
                 continue
             other = first.setdefault(mark.name, size)
             if other is not size:
                 torch._check(other == size)  # type: ignore[no-untyped-call]
+        for (leaf, dim), mark in self.marks.items():
+            if mark.relation is not None and mark.root in first:
+                relation = self.leaves[leaf].shape[dim] == mark.relation(first[mark.root])
+                torch._check(relation)  # type: ignore[no-untyped-call]
 
     def build(self, tracer: AtenTracer) -> tuple[Callable[..., Any], list[Any]]:
         shapes_known = self.fakes is not None
@@ -150,10 +178,14 @@ class _Inputs:
             if shapes_known:
                 proxy.node.meta["val"] = leaf
             values.append(proxy)
+        for value in values:
+            if isinstance(value, Value) and isinstance(value.fake, torch.Tensor):
+                shape_of(tracer, value)  # reads the dynamic sizes, once each, before the model runs
+        tracer.origins.rows.clear()
 
         def run(*flat: Any) -> Any:
             args, kwargs = pytree.tree_unflatten(list(flat), self.in_spec)
-            result, self.out_spec = pytree.tree_flatten(type(self.model).forward(self.model, *args, **kwargs))
+            result, self.out_spec = pytree.tree_flatten(self.model(*args, **kwargs))
             tracer.store_assigned()
             return tuple(result)
 
@@ -161,25 +193,54 @@ class _Inputs:
 
     def check_still_dynamic(self) -> None:
         for (leaf, dim), mark in self.marks.items():
-            size = self.leaves[leaf].shape[dim]
-            if isinstance(size, torch.SymInt) and size.node.expr.is_number and mark.name is not None:
+            needed = self._needed(self.leaves[leaf].shape[dim], mark)
+            if needed and mark.is_required:
                 raise CaptureError(
-                    f"dimension {dim} of input {self.names[leaf]!r} ({mark.name}) is fixed to {size} by the model",
-                    where=f"input {self.names[leaf]!r}, dimension {dim}",
-                    advice="leave that dimension out of dynamic_shapes, or remove what fixes it from the model",
+                    f"dimension {dim} of input {self.names[leaf]!r} ({mark.name or 'dynamic'}) {needed}",
+                    where=f"input {self.names[leaf]!r}, dimension {dim}; {forward_line(self.model)}",
+                    advice=SHAPES_ADVICE,
                 )
+
+    def _needed(self, size: Any, mark: DynamicDim) -> str:
+        """What the model asks of a size that the user did not grant; empty if nothing."""
+        expression = size.node.expr if isinstance(size, torch.SymInt) else None
+        if expression is None or expression.is_number:
+            return f"is fixed to {size} by the model"
+        low, high = self._limits(expression)
+        if low > max(mark.low, SMALLEST):
+            return f"has to be at least {low} for the model, but may be {mark.low} by dynamic_shapes"
+        if high is not None and (mark.high is None or high < mark.high):
+            return f"has to be at most {high} for the model, but may be larger by dynamic_shapes"
+        return ""
+
+    def _limits(self, expression: Any) -> tuple[int, int | None]:
+        """What the trace found that a size has to be."""
+        if self.fakes is None or self.fakes.shape_env is None or not expression.is_Symbol:
+            return 0, None
+        limits = self.fakes.shape_env.var_to_range[expression]
+        return int(limits.lower), upper_bound(limits.upper)
 
     def given_symbols(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for (leaf, dim), mark in self.marks.items():
             size = self.leaves[leaf].shape[dim]
-            if mark.name is not None and isinstance(size, torch.SymInt):
+            if mark.name is not None and mark.name.isidentifier() and isinstance(size, torch.SymInt):
                 found.setdefault(str(size.node.expr), mark.name)
         return found
 
     def ranges(self, names: SymbolNames) -> dict[str, tuple[int, int | None]]:
-        given = set(names.used.values())
-        return {mark.name: (mark.low, mark.high) for mark in self.marks.values() if mark.name in given and mark.name}
+        """The limits of each symbol: the user's, and for hints without a name those that the trace found."""
+        found: dict[str, tuple[int, int | None]] = {}
+        for (leaf, dim), mark in self.marks.items():
+            size = self.leaves[leaf].shape[dim]
+            symbol = names.used.get(str(size.node.expr)) if isinstance(size, torch.SymInt) else None
+            if symbol is None or symbol in found:
+                continue
+            found[symbol] = (mark.low, mark.high)
+            if mark.name is None:
+                low, high = self._limits(size.node.expr)
+                found[symbol] = (max(mark.low, low), mark.high if high is None else high)
+        return found
 
 
 def _required_parameters(model: nn.Module) -> list[str]:
@@ -189,6 +250,7 @@ def _required_parameters(model: nn.Module) -> list[str]:
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             raise CaptureError(
                 f"forward takes *{parameter.name}, so the number of inputs is not known",
+                where=forward_line(model),
                 advice="give example_inputs to capture",
             )
         if parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
@@ -200,11 +262,20 @@ def _leaf_outputs(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: LeafSelector
 ) -> dict[str, list[Any]]:
     """What each leaf returns on the example inputs, so shapes are known behind code that cannot be traced."""
-    twin = copy.deepcopy(model)
+    runnable = twin(model, Tensors.COPIED)
     found: dict[str, list[Any]] = {}
-    for name, module in twin.named_modules():
-        if name and leaves.selects(module, name):
-            module.register_forward_hook(lambda _m, _a, out, name=name: found.setdefault(name, []).append(out))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        twin(*args, **kwargs)
+    names = {module: name for name, module in runnable.named_modules() if name and leaves.selects(module, name)}
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        if module in names:
+            found.setdefault(names[module], []).append(output)
+
+    # a hook on all modules, because scripted ones take none of their own
+    handle = register_module_forward_hook(note)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given, named = cloned_inputs((args, kwargs))
+            runnable(*given, **named)
+    finally:
+        handle.remove()
     return found

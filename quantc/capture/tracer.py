@@ -11,16 +11,24 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import fx, nn
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
-from torch.fx.proxy import Attribute, TraceError
+from torch.fx.proxy import TraceError
 from torch.utils import _pytree as pytree
 
 from quantc.capture import indexing
@@ -31,12 +39,19 @@ from quantc.capture.proxies import RefusedError, Value
 from quantc.capture.sources import user_frame
 from quantc.capture.spellings import Kind
 from quantc.capture.state import TensorState
-from quantc.dialect import aten, short_name
+from quantc.dialect import arguments, aten, short_name, writes
 from quantc.functional import reshaping_form
 from quantc.identities import IDENTITIES
 from quantc.sites import NodeTable, Origin
 
 RETURNS: dict[str, Kind] = {"Tensor": Kind.TENSOR, "int": Kind.NUMBER, "SymInt": Kind.NUMBER, "float": Kind.NUMBER}
+NO_SHAPE = (
+    NotImplementedError,
+    UnsupportedOperatorException,
+    DynamicOutputShapeException,
+    DataDependentOutputException,
+)
+"""What an op raises that runs on real tensors alone, or whose result's shape depends on the data."""
 CALLS = ("call_function", "call_module", "call_method")
 Entry = tuple[Callable[..., Any], list[Any]]
 """A function to call, and the traced values to call it on."""
@@ -60,6 +75,7 @@ class AtenTracer(Lowering, fx.Tracer):
     """Traces a module into ATen. `fakes` is the mode that computes shapes, or None when there are none."""
 
     proxy_buffer_attributes = True
+    traced_func_name = "__call__"
 
     def __init__(self, leaves: LeafSelector, fakes: FakeTensorMode | None, *, is_training: bool) -> None:
         fx.Tracer.__init__(self, autowrap_modules=(math,))
@@ -69,8 +85,12 @@ class AtenTracer(Lowering, fx.Tracer):
         self.kinds: dict[fx.Node, Kind] = {}
         self.origins: NodeTable[Origin] = NodeTable()
         self.state = TensorState(fakes)
+        self.sizes: dict[str, Value] = {}
+        """The node that computes each symbolic size; two sizes that are the same expression are one node."""
         self.leaf_values: dict[str, list[Any]] = {}
-        """What each leaf module returned when the example inputs were run, call by call."""
+        """What each leaf module returned (as fakes) when the example inputs were run, call by call."""
+        self.is_suspended = False
+        """Whether modules are run rather than followed just now."""
         self.changes_grad_mode = False
         self._entry: Callable[[], Entry] | None = None
 
@@ -81,7 +101,11 @@ class AtenTracer(Lowering, fx.Tracer):
         self._entry = lambda: entry(self)
         self.state.learn(model)
         with intercepted(self):
-            return self.trace(model)
+            graph = self.trace(model)
+        for node in reversed(graph.nodes):
+            if node.target in (getattr, aten.sym_size.int) and not node.users:
+                self._discard(node, None)  # a shape of which only single sizes were used, or a size not used
+        return graph
 
     def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> Entry:
         if self._entry is None:
@@ -89,16 +113,20 @@ class AtenTracer(Lowering, fx.Tracer):
         return self._entry()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self.leaves.selects(m, module_qualified_name)
+        return bool(module_qualified_name) and self.leaves.selects(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self.is_suspended:
+            return forward(*args, **kwargs)
         try:
             self.path_of_module(m)
         except NameError:
             # made in `forward`, so it has no name; its code is that of the module that made it
             return forward(*args, **kwargs)
+        if isinstance(m, OptimizedModule):
+            return m._orig_mod(*args, **kwargs)
         if isinstance(m, nn.modules.batchnorm._BatchNorm) and not _rank_known(args):
             # only the check of the rank stands in the way, and without shapes there is none to check
             with patch.object(m, "_check_input_dim", lambda _: None):
@@ -144,10 +172,12 @@ class AtenTracer(Lowering, fx.Tracer):
         return node
 
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy):
+            return a.node
         if isinstance(a, torch.Tensor):
             return self.tensor_node(a)
-        if isinstance(a, Attribute):
-            return a.node
+        if isinstance(a, torch.Generator):
+            raise RefusedError("a torch.Generator is used, and a graph cannot hold one")
         if isinstance(a, torch.Size):
             return [self.create_arg(item) for item in a]
         return super().create_arg(a)
@@ -164,7 +194,7 @@ class AtenTracer(Lowering, fx.Tracer):
         return self.state.current[name]
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if isinstance(attr_val, torch.Tensor) and self.state.knows(attr_val):
+        if isinstance(attr_val, torch.Tensor) and self.state.knows(attr_val) and not self.is_suspended:
             node = self.tensor_node(attr_val)
             return parameter_proxy_cache.setdefault(node.name, self.proxy(node))
         return attr_val
@@ -205,16 +235,31 @@ class AtenTracer(Lowering, fx.Tracer):
             return self.lower_method(target, args, kwargs)
         proxy = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
         if kind == "call_module":
-            self._note_leaf(str(target), proxy)
+            self._note_leaf(str(target), proxy, args, kwargs)
         return proxy
 
-    def _note_leaf(self, target: str, proxy: Any) -> None:
+    def _note_leaf(self, target: str, proxy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.kinds[proxy.node] = Kind.ANYTHING
         recorded = self.leaf_values.get(target)
-        if recorded and self.fakes is not None:
-            value = pytree.tree_map_only(torch.Tensor, self.fakes.from_tensor, recorded.pop(0))
+        has_symbols = self.fakes is not None and self.fakes.shape_env is not None
+        value = recorded.pop(0) if recorded else self._leaf_on_fakes(target, args, kwargs) if has_symbols else None
+        if value is not None:
             proxy.node.meta["val"] = value
             self.kinds[proxy.node] = Kind.TENSOR if isinstance(value, torch.Tensor) else Kind.SEQUENCE
+
+    def _leaf_on_fakes(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a leaf gives for symbolic sizes; None if it cannot be run on stand-ins."""
+        given = pytree.tree_map_only(Value, lambda value: value.fake, (args, kwargs))
+        if self.fakes is None or any(leaf is None for leaf in pytree.tree_leaves(given)):
+            return None
+        self.is_suspended = True
+        try:
+            with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad():
+                return self.root.get_submodule(target)(*given[0], **given[1])
+        except Exception:  # noqa: BLE001 - a leaf is kept whole because it may do anything
+            return None
+        finally:
+            self.is_suspended = False
 
     def call(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if (view := reshaping_form(target)) is not None:
@@ -232,13 +277,17 @@ class AtenTracer(Lowering, fx.Tracer):
             return self._discard(node, args[0])
         if value is not None:
             node.meta["val"] = value
-        return self._result(node, target, args, value)
+        return self._result(node, target, args, kwargs, value)
 
-    def _result(self, node: fx.Node, target: OpOverload, args: tuple[Any, ...], value: Any) -> Any:
+    def _result(
+        self, node: fx.Node, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None, value: Any
+    ) -> Any:
         returns = target._schema.returns
         if len(returns) == 1 and str(returns[0].type) in RETURNS:
             self.kinds[node] = RETURNS[str(returns[0].type)]
-            return self._written(node, args, target)
+            if self.kinds[node] is Kind.NUMBER:
+                return self._once(node, value)
+            return self._written(node, _written_argument(target, args, kwargs or {}))
         if isinstance(value, list | tuple) or len(returns) > 1:
             count = len(value) if value is not None else len(returns)
             items = tuple(self._item(node, index) for index in range(count))
@@ -252,15 +301,14 @@ class AtenTracer(Lowering, fx.Tracer):
         self.origins.drop(node)
         return result
 
-    def _written(self, node: fx.Node, args: tuple[Any, ...], target: OpOverload) -> Any:
+    def _written(self, node: fx.Node, written: Any) -> Any:
         """An op that writes in place returns the tensor it was given: from here on that tensor is the new node."""
-        written = args[0] if target._schema.is_mutable and args else None
-        if isinstance(written, torch.Tensor):
-            self.state.moved(self.tensor_node(written), node)
         if isinstance(written, Value):
             self.state.moved(written.node, node)
             written.node = node
             return written
+        if isinstance(written, torch.Tensor):
+            self.state.moved(self.tensor_node(written), node)
         return self.proxy(node)
 
     def _item(self, node: fx.Node, index: int) -> Value:
@@ -279,7 +327,7 @@ class AtenTracer(Lowering, fx.Tracer):
         self.kinds[node] = Kind.TENSOR if isinstance(value, torch.Tensor) else kind
         if value is not None:
             node.meta["val"] = value
-        return self.proxy(node)
+        return self._once(node, value)
 
     def _compute(self, node: fx.Node) -> Any:
         """The fake value of a node; None where an operand's is unknown or the op cannot be run on fakes."""
@@ -288,33 +336,67 @@ class AtenTracer(Lowering, fx.Tracer):
         args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
         function: Any = node.target
         try:
-            with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad():
+            with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad(), self._dispatcher():
                 if node.op == "call_method":
                     return getattr(args[0], str(function))(*args[1:], **kwargs)
                 return function(*args, **kwargs)
-        except (NotImplementedError, UnsupportedOperatorException):
+        except NO_SHAPE:
             return None
+        except RuntimeError as error:
+            if "no fake impl registered" in str(error):
+                return None
+            raise
+
+    def _dispatcher(self) -> AbstractContextManager[Any]:
+        """Symbolic sizes need the decompositions written in Python: those in C++ take plain numbers."""
+        has_symbols = self.fakes is not None and self.fakes.shape_env is not None
+        return enable_python_dispatcher() if has_symbols else nullcontext()  # type: ignore[no-untyped-call]
+
+    def size(self, target: OpOverload, args: tuple[Any, ...], size: Any) -> Any:
+        """A symbolic size of a tensor: computed once, where it is first met."""
+        known = self.sizes.get(_expression(size))
+        if known is not None:
+            return known
+        node = self.create_node("call_function", target, self.create_arg(args), {})
+        node.meta["val"] = size
+        self.kinds[node] = Kind.NUMBER
+        return self._once(node, size)
+
+    def _once(self, node: fx.Node, value: Any) -> Value:
+        """The value of a node, or an earlier one that is the same symbolic number."""
+        expression = _expression(value)
+        if expression in self.sizes:
+            self._discard(node, None)
+            return self.sizes[expression]
+        found = self.proxy(node)
+        if expression:
+            self.sizes[expression] = found
+        return found
 
     # -- what values answer ----------------------------------------------------------------------------------
 
-    def tensor_attribute(self, x: Value, name: str) -> Any:
-        return tensor_attribute(self, x, name)
+    def tensor_attribute(self, x: Any, name: str) -> Any:
+        return tensor_attribute(self, x, name) if isinstance(x, Value) else getattr(x, name)
 
     def get_item(self, x: Any, index: Any) -> Any:
         kind = self.kind_of(x)
         if kind is Kind.TENSOR:
             return indexing.get_item(self, x, index)
-        if kind is Kind.SHAPE and isinstance(index, int) and (origin := _shape_owner(x.node)) is not None:
-            return self.call(aten.sym_size.int, (self.proxy(origin), index))
+        if kind is Kind.SHAPE and isinstance(index, int) and (owner := self.shape_owner(x)) is not None:
+            return self.call(aten.sym_size.int, (owner, index))
         if kind is Kind.SHAPE:
             return self.plain(operator.getitem, (x, index), {})
         node = self.create_node("call_function", operator.getitem, (x.node, self.create_arg(index)), {})
         value = x.node.meta.get("val")
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple | list | dict) and value[index] is not None:
             node.meta["val"] = value[index]
-        is_tensor = kind is Kind.SEQUENCE or isinstance(node.meta.get("val"), torch.Tensor)
-        self.kinds[node] = Kind.TENSOR if is_tensor else Kind.ANYTHING
+        self.kinds[node] = _kind_of_item(kind, node.meta.get("val"))
         return self.proxy(node)
+
+    def shape_owner(self, x: Any) -> Value | None:
+        node = x.node if isinstance(x, Value) else None
+        is_shape = node is not None and node.target is getattr and node.args[1] == "shape"
+        return self.proxy(node.args[0]) if is_shape else None  # type: ignore[union-attr,arg-type]
 
     def set_item(self, x: Value, index: Any, value: Any) -> None:
         if x.kind is not Kind.TENSOR:
@@ -334,15 +416,34 @@ class AtenTracer(Lowering, fx.Tracer):
         raise RefusedError(f"a branch depends on the value of {x.node.name}")
 
 
+def _kind_of_item(kind: Kind | None, value: Any) -> Kind:
+    if isinstance(value, torch.Tensor):
+        return Kind.TENSOR
+    if isinstance(value, int | float):
+        return Kind.NUMBER
+    if isinstance(value, list | tuple):
+        return Kind.SEQUENCE
+    return Kind.TENSOR if kind is Kind.SEQUENCE and value is None else Kind.ANYTHING
+
+
+def _expression(value: Any) -> str:
+    """A symbolic number as text; empty for anything else."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat):
+        return ""
+    return "" if value.node.expr.is_number else f"{type(value).__name__} {value.node.expr}"
+
+
 def _rank_known(args: tuple[Any, ...]) -> bool:
     return not args or not isinstance(args[0], Value) or args[0].fake is not None
 
 
-def _shape_owner(node: fx.Node) -> fx.Node | None:
-    """The tensor whose whole shape a node is."""
-    if node.target is getattr and node.args[1] == "shape" and isinstance(node.args[0], fx.Node):
-        return node.args[0]
-    return None
+def _written_argument(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an op writes to: its first argument, or `out`."""
+    places = writes(target)
+    if not places:
+        return None
+    row = arguments(target)[places[0]]
+    return kwargs.get(row.aten_name, args[places[0]] if places[0] < len(args) else None)
 
 
 def _type_name(kind: Any, root: nn.Module) -> str:

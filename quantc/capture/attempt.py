@@ -1,0 +1,108 @@
+"""One attempt to capture a model by one method, from a copy, with everything outside the model kept as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantc.capture.exported import export
+from quantc.capture.failures import explain_failure
+from quantc.capture.interception import seeds_refused
+from quantc.capture.proxies import RefusedError
+from quantc.capture.sources import forward_line
+from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
+from quantc.capture.symbolic import leaf_selector, trace
+from quantc.capture.twins import Tensors, twin
+from quantc.errors import CaptureError, QuantcError
+from quantc.program import Program
+
+
+def attempt(
+    method: str,
+    model: nn.Module,
+    args: tuple[Any, ...] | None,
+    kwargs: dict[str, Any],
+    *,
+    dynamic_shapes: Any,
+    leaf: tuple[Any, ...],
+) -> tuple[Program, list[str]]:
+    """The program and notes for its log; a CaptureError if `method` cannot follow the model."""
+    leaves = leaf_selector(model, leaf)
+    if method != "fx":
+        _refuse_scripted(model)
+    with kept(model):
+        copied = twin(model, Tensors.SHARED)
+        changed = watch(copied) if method != "export-strict" else []
+        try:
+            with _surroundings_kept(), seeds_refused():
+                if method == "fx":
+                    program = trace(copied, args, kwargs, dynamic_shapes=dynamic_shapes, leaves=leaves)
+                else:
+                    program = export(
+                        copied, args or (), kwargs, dynamic_shapes=dynamic_shapes, strictness=_strictness(method)
+                    )
+        except QuantcError:
+            raise
+        except Exception as error:
+            raise explain_failure(error, method, model, args, kwargs) from error
+        return program, _notes_on_state(model, args, kwargs, changed)
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name!r} is a TorchScript module, which torch.export cannot follow",
+                where=f"module {name!r} of {type(model).__name__}",
+                advice="use method='fx', which keeps it whole, or put the nn.Module it was scripted from in its place",
+            )
+
+
+def _strictness(method: str) -> str:
+    return "strict" if method == "export-strict" else "non-strict"
+
+
+@contextmanager
+def _surroundings_kept() -> Iterator[None]:
+    """No autocast of the caller's around the capture, and refuse a model that draws numbers while it is followed.
+
+    Tracing computes nothing, so a generator that moved was used by Python code: what it drew would be in the program
+    as a constant."""
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+        before = _generators()
+        state, numbers = torch.get_rng_state(), random.getstate()
+        yield
+        if not torch.equal(state, torch.get_rng_state()) or before != _generators():
+            random.setstate(numbers)
+            raise RefusedError(
+                "forward uses a random generator from Python (a seed, random.random(), numpy.random), "
+                "so the program would repeat one draw for ever"
+            )
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of the generators of Python and, if it is there, numpy."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else repr(numpy.random.get_state(legacy=False))
+
+
+def _notes_on_state(model: nn.Module, args: Any, kwargs: dict[str, Any], changed: list[str]) -> list[str]:
+    if not changed:
+        return []
+    names = ", ".join(f"self.{name}" for name in changed[:4])
+    if args is None:
+        return [f"forward changes {names}; whether results depend on it was not checked, for want of example inputs"]
+    if not depends_on_earlier_calls(model, args, kwargs):
+        return [f"forward changes {names}, which its results do not depend on"]
+    raise CaptureError(
+        f"results of {type(model).__name__} depend on what earlier calls left in {names}",
+        where=forward_line(model),
+        advice="keep state in a buffer (register_buffer), which a program can hold; "
+        "or keep the module that has it opaque with leaf=(its name or class,) and method='fx'",
+    )

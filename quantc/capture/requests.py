@@ -1,0 +1,80 @@
+"""Checks on what capture is asked to do, before anything is traced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+from quantc.capture.sources import forward_line
+from quantc.errors import CaptureError, suggest
+
+
+def check_model(model: Any) -> None:
+    """A module that can be captured at all: not scripted, its parameters made."""
+    if not isinstance(model, nn.Module):
+        raise CaptureError(
+            f"capture takes a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, not a {type(model).__name__}",
+            where="the first argument of capture",
+            advice="wrap a function in a module's forward",
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"{getattr(model, 'original_name', type(model).__name__)} is a TorchScript module, "
+            "which has no Python code to follow",
+            where="the first argument of capture",
+            advice="capture the nn.Module it was scripted from; a scripted submodule can stay whole in a larger model",
+        )
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+            raise CaptureError(
+                f"{name!r} of {type(model).__name__} is lazy, and has not been given a shape",
+                where=f"parameter {name!r}",
+                advice="run the model once on real inputs before capturing it",
+            )
+
+
+def check_examples(model: nn.Module, args: Any, kwargs: Any) -> None:
+    """Example inputs that `forward` can be called with."""
+    if args is not None and not isinstance(args, tuple):
+        raise CaptureError(
+            f"example_inputs is a {type(args).__name__}",
+            where="example_inputs",
+            advice="pass a tuple of positional arguments, even for one input: (x,)",
+        )
+    if not isinstance(kwargs, Mapping):
+        raise CaptureError(
+            f"example_kwargs is a {type(kwargs).__name__}",
+            where="example_kwargs",
+            advice="pass a dict of keyword arguments: {'mask': mask}",
+        )
+    if args is None:
+        return
+    leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, PackedSequence))
+    if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+        raise CaptureError(
+            "an example input is a PackedSequence, whose sizes depend on the data",
+            where=forward_line(model),
+            advice="pass padded tensors and lengths, and keep the module that packs them whole with leaf=",
+        )
+    _check_call(model, args, kwargs)
+
+
+def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        unknown = [key for key in kwargs if key not in signature.parameters]
+        hint = f"; {suggest(unknown[0], signature.parameters, noun='parameters')}" if unknown else ""
+        raise CaptureError(
+            f"{type(model).__name__} does not run on the example inputs: {error}",
+            where=forward_line(model),
+            advice=f"forward takes {signature}: give its positional arguments as example_inputs "
+            f"and its keywords as example_kwargs{hint}",
+        ) from error

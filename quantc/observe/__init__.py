@@ -1,0 +1,29 @@
+"""Observations: mergeable statistics of tensors, from which ranges, scales and zero points are derived."""
+
+from quantc.observe.average import MovingAverage
+from quantc.observe.fixed import FixedQParams
+from quantc.observe.histogram import Histogram
+from quantc.observe.minmax import MinMax
+from quantc.observe.observation import Observation, Order, State
+from quantc.observe.ranges import METHODS, RangeMethod
+from quantc.observe.recording import Nothing, Recording
+from quantc.observe.registry import OBSERVATIONS, register_observation, start
+from quantc.observe.store import Statistics
+
+__all__ = [
+    "METHODS",
+    "OBSERVATIONS",
+    "FixedQParams",
+    "Histogram",
+    "MinMax",
+    "MovingAverage",
+    "Nothing",
+    "Observation",
+    "Order",
+    "RangeMethod",
+    "Recording",
+    "State",
+    "Statistics",
+    "register_observation",
+    "start",
+]

@@ -1,0 +1,92 @@
+"""Buckets by the top bits of a float32: sign, exponent and six bits of mantissa.
+
+There is no range to choose, the relative resolution is 1.6 % at every magnitude, and finding a bucket is a shift.
+Index 0 is -0.0, going up in magnitude to minus infinity at the middle; the other half is the same for positive
+numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+MANTISSA_BITS = 6
+SHIFT = 23 - MANTISSA_BITS
+HALF = 1 << (8 + MANTISSA_BITS)
+"""How many buckets there are of each sign."""
+BUCKETS = 2 * HALF
+FINITE = 255 << MANTISSA_BITS
+"""Magnitude buckets from here on hold infinity and NaN."""
+NORMAL = 1 << MANTISSA_BITS
+"""Magnitude buckets below here hold zero and the numbers too small for a full mantissa."""
+
+
+def bucket_of(x: Tensor) -> Tensor:
+    """The bucket of each element of a float32 tensor, as int32."""
+    return (x.view(torch.int32) >> SHIFT) + HALF
+
+
+def is_finite_bucket(buckets: Tensor) -> Tensor:
+    """Which of some buckets hold ordinary numbers."""
+    return _magnitude_index(buckets) < FINITE
+
+
+def _magnitude_index(buckets: Tensor) -> Tensor:
+    # the shift keeps the sign, so negative numbers fill the lower half: -0.0 is 0, and 0.0 is HALF
+    return buckets % HALF
+
+
+@cache
+def edges() -> Floats:
+    """The magnitude at which each bucket of a sign begins; one more than there are finite buckets."""
+    bits = np.arange(FINITE, dtype=np.uint32) << SHIFT
+    return np.append(bits.view(np.float32).astype(np.float64), 2.0**128)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A histogram ready for searching: where each cell that holds something begins and ends, in ascending order, and
+    how many elements are in it. The outermost cells end at the exact extremes of the data."""
+
+    left: Floats
+    right: Floats
+    mass: Floats
+    is_tiny: NDArray[np.bool_]
+    """Zero, and numbers next to it."""
+
+    @property
+    def low(self) -> float:
+        return float(self.left[0])
+
+    @property
+    def high(self) -> float:
+        return float(self.right[-1])
+
+    @property
+    def middle(self) -> Floats:
+        return (self.left + self.right) / 2
+
+    @property
+    def magnitude(self) -> Floats:
+        return np.abs(self.middle)
+
+
+def cells_of(columns: Tensor, counts: Tensor, low: float, high: float) -> Cells:
+    """The cells of one row of a histogram: counts of the given buckets, and the exact extremes."""
+    used = torch.nonzero(counts).reshape(-1)
+    index = columns[used].numpy()
+    mass = counts[used].double().numpy()
+    magnitude = index % HALF
+    is_negative = index < HALF
+    begin, end = edges()[magnitude], edges()[magnitude + 1]
+    left, right = np.where(is_negative, -end, begin), np.where(is_negative, -begin, end)
+    order = np.lexsort((right, left))
+    left, right = np.clip(left[order], low, high), np.clip(right[order], low, high)
+    return Cells(left, right, mass[order], magnitude[order] < NORMAL)

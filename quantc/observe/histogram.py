@@ -1,0 +1,151 @@
+"""A histogram whose buckets are the top bits of the numbers themselves; see `quantc.observe.buckets`.
+
+One pass over the data serves every range method and every bit width. Merging adds whole numbers, so it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from quantc.errors import DataError, LoadError
+from quantc.formats import PerTensor
+from quantc.layout import Share, as_rows
+from quantc.numerics import QParams, qparams_from_range
+from quantc.observe.buckets import BUCKETS, Cells, bucket_of, cells_of, is_finite_bucket
+from quantc.observe.minmax import MinMax, as_float32
+from quantc.observe.observation import Order, State, check_mergeable, check_spec
+from quantc.observe.ranges import Percentile, method_of
+from quantc.spec import Option, QuantSpec
+
+
+@dataclass(eq=False, slots=True)
+class Histogram:
+    """Exact counts of the data by magnitude, and its exact extremes.
+
+    `counts` has a row for each group that shares a scale and a column for each bucket in `columns`: all of them per
+    tensor, and otherwise only those that have been hit, since a dense row takes 256 kB.
+    """
+
+    statistics: ClassVar[str] = "histogram"
+    order: ClassVar[Order] = Order.FREE
+
+    extremes: MinMax = field(default_factory=MinMax)
+    columns: Tensor | None = None
+    counts: Tensor | None = None
+
+    @classmethod
+    def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:
+        # the options are those of a range method and are used when a range is asked for
+        return cls(MinMax(share))
+
+    @property
+    def share(self) -> Share:
+        return self.extremes.share
+
+    @property
+    def seen(self) -> int:
+        return self.extremes.seen
+
+    @property
+    def non_finite(self) -> int:
+        return self.extremes.non_finite
+
+    def update(self, x: Tensor, *, where: str = "") -> None:
+        if x.numel() == 0:
+            return
+        x = as_float32(x, where)
+        self.extremes.update(x, where=where)
+        if isinstance(self.share, PerTensor):
+            self._add_dense(torch.bincount(bucket_of(in_memory_order(x)), minlength=BUCKETS))
+            return
+        rows = bucket_of(as_rows(x, self.share, where=where).contiguous())
+        columns = torch.nonzero(torch.bincount(rows.reshape(-1), minlength=BUCKETS)).reshape(-1)
+        place = torch.zeros(BUCKETS, dtype=torch.int64)
+        place[columns] = torch.arange(len(columns))
+        slots = place[rows.to(torch.int64)] + torch.arange(len(rows)).unsqueeze(1) * len(columns)
+        counts = torch.bincount(slots.reshape(-1), minlength=len(rows) * len(columns))
+        self._add(columns, counts.reshape(len(rows), len(columns)))
+
+    def _add_dense(self, counts: Tensor) -> None:
+        if self.columns is None or self.counts is None or len(self.columns) != BUCKETS:
+            self._add(torch.arange(BUCKETS), counts.unsqueeze(0))
+        else:
+            self.counts[0] += counts
+
+    def _add(self, columns: Tensor, counts: Tensor) -> None:
+        """Add counts of some buckets; the columns become the union of both."""
+        if self.columns is None or self.counts is None:
+            self.columns, self.counts = columns, counts.clone()
+            return
+        if len(self.counts) != len(counts):
+            raise DataError(f"histograms of {len(self.counts)} and {len(counts)} rows cannot be added")
+        if torch.equal(self.columns, columns):
+            self.counts = self.counts + counts
+            return
+        union = torch.unique(torch.cat([self.columns, columns]))
+        total = torch.zeros(len(counts), len(union), dtype=torch.int64)
+        total[:, torch.searchsorted(union, self.columns)] += self.counts
+        total[:, torch.searchsorted(union, columns)] += counts
+        self.columns, self.counts = union, total
+
+    def merge(self, other: Self) -> Self:
+        check_mergeable(self, other)
+        counts = None if self.counts is None else self.counts.clone()
+        merged = type(self)(self.extremes.merge(other.extremes), self.columns, counts)
+        if other.columns is not None and other.counts is not None:
+            merged._add(other.columns, other.counts)
+        return merged
+
+    def cells(self, *, where: str = "") -> list[Cells]:
+        """The histogram of each group that shares a scale, for range methods."""
+        low, high = self.extremes.range(where=where)
+        if self.columns is None or self.counts is None:
+            raise DataError("nothing was observed here", where=where or None)
+        ends = zip(low.reshape(-1).tolist(), high.reshape(-1).tolist(), strict=True)
+        return [cells_of(self.columns, row, *end) for row, end in zip(self.counts, ends, strict=True)]
+
+    def qparams(self, spec: QuantSpec, *, where: str = "") -> QParams:
+        check_spec(self, spec, where)
+        low, high = self.extremes.range(where=where)
+        method = method_of(spec.observe.name, dict(spec.observe.options), where=where)
+        if spec.observe.name != "minmax" and method != Percentile(percentile=100):
+            found = torch.tensor([method.range(cells, spec) for cells in self.cells(where=where)]).float()
+            low, high = found[:, 0].reshape(low.shape), found[:, 1].reshape(high.shape)
+        return qparams_from_range(low, high, spec, where=where)
+
+    def to_state(self) -> State:
+        inner = self.extremes.to_state()
+        if self.columns is None or self.counts is None:
+            return inner
+        used = torch.nonzero(self.counts.sum(0)).reshape(-1)
+        return State(
+            {**inner.tensors, "columns": self.columns[used], "counts": self.counts[:, used].contiguous()}, inner.values
+        )
+
+    @classmethod
+    def from_state(cls, share: Share, state: State) -> Self:
+        loaded = cls(MinMax.from_state(share, state))
+        if loaded.extremes.low is None:
+            return loaded
+        columns = state.tensor("columns", torch.int64)
+        rows = loaded.extremes.low.numel()
+        counts = state.tensor("counts", torch.int64, torch.Size((rows, columns.numel())))
+        if columns.dim() != 1 or bool((columns < 0).any() or (columns >= BUCKETS).any() or (columns.diff() <= 0).any()):
+            raise LoadError(f"the tensor 'columns' is not an ascending list of buckets below {BUCKETS}")
+        if bool((counts < 0).any()) or int(counts.sum()) != loaded.seen:
+            raise LoadError(f"the tensor 'counts' does not count the {loaded.seen} values that were seen")
+        if int(counts[:, ~is_finite_bucket(columns)].sum()) != loaded.non_finite:
+            raise LoadError("the tensor 'counts' contradicts the field 'non_finite'")
+        loaded._add(columns, counts)
+        return loaded
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """All elements in the order they lie in memory, which needs no copy for permuted tensors."""
+    order = sorted(range(x.dim()), key=lambda dim: -x.stride(dim))
+    return x.permute(order).reshape(-1)

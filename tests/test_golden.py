@@ -1,0 +1,113 @@
+"""Golden texts: what each pass makes of a program, in `tests/golden/<pass>/<case>.txt`.
+
+A file holds the program before, a line of `=====`, the program after, and what the pass says of it in comments. Comments
+before the first program say what the case is about; one that reads `run: fold-constants{max-growth-bytes=0}` is the
+pipeline, where that is not the folder's name. Digests are left out of the programs: the constants are made from their
+names and types, and the numbers are compared.
+
+`python -m tests.test_golden` writes every text after `=====` anew: read the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantc.digests import constants
+from quantc.hooks import Guard, Truth, Verify
+from quantc.parse import parse
+from quantc.pipeline import Pipeline
+from quantc.program import Program
+from quantc.registry import PASSES
+from quantc.types import TensorType
+
+FOLDER = Path(__file__).parent / "golden"
+FILES = sorted(FOLDER.glob("*/*.txt"))
+RULE = "=====\n"
+DIGEST = re.compile(r" #[0-9a-f]{8}\b")
+RUN = re.compile(r"^# run: (.+)$", re.MULTILINE)
+IDS = [f"{file.parent.name}/{file.stem}" for file in FILES]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One file: the pipeline, the text before, and the text after."""
+
+    pipeline: Pipeline
+    before: str
+    after: str
+
+    @staticmethod
+    def read(file: Path) -> Golden:
+        before, _, after = file.read_text(encoding="utf-8").partition(RULE)
+        found = RUN.search(before)
+        return Golden(Pipeline.parse(found[1] if found else file.parent.name), before, after)
+
+    def program(self) -> Program:
+        """The program before, with constants and example inputs that depend on their names and types alone."""
+        blank = parse(self.before)
+        values = {name: made(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in constants(blank).items()}
+        program = parse(self.before, values)
+        kinds = [(row.name, row.type) for row in program.signature.inputs]
+        if all(kind is not None for _, kind in kinds):
+            program.example_inputs = tuple(example(name, kind) for name, kind in kinds if kind is not None)
+        return program
+
+    def run(self) -> tuple[str, Program, Guard]:
+        """What the pipeline makes of it, as it would stand in the file."""
+        program, guard = self.program(), Guard()
+        self.pipeline.run(program, [Truth(), Verify(), guard])
+        notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
+        return DIGEST.sub("", program.dump("text")) + "".join(notes), program, guard
+
+
+def example(name: str, kind: TensorType) -> Tensor:
+    return made(name, kind.dtype, tuple(int(size) for size in kind.shape))
+
+
+def made(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    if not dtype.is_floating_point:
+        return torch.randint(0, 2, shape, generator=generator).to(dtype)
+    if name.endswith("var"):
+        return torch.rand(shape, generator=generator).add(0.5).to(dtype)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("file", FILES, ids=IDS)
+def test_golden(file: Path) -> None:
+    golden = Golden.read(file)
+    text, program, guard = golden.run()
+    assert text == golden.after
+    assert guard.checked == [pass_.name for pass_ in golden.pipeline] or program.example_inputs is None
+    before = program.dump("text")
+    golden.pipeline.run(program, [Truth()])
+    assert not any(entry.changed for entry in program.log[len(golden.pipeline) :])
+    assert program.dump("text") == before
+
+
+@pytest.mark.parametrize("file", FILES, ids=IDS)
+def test_what_a_golden_text_says_parses_back(file: Path) -> None:
+    after = "".join(line for line in Golden.read(file).after.splitlines(keepends=True) if not line.startswith("#"))
+    assert DIGEST.sub("", parse(after).dump("text")) == after
+
+
+def test_every_pass_has_golden_texts() -> None:
+    assert {file.parent.name for file in FILES} == set(PASSES.names())
+
+
+def update() -> None:
+    """Write what the passes do now."""
+    for file in FILES:
+        golden = Golden.read(file)
+        file.write_text(golden.before + RULE + golden.run()[0], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    update()
