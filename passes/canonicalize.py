@@ -153,7 +153,7 @@ class _Rewriter:
 
     def _rewrite(self, current: fx.Node) -> None:
         changed = self._settle(current)
-        while current.target in SPELLINGS and not self._must_copy(current):
+        while isinstance(current.target, OpOverload) and current.target in SPELLINGS and not self._must_copy(current):
             spelled = SPELLINGS[current.target](self.program, current)
             if spelled is None:
                 break
@@ -175,8 +175,11 @@ class _Rewriter:
         return node.target in COPIED_PARTS and self.aliasing.has_writes
 
     def _stand_in(self, old: fx.Node, new: fx.Node) -> None:
-        self.aliasing.learn(new, old)
+        made = self.aliasing.learn(new, old)
         self.substitution.replace(old, new)
+        for operand in made:
+            self._rewrite(operand)
+        self.substitution.arrive(new)
 
     def _settle(self, node: fx.Node) -> bool:
         if not normalize(node):
@@ -204,11 +207,11 @@ class _Rewriter:
     def _can_go(self, node: fx.Node, source: fx.Node, memory: Memory) -> bool:
         if node.target is aten.detach.default and self.program.training:
             return False
+        if memory is Memory.SHARED:
+            return True
         aliasing = self.aliasing
         if aliasing.is_written(node) or aliasing.is_written_after(source, node):
             return False
-        if memory is Memory.SHARED:
-            return True
         # the caller gets a tensor of their own: not the model's, and not one they get under another name as well
         others = aliasing.returned(source) - (memory is Memory.EITHER)
         return not aliasing.returned(node) or not (aliasing.is_external(source) or others > 0)

@@ -56,9 +56,16 @@ class Fuse(Pass):
                 match = _next(matcher, producer)
         if folded:
             for _, graph in program.graphs():
-                order_constants(program, graph)
+                _tidy(program, graph)
         notes = [f"folded {count} {name}" for name, count in sorted(folded.items())]
         return Outcome(bool(folded), (*notes, *refused))
+
+
+def _tidy(program: Program, graph: fx.Graph) -> None:
+    for node in reversed(graph.find_nodes(op="get_attr")):
+        if not node.users:
+            program.erase(node)
+    order_constants(program, graph)
 
 
 def _next(matcher: Matcher, producer: fx.Node) -> Match | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import argument, is_op, is_opaque, may_alias, writes
+from quantc.dialect import argument, higher_order_name, is_opaque, may_alias, writes
 
 
 @cache
@@ -33,14 +34,17 @@ def written(node: fx.Node) -> list[fx.Node]:
     """The operands a node writes to (or gives another shape)."""
     if is_opaque(node) and not isinstance(node.target, OpOverload) and node.target not in READERS:
         return list(node.all_input_nodes)  # of modules and functions kept whole nothing is known
+    if isinstance(node.target, HigherOrderOperator) and higher_order_name(node.target).startswith("wrap_with"):
+        return list(node.all_input_nodes)  # unlike branches and loops, a region that sets a mode may write
     places = [node.args[index] for index in writes(node.target) if index < len(node.args)]
-    if is_op(node, "batch_norm", "instance_norm") and argument(node, SWITCH[node.target]) is not False:
+    switch = SWITCH.get(node.target)
+    if switch is not None and argument(node, switch) is not False:
         # their schemas do not say that they update the running statistics
         places += [argument(node, "mean"), argument(node, "var")]
     return [place for place in pytree.tree_leaves(places) if isinstance(place, fx.Node)]
 
 
-SWITCH = {
+SWITCH: dict[Any, str] = {
     torch.ops.aten.batch_norm.default: "training",
     torch.ops.aten.instance_norm.default: "use_input_stats",
 }
@@ -110,15 +114,16 @@ class Aliasing:
             node = self._parent[node]
         return node
 
-    def learn(self, new: fx.Node, old: fx.Node) -> None:
-        """Take in a node made to stand for `old`, and operands made along with it."""
-        for operand in new.all_input_nodes:
-            if operand not in self.order:
-                self.order[operand] = self.order[old]
-                self._join(operand, {})
+    def learn(self, new: fx.Node, old: fx.Node) -> list[fx.Node]:
+        """Take in a node made to stand for `old`; gives the operands made along with it."""
+        fresh = [operand for operand in new.all_input_nodes if operand not in self.order]
+        for operand in fresh:
+            self.order[operand] = self.order[old]
+            self._join(operand, {})
         if new not in self.order:
             self.order[new] = self.order[old]
             self._unite(self.root(old), self.root(new), {})
+        return fresh
 
     def merge(self, node: fx.Node, source: fx.Node) -> None:
         """Say that `node`, a copy, has become `source`: who gets the one gets the other."""

@@ -12,11 +12,13 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from quantc.capture.archive import load_exported
-from quantc.capture.attempt import attempt
+from quantc.capture.attempt import Request, attempt
 from quantc.capture.exported import from_exported
 from quantc.capture.failures import first_line
 from quantc.capture.literals import name_literals
+from quantc.capture.mode_probe import settle_modes
 from quantc.capture.requests import check_examples, check_model
+from quantc.capture.twins import Tensors, twin
 from quantc.errors import CaptureError, suggest
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
@@ -44,21 +46,36 @@ def capture(
     of modules, that stay whole. The model itself is never changed.
     """
     start = time.perf_counter()
-    program, notes = _captured(model, example_inputs, method, example_kwargs or {}, dynamic_shapes, _leaves(leaf))
+    args = () if example_inputs is None and example_kwargs else example_inputs
+    request = Request(args, example_kwargs or {}, dynamic_shapes, _leaves(leaf))
+    program, notes = _captured(model, method, request)
     program.log.append(LogEntry(f"capture ({program.method})", time.perf_counter() - start, True, tuple(notes)))
+    _canonical(program)
+    if isinstance(model, nn.Module):
+        _settle(program, model, method, request)
+    return program
+
+
+def _canonical(program: Program) -> Program:
     Pipeline((Canonicalize(),)).run(program)
     name_literals(program)
     return program
 
 
-def _captured(
-    model: Any,
-    args: tuple[Any, ...] | None,
-    method: Method,
-    kwargs: dict[str, Any],
-    dynamic_shapes: Any,
-    leaf: tuple[Any, ...],
-) -> tuple[Program, list[str]]:
+def _settle(program: Program, model: nn.Module, method: Method, request: Request) -> None:
+    """Find out which arguments follow the model's mode, by capturing it in the other one where that is needed."""
+    how = "export-strict" if method == "export-strict" else program.method
+
+    def recapture() -> Program:
+        return _canonical(attempt(how, twin(model, Tensors.SHARED).train(not program.training), request)[0])
+
+    try:
+        settle_modes(program, model, recapture)
+    except CaptureError as error:
+        program.fixed_mode = f"it could not be captured in the other mode ({first_line(error)})"
+
+
+def _captured(model: Any, method: Method, request: Request) -> tuple[Program, list[str]]:
     if method not in METHODS:
         raise CaptureError(
             f"there is no capture method {method!r}",
@@ -72,40 +89,40 @@ def _captured(
     if isinstance(model, ExportedProgram):
         return _with_examples(from_exported(model), model.example_inputs), ["given as an ExportedProgram"]
     check_model(model)
-    args = () if args is None and kwargs else args
-    check_examples(model, args, kwargs)
-    if args is None and dynamic_shapes is not None:
+    check_examples(model, request.args, request.kwargs)
+    if request.args is None and request.dynamic_shapes is not None:
         raise CaptureError(
             "dynamic_shapes was given without example inputs",
             where="dynamic_shapes",
             advice="give example_inputs too, or leave dynamic_shapes out: without example inputs every size is dynamic",
         )
-    chosen, reason = _choose(args, method, leaf)
+    chosen, reason = _choose(method, request)
     notes = [reason] if reason else []
     if chosen != "auto":
-        program, found = attempt(chosen, model, args, kwargs, dynamic_shapes=dynamic_shapes, leaf=leaf)
+        program, found = attempt(chosen, model, request)
     else:
         try:
-            program, found = attempt("export", model, args, kwargs, dynamic_shapes=dynamic_shapes, leaf=leaf)
+            program, found = attempt("export", model, request)
         except CaptureError as failed_export:
             try:
-                program, found = attempt("fx", model, args, kwargs, dynamic_shapes=dynamic_shapes, leaf=leaf)
+                program, found = attempt("fx", model, request)
             except CaptureError as failed_trace:
                 raise _both_failed(failed_export, failed_trace) from failed_trace
             notes.append(f"export failed, so fx: {first_line(failed_export)}")
-    return _with_examples(program, (args, kwargs) if args is not None else None), [*notes, *found]
+    examples = (request.args, request.kwargs) if request.args is not None else None
+    return _with_examples(program, examples), [*notes, *found]
 
 
-def _choose(args: tuple[Any, ...] | None, method: Method, leaf: tuple[Any, ...]) -> tuple[Method, str]:
-    if method == "auto" and args is None:
+def _choose(method: Method, request: Request) -> tuple[Method, str]:
+    if method == "auto" and request.args is None:
         return "fx", "fx, because there are no example inputs"
-    if method == "auto" and leaf:
+    if method == "auto" and request.leaf:
         return "fx", "fx, because export cannot keep modules whole"
-    if method in ("export", "export-strict") and args is None:
+    if method in ("export", "export-strict") and request.args is None:
         raise CaptureError(
             "export needs example inputs", where="example_inputs", advice="pass example_inputs, or use method='fx'"
         )
-    if method in ("export", "export-strict") and leaf:
+    if method in ("export", "export-strict") and request.leaf:
         raise CaptureError("export cannot keep modules whole", where="leaf", advice="use method='fx' with leaf=")
     return method, ""
 

@@ -122,6 +122,7 @@ def _register_copies() -> None:
             SPELLINGS[source] = _renamed(op.target)
             COPIED_PARTS.add(source)
     SPELLINGS[aten.view_copy.default] = _copied(aten.reshape.default)
+    SPELLINGS[aten.t_copy.default] = _copied(aten.t.default)
 
 
 def _register_aliases() -> None:

@@ -153,7 +153,7 @@ OPS = {
 
 def _register() -> None:
     global _library  # noqa: PLW0603 - the ops live as long as the library object does
-    _library = torch.library.Library("quantized_decomposed", "DEF")
+    _library = torch.library.Library("quantized_decomposed", "DEF")  # type: ignore[no-untyped-call]
     for schema, implementation in OPS.items():
-        _library.define(schema)
-        _library.impl(schema.partition("(")[0], implementation, "CompositeExplicitAutograd")
+        _library.define(schema)  # type: ignore[no-untyped-call]
+        _library.impl(schema.partition("(")[0], implementation, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

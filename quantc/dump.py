@@ -134,12 +134,22 @@ def numbered(program: Program) -> str:
     constants = Constants(program)
     graph_names = {path: f"@{index}" for index, (path, _) in enumerate(program.graphs())}
     graph_names.update({alias: graph_names[path] for alias, path in _aliases(program)})
-    rows = [f"program stage={program.stage.label} mode={'train' if program.training else 'eval'}", *_header(program)]
+    rows = [
+        f"program stage={program.stage.label} mode={'train' if program.training else 'eval'}",
+        *_nameless_header(program),
+    ]
     for path, graph in program.graphs():
         if path:
             rows.append(f"graph {graph_names[path]}")
         rows.extend(_numbered_graph(GraphLines(program, path, graph, constants), graph_names))
     return "\n".join(rows) + "\n"
+
+
+def _nameless_header(program: Program) -> Iterator[str]:
+    """The header without the reasons, which name nodes and source lines."""
+    if program.inference_only:
+        yield f"{INDENT}inference_only"
+    yield from (line for line in _header(program) if not line.startswith(f"{INDENT}inference_only"))
 
 
 def _numbered_graph(lines: GraphLines, graph_names: dict[str, str]) -> Iterator[str]:

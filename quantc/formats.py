@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt
 
 
 class Role(StrEnum):
@@ -113,11 +113,11 @@ FACTS: dict[DType, Facts] = {
 }
 
 
-class _Share(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Share(BaseModel, frozen=True, extra="forbid"):
+    """A way of sharing scales."""
 
 
-class PerTensor(_Share):
+class PerTensor(_Share, frozen=True):
     """One scale for the whole tensor."""
 
     kind: Literal["per-tensor"] = "per-tensor"
@@ -126,7 +126,7 @@ class PerTensor(_Share):
         return self.kind
 
 
-class PerChannel(_Share):
+class PerChannel(_Share, frozen=True):
     """One scale for each index along an axis."""
 
     kind: Literal["per-channel"] = "per-channel"
@@ -136,7 +136,7 @@ class PerChannel(_Share):
         return f"{self.kind}(axis={self.axis})"
 
 
-class PerGroup(_Share):
+class PerGroup(_Share, frozen=True):
     """One scale for each run of `size` elements along an axis; the other axes are kept apart."""
 
     kind: Literal["per-group"] = "per-group"
@@ -147,7 +147,7 @@ class PerGroup(_Share):
         return f"{self.kind}(axis={self.axis},size={self.size})"
 
 
-class PerToken(_Share):
+class PerToken(_Share, frozen=True):
     """One scale for each row along the last axis."""
 
     kind: Literal["per-token"] = "per-token"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from quantc.errors import QuantcError, SpecError
 
@@ -15,6 +15,8 @@ def faults_of(error: ValidationError) -> list[str]:
     """One line a fault: the field, what is wrong, and what was given."""
     lines = []
     for fault in error.errors(include_url=False):
+        if fault["type"] == "default_factory_not_called":
+            continue  # a default that follows from a field that is itself at fault
         given = repr(fault["input"])
         given = given if len(given) <= MOST_SHOWN else f"{given[:MOST_SHOWN]}…"
         field = ".".join(str(part) for part in fault["loc"])
@@ -23,20 +25,32 @@ def faults_of(error: ValidationError) -> list[str]:
     return lines
 
 
-class Frozen(BaseModel):
+class Frozen(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """A value: immutable, comparable, hashable, and checked whenever one is made."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     noun: ClassVar[str] = "value"
     fault: ClassVar[type[QuantcError]] = SpecError
+
+    def why_not(self) -> str | None:
+        """What is wrong with fields that are each right by themselves."""
+        return None
 
     @model_validator(mode="wrap")
     @classmethod
     def _name_the_faults(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, cls):
+            return data
         try:
-            return handler(data)
+            value = handler(data)
         except ValidationError as error:
-            raise cls.fault(
-                f"this is no valid {cls.noun}: {'; '.join(faults_of(error))}",
-                advice=f"the fields of a {cls.noun} are {', '.join(cls.model_fields)}",
-            ) from error
+            raise cls._fault(faults_of(error)) from error
+        if (reason := value.why_not()) is not None:
+            raise cls._fault([reason])
+        return value
+
+    @classmethod
+    def _fault(cls, faults: list[str]) -> QuantcError:
+        return cls.fault(
+            f"this is no valid {cls.noun}: {'; '.join(faults)}",
+            advice=f"the fields of a {cls.noun} are: {', '.join(cls.model_fields) or 'none'}",
+        )

@@ -10,6 +10,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from quantc.dialect import aten, may_alias, overload_names, short_name
 from quantc.program import Program
+from quantc.proven import proven_dtype
 from quantc.types import dtype_of, tensor_type
 
 SPECIAL = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
@@ -26,10 +27,17 @@ def functional_overload(target: OpOverload) -> OpOverload | None:
     name = target._schema.name.removeprefix("aten::")
     base = SPECIAL.get(name, name.removesuffix("_"))
     packet = getattr(aten, base, None)
-    if base == name or not isinstance(packet, OpOverloadPacket) or target._overloadname not in overload_names(packet):
+    if base == name or not isinstance(packet, OpOverloadPacket):
         return None
-    found: OpOverload = getattr(packet, target._overloadname)
-    return None if found._schema.is_mutable else found
+    overloads: list[OpOverload] = [getattr(packet, each) for each in overload_names(packet)]
+    # of the same name, if it is there: `pow_.Scalar` is `pow.Tensor_Scalar`, and `pow.Scalar` is something else
+    overloads.sort(key=lambda overload: overload._overloadname != target._overloadname)
+    fitting = (each for each in overloads if not each._schema.is_mutable and _takes(each) == _takes(target))
+    return next(fitting, None)
+
+
+def _takes(target: OpOverload) -> list[tuple[str, bool]]:
+    return [(str(row.type), row.has_default_value()) for row in target._schema.arguments]
 
 
 @cache
@@ -72,7 +80,7 @@ def _keeps_dtype(node: fx.Node) -> bool:
     """Whether the functional op would give the dtype of the tensor written to, rather than promote it."""
     tensors = node.all_input_nodes
     written = node.args[0]
-    dtype = dtype_of(written)
+    dtype = proven_dtype(written)
     numbers = [
         value for value in node.args[1:] if isinstance(value, int | float | complex) and not isinstance(value, bool)
     ]
@@ -81,14 +89,14 @@ def _keeps_dtype(node: fx.Node) -> bool:
         return len(tensors) == 1 and not _is_test(node) and not any(isinstance(value, complex) for value in numbers)
     if _is_test(node):
         return dtype is torch.bool
-    if any(dtype_of(operand) != dtype for operand in tensors if not _is_index(node, operand)):
+    if any(proven_dtype(operand) != dtype for operand in tensors if not _is_index(node, operand)):
         return False
     return dtype.is_floating_point or dtype.is_complex or all(isinstance(value, int) for value in numbers)
 
 
 def _is_test(node: fx.Node) -> bool:
     """Whether the functional op answers true or false, where the op in place writes ones and zeros."""
-    return short_name(node.target) in TESTS  # type: ignore[arg-type]
+    return short_name(node.target) in TESTS
 
 
 def _is_index(node: fx.Node, operand: fx.Node) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.dialect import aten
+from quantc.dialect import argument, aten
 from quantc.types import dtype_of, rank_of, tensor_type
 
 
@@ -54,7 +54,7 @@ def _same_type(node: fx.Node) -> fx.Node | None:
 
 
 def _full_slice(node: fx.Node) -> fx.Node | None:
-    _, _, start, stop, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    start, stop, step = (argument(node, name) for name in ("start", "end", "step"))
     if step != 1:
         return None
     is_whole = start in (None, 0) and stop in (None, END)

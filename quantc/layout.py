@@ -32,13 +32,23 @@ def group_view(x: Tensor, share: PerGroup, *, where: str = "") -> tuple[Tensor, 
             where=where or None,
             advice=f"choose a group size that divides {length}",
         )
-    return x.unflatten(axis, (length // share.size, share.size)), axis + 1
+    split = (*x.shape[:axis], length // share.size, share.size, *x.shape[axis + 1 :])
+    return x.reshape(split), axis + 1
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """All elements in the order they lie in memory, which needs no copy for permuted tensors."""
+    if x.is_contiguous():
+        return x.reshape(-1)
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    return x.permute(order).reshape(-1)
 
 
 def extremes(x: Tensor, share: Share, *, where: str = "") -> tuple[Tensor, Tensor]:
     """The smallest and the largest element of each group that shares a scale; NaN where there is one."""
     if isinstance(share, PerTensor):
-        low, high = torch.aminmax(x)
+        low, high = torch.aminmax(in_memory_order(x))
         return low, high
     if isinstance(share, PerChannel):
         axis = normal_axis(share.axis, x.dim(), where=where)

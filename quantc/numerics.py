@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quantc.errors import DataError
 from quantc.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Scheme
-from quantc.layout import group_view, normal_axis
+from quantc.layout import extremes, group_view, normal_axis
 from quantc.spec import QuantSpec
 
 BIAS_LIMIT = 2**30
@@ -90,8 +90,6 @@ def _check_range(low: Tensor, high: Tensor, where: str) -> None:
 
 def qparams_of(x: Tensor, spec: QuantSpec, *, where: str = "") -> QParams:
     """The qparams of a tensor by its own smallest and largest values: for weights, and for dynamic timing."""
-    from quantc.layout import extremes
-
     if x.numel() == 0:
         raise DataError("an empty tensor has no range", where=where or None, advice="leave it float")
     refuse_non_finite(x, where=where)
@@ -194,7 +192,9 @@ def _to_float_format(x: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
 # -- integer arithmetic ----------------------------------------------------------------------------------------
 
 
-def requantize(accumulator: Tensor, multiplier: Tensor | float, zero_point: Tensor | int, qmin: int, qmax: int) -> Tensor:
+def requantize(
+    accumulator: Tensor, multiplier: Tensor | float, zero_point: Tensor | int, qmin: int, qmax: int
+) -> Tensor:
     """Integers on one scale brought to another: `clamp(round_half_even(acc * M) + zero_point)`, in float64 with
     one rounding. Gives int64; `multiplier` must be broadcastable to the accumulator."""
     product = accumulator.double() * multiplier

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BeforeValidator,
@@ -20,10 +20,9 @@ from pydantic import (
     StrictStr,
     field_serializer,
     field_validator,
-    model_validator,
 )
 
-from quantc.errors import SpecError, UnknownNameError, suggest
+from quantc.errors import SpecError, suggest
 from quantc.formats import DType, Granularity, PerChannel, PerGroup, PerTensor, PerToken, Role, Scheme, Timing
 from quantc.frozen import Frozen
 from quantc.pipeline_text import Value, read, spell
@@ -34,8 +33,10 @@ ACT_EPS = 2.0**-12
 FLOAT32_EPS = 2.0**-23
 """The smallest scale of a weight: 2^-12 costs up to 9.5 dB on wide layers."""
 
+SMALLEST_SCALE = 2.0**-126
 
-class Observe(Frozen):
+
+class Observe(Frozen, frozen=True):
     """Which observation finds the range, by name, and its options: `minmax`, `percentile{percentile=99.9}`."""
 
     noun: ClassVar[str] = "choice of observation"
@@ -53,15 +54,12 @@ class Observe(Frozen):
     def _mapping(self, value: tuple[tuple[str, Option], ...]) -> dict[str, Option]:
         return dict(value)
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        from quantc.observe.registry import check_choice
+    def why_not(self) -> str | None:
+        if self == DEFAULT_OBSERVE:
+            return None
+        from quantc.observe.registry import why_not_choice
 
-        try:
-            check_choice(self.name, dict(self.options))
-        except UnknownNameError as error:
-            raise SpecError(error.what, where=f"observe = {self}", advice=error.advice) from error
-        return self
+        return why_not_choice(self.name, dict(self.options))
 
     @staticmethod
     def parse(text: str) -> Observe:
@@ -72,18 +70,21 @@ class Observe(Frozen):
         return f"{self.name}{spell(dict(self.options))}" if self.options else self.name
 
 
+DEFAULT_OBSERVE = Observe.model_construct()
+
+
 def _observe(value: Any) -> Any:
     return Observe.parse(value) if isinstance(value, str) else value
 
 
-class QuantSpec(Frozen):
+class QuantSpec(Frozen, frozen=True):
     """How one tensor is quantized. Fields that are left out follow from the others."""
 
     noun: ClassVar[str] = "spec"
-    fault = SpecError
 
     dtype: DType
-    scheme: Scheme = Scheme.AFFINE
+    scheme: Scheme = Field(default_factory=lambda known: _derived(known)["scheme"])
+    """Affine, and symmetric for float formats, unless given."""
     granularity: Granularity = PerTensor()
     role: Role = Role.ACT
     """The kind of tensor it is meant for; decides the default `eps`, and where a config applies it."""
@@ -94,21 +95,17 @@ class QuantSpec(Frozen):
     """The largest quantized value; the dtype's own unless given."""
     eps: float = Field(default_factory=lambda known: _derived(known)["eps"])
     """The smallest scale: 2^-12, and float32's epsilon for weights."""
-    observe: Annotated[Observe, BeforeValidator(_observe)] = Observe.model_construct()
+    observe: Annotated[Observe, BeforeValidator(_observe)] = DEFAULT_OBSERVE
 
     @field_validator("eps")
     @classmethod
     def _eps_is_a_scale(cls, value: float) -> float:
-        if not FLOAT32_EPS**4 <= value < math.inf:
-            raise ValueError("it must be a positive finite number of at least 2^-92")
+        if not SMALLEST_SCALE <= value < math.inf:
+            raise ValueError("it must be a positive finite number of at least 2^-126, so that it can be divided by")
         return value
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        reason = _why_not_range(self) or _why_not_float(self) or _why_not_use(self)
-        if reason is not None:
-            raise ValueError(reason)
-        return self
+    def why_not(self) -> str | None:
+        return _why_not_range(self) or _why_not_float(self) or _why_not_use(self)
 
     def but(self, **changes: Any) -> QuantSpec:
         """The same spec with some fields changed, checked again. Zero is a value like any other; None means the
@@ -120,7 +117,9 @@ class QuantSpec(Frozen):
         old = _derived({"dtype": self.dtype, "role": self.role})
         kept = {name: getattr(self, name) for name in type(self).model_fields}
         kept = {name: value for name, value in kept.items() if old.get(name) != value}
-        return QuantSpec.model_validate({name: value for name, value in {**kept, **changes}.items() if value is not None})
+        return QuantSpec.model_validate(
+            {name: value for name, value in {**kept, **changes}.items() if value is not None}
+        )
 
     @property
     def levels(self) -> int:
@@ -138,19 +137,26 @@ class QuantSpec(Frozen):
         return QuantSpec.model_validate({"dtype": dtype, **options})
 
     def __str__(self) -> str:
-        plain = QuantSpec(dtype=self.dtype, role=self.role)
-        given: dict[str, Value] = {"role": self.role.value} if self.role is not Role.ACT else {}
-        for name in ("scheme", "granularity", "timing", "qmin", "qmax", "eps", "observe"):
-            value = getattr(self, name)
-            if value != getattr(plain, name):
-                given[name] = _short(value)
+        plain = {
+            "role": Role.ACT,
+            "granularity": PerTensor(),
+            "timing": Timing.STATIC,
+            "observe": DEFAULT_OBSERVE,
+            **_derived({"dtype": self.dtype, "role": self.role}),
+        }
+        given = {name: _short(getattr(self, name)) for name, value in plain.items() if getattr(self, name) != value}
         return f"{self.dtype.value}{spell(given)}" if given else self.dtype.value
 
 
 def _derived(known: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that follow from dtype and role. Where those are faulty they are reported, not what follows."""
     dtype, role = known.get("dtype", DType.INT8), known.get("role", Role.ACT)
-    return {"qmin": dtype.qmin, "qmax": dtype.qmax, "eps": ACT_EPS if role is Role.ACT else FLOAT32_EPS}
+    return {
+        "scheme": Scheme.SYMMETRIC if dtype.is_float else Scheme.AFFINE,
+        "qmin": dtype.qmin,
+        "qmax": dtype.qmax,
+        "eps": ACT_EPS if role is Role.ACT else FLOAT32_EPS,
+    }
 
 
 def _short(value: Any) -> Value:
@@ -232,10 +238,26 @@ def name_of(spec: QuantSpec) -> str:
 
 
 __all__ = [
-    *NAMED,
     "ACT_EPS",
     "FLOAT32_EPS",
+    "FP8_E4M3_WEIGHT",
+    "FP8_E5M2_WEIGHT",
+    "FP16_WEIGHT",
+    "INT2_GROUP",
+    "INT4_GROUP",
+    "INT4_WEIGHT",
+    "INT8",
+    "INT8_DYNAMIC",
+    "INT8_NARROW_WEIGHT",
+    "INT8_TENSOR_WEIGHT",
+    "INT8_TOKEN",
+    "INT8_WEIGHT",
+    "INT8_WEIGHT_ONLY",
+    "INT16",
+    "INT32_BIAS",
     "NAMED",
+    "UINT8",
+    "UINT8_DYNAMIC",
     "Observe",
     "Option",
     "QuantSpec",

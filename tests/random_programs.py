@@ -178,6 +178,9 @@ class Step:
 class Net(nn.Module):
     """A model that runs its steps; value 0 is `x`, and each step adds the values it gives."""
 
+    shift: Tensor
+    state: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.empty(4, 1, 1).uniform_(0.5, 1.5))
@@ -271,4 +274,4 @@ def _weights_are_kept(net: Net, values: list[Any]) -> bool:
     return is_kept
 
 
-__all__ = ["GENTLE", "WILD", "Net", "inputs", "nets"]
+__all__ = ["GENTLE", "WILD", "Net", "Step", "inputs", "nets", "plan"]

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
 
 from quantc.hooks import Guard, Truth
-from quantc.parse import parse
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline import Pipeline
 from quantc.program import Program
 from quantc.sites import ModeValue
 from tests.by_hand import Builder, aten
 
-GOLDEN = sorted((Path(__file__).parent / "golden" / "eliminate_dead").glob("*.txt"))
 PIPELINE = Pipeline((EliminateDead(),))
 
 
 def calls(program: Program) -> list[str]:
     return [node.name for node in program.graph.nodes if node.op.startswith("call_")]
-
-
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case.stem)
-def test_golden(case: Path) -> None:
-    before, after = case.read_text().split("=====\n")
-    program = parse(before)
-    PIPELINE.run(program, [Truth()])
-    assert program.dump("text") == after
-    PIPELINE.run(program, [Truth()])
-    assert [entry.changed for entry in program.log] == [True, False]
 
 
 def test_the_state_dict_keeps_its_keys() -> None:

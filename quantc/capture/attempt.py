@@ -5,52 +5,56 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from quantc.capture.exported import export
-from quantc.capture.failures import explain_failure
+from quantc.capture.failures import explain_failure, refuse_wrong_dtypes
 from quantc.capture.interception import seeds_refused
+from quantc.capture.leaves import leaf_selector
 from quantc.capture.proxies import RefusedError
 from quantc.capture.sources import forward_line
 from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
-from quantc.capture.symbolic import leaf_selector, trace
-from quantc.capture.twins import Tensors, twin
+from quantc.capture.symbolic import trace
+from quantc.capture.twins import Tensors, cloned_inputs, twin
 from quantc.errors import CaptureError, QuantcError
 from quantc.program import Program
 
 
-def attempt(
-    method: str,
-    model: nn.Module,
-    args: tuple[Any, ...] | None,
-    kwargs: dict[str, Any],
-    *,
-    dynamic_shapes: Any,
-    leaf: tuple[Any, ...],
-) -> tuple[Program, list[str]]:
+@dataclass(frozen=True)
+class Request:
+    """What the caller of capture gave besides the model; `args` is None where there are no example inputs."""
+
+    args: tuple[Any, ...] | None
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+    leaf: tuple[Any, ...]
+
+
+def attempt(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
     """The program and notes for its log; a CaptureError if `method` cannot follow the model."""
-    leaves = leaf_selector(model, leaf)
+    leaves = leaf_selector(model, request.leaf)
+    args, kwargs, shapes = request.args, request.kwargs, request.dynamic_shapes
     if method != "fx":
         _refuse_scripted(model)
     with kept(model):
         copied = twin(model, Tensors.SHARED)
-        changed = watch(copied) if method != "export-strict" else []
+        changed = watch(copied) if method != "export-strict" else _changed_by_a_run(model, args, kwargs)
         try:
             with _surroundings_kept(), seeds_refused():
                 if method == "fx":
-                    program = trace(copied, args, kwargs, dynamic_shapes=dynamic_shapes, leaves=leaves)
+                    program = trace(copied, args, kwargs, dynamic_shapes=shapes, leaves=leaves)
                 else:
-                    program = export(
-                        copied, args or (), kwargs, dynamic_shapes=dynamic_shapes, strictness=_strictness(method)
-                    )
+                    program = export(copied, args or (), kwargs, dynamic_shapes=shapes, strictness=_strictness(method))
         except QuantcError:
             raise
         except Exception as error:
             raise explain_failure(error, method, model, args, kwargs) from error
+        refuse_wrong_dtypes(program, model, args, kwargs)
         return program, _notes_on_state(model, args, kwargs, changed)
 
 
@@ -62,6 +66,16 @@ def _refuse_scripted(model: nn.Module) -> None:
                 where=f"module {name!r} of {type(model).__name__}",
                 advice="use method='fx', which keeps it whole, or put the nn.Module it was scripted from in its place",
             )
+
+
+def _changed_by_a_run(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> list[str]:
+    """The attributes that a call changes, where the model cannot be watched while it is captured."""
+    runnable = twin(model, Tensors.COPIED)
+    changed = watch(runnable)
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # the capture reports what it raises
+        given, named = cloned_inputs((args, kwargs))
+        runnable(*given, **named)
+    return changed
 
 
 def _strictness(method: str) -> str:

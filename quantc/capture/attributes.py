@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 FACTS = frozenset({"dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "itemsize"})
 """Properties that become a node when the tensor's type is not known."""
+KINDS = {"ndim": Kind.NUMBER, "itemsize": Kind.NUMBER, "dtype": Kind.DTYPE}
 TRANSPOSES = {"T": aten.numpy_T.default, "mT": aten.mT.default, "H": aten.matrix_H.default, "mH": aten.mH.default}
 PARTS = {"real": aten.real.default, "imag": aten.imag.default, "data": aten.detach.default}
 
 
 def tensor_attribute(tracer: AtenTracer, x: Value, name: str) -> Any:
-    fake = x.fake
+    fake = x.fake if x.fake is not None else tracer.state.real(x.node)
     if name == "shape":
         return shape_of(tracer, x)
     if name in TRANSPOSES:
@@ -34,9 +35,11 @@ def tensor_attribute(tracer: AtenTracer, x: Value, name: str) -> Any:
         return False
     if isinstance(fake, torch.Tensor) and not callable(fact := getattr(fake, name)):
         return fact
+    if name == "device":
+        return tracer.state.device  # of an input without example: where the model is
     if name in FACTS:
         node = tracer.create_node("call_function", getattr, (x.node, name), {})
-        tracer.kinds[node] = Kind.NUMBER if name in ("ndim", "itemsize") else Kind.ANYTHING
+        tracer.kinds[node] = KINDS.get(name, Kind.ANYTHING)
         return tracer.proxy(node)
     if not hasattr(torch.Tensor, name):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
@@ -45,7 +48,7 @@ def tensor_attribute(tracer: AtenTracer, x: Value, name: str) -> Any:
 
 def shape_of(tracer: AtenTracer, x: Value) -> Any:
     """Numbers where they are known; nodes for the dynamic ones; one node for the whole where the rank is unknown."""
-    fake = x.fake
+    fake = x.fake if x.fake is not None else tracer.state.real(x.node)
     if isinstance(fake, torch.Tensor):
         sizes = [
             size if type(size) is int else tracer.size(aten.sym_size.int, (x, dim), size)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import CaptureError, suggest
 
+Kind = inspect._ParameterKind
 STRUCTURE = "give dynamic_shapes the structure of the inputs, by name or in order, with None for what is static"
 SMALLEST = 2
 """Sizes 0 and 1 mean something of their own to broadcasting, so a trace with them would hold for them alone."""
@@ -35,15 +36,14 @@ class DynamicDim:
 
 def argument_tree(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by parameter name, in the order in which torch.export flattens them."""
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    tree: dict[str, Any] = {}
-    for index, value in enumerate(args):
-        if index < len(parameters) and parameters[index].kind is not inspect.Parameter.VAR_POSITIONAL:
-            tree[parameters[index].name] = value
-        else:
-            tree[f"args_{index}"] = value
-    tree.update(kwargs)
-    return tree
+    names = [parameter.name for parameter in _parameters(model, Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)]
+    star = next((parameter.name for parameter in _parameters(model, Kind.VAR_POSITIONAL)), "args")
+    names += [f"{star}_{index}" for index in range(len(args) - len(names))]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _parameters(model: nn.Module, *kinds: Any) -> list[inspect.Parameter]:
+    return [row for row in inspect.signature(model.forward).parameters.values() if row.kind in kinds]
 
 
 def leaf_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -72,7 +72,8 @@ def dynamic_dims(
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
     tree = argument_tree(model, args, kwargs)
-    specs = _by_parameter(dynamic_shapes, model, tree, len(args))
+    bound = list(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    specs = _by_parameter(dynamic_shapes, model, tree, bound)
     found: dict[tuple[int, int], DynamicDim] = {}
     tensors: list[Any] = []
     names = leaf_names(model, args, kwargs)
@@ -87,24 +88,22 @@ def dynamic_dims(
     return found
 
 
-def _by_parameter(dynamic_shapes: Any, model: nn.Module, tree: dict[str, Any], positional: int) -> dict[str, Any]:
+def _by_parameter(dynamic_shapes: Any, model: nn.Module, tree: dict[str, Any], bound: Sequence[str]) -> dict[str, Any]:
     """The marks under the names of `argument_tree`, in which *args and **kwargs are spread out."""
     if not isinstance(dynamic_shapes, Mapping | list | tuple):
         raise _fault(f"dynamic_shapes is a {type(dynamic_shapes).__name__}", "dynamic_shapes", STRUCTURE)
-    parameters = inspect.signature(model.forward).parameters.values()
     if not isinstance(dynamic_shapes, Mapping):
-        if len(dynamic_shapes) != len(tree):
+        if len(dynamic_shapes) != len(bound):
             raise _fault(
-                f"dynamic_shapes has {len(dynamic_shapes)} entries for {len(tree)} inputs", "dynamic_shapes", STRUCTURE
+                f"dynamic_shapes has {len(dynamic_shapes)} entries for {len(bound)} inputs", "dynamic_shapes", STRUCTURE
             )
-        return dict(zip(tree, dynamic_shapes, strict=True))
+        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=True))
     specs = dict(dynamic_shapes)
-    for parameter in parameters:
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL and parameter.name in specs:
-            spread = list(specs.pop(parameter.name) or ())
-            specs.update({f"args_{positional - len(spread) + index}": mark for index, mark in enumerate(spread)})
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and parameter.name in specs:
-            specs.update(specs.pop(parameter.name) or {})
+    for parameter in _parameters(model, Kind.VAR_POSITIONAL):
+        spread = specs.pop(parameter.name, None) or ()
+        specs.update({f"{parameter.name}_{index}": mark for index, mark in enumerate(spread)})
+    for parameter in _parameters(model, Kind.VAR_KEYWORD):
+        specs.update(specs.pop(parameter.name, None) or {})
     for name in specs:
         if name not in tree:
             raise _fault(
@@ -131,7 +130,9 @@ def _marks(spec: Any, value: Any, where: str) -> list[tuple[int, Any]]:
     if spec is None:
         return []
     if not isinstance(value, torch.Tensor):
-        raise _fault(f"dynamic_shapes marks a {type(value).__name__}, and only tensors have dimensions", where, STRUCTURE)
+        raise _fault(
+            f"dynamic_shapes marks a {type(value).__name__}, and only tensors have dimensions", where, STRUCTURE
+        )
     if isinstance(spec, Mapping):
         rows = list(spec.items())
     elif isinstance(spec, list | tuple):
@@ -209,21 +210,30 @@ def widened(
     dims: Mapping[tuple[int, int], DynamicDim], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The example inputs with dynamic dimensions of size 0 or 1 made larger. Captures look at sizes alone."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, _ = pytree.tree_flatten((args, kwargs))
     sizes = {mark.name: leaves[leaf].shape[dim] for (leaf, dim), mark in dims.items() if mark.name is not None}
-    shapes: dict[int, list[int]] = {}
+    wider: dict[tuple[int, int], int] = {}
     for (leaf, dim), mark in dims.items():
         root = mark.root or mark.name
         now = leaves[leaf].shape[dim] if mark.name is None else sizes.get(root or "", SMALLEST)
         wanted = max(SMALLEST, mark.low)
         if now >= SMALLEST or not mark.is_required or (mark.high is not None and wanted > mark.high):
             continue
-        shape = shapes.setdefault(leaf, list(leaves[leaf].shape))
-        shape[dim] = wanted if mark.relation is None else mark.relation(SMALLEST)
-    for leaf, shape in shapes.items():
+        wider[leaf, dim] = wanted if mark.relation is None else mark.relation(SMALLEST)
+    return resized(wider, args, kwargs)
+
+
+def resized(
+    sizes: Mapping[tuple[int, int], int], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs with some dimensions of other sizes; their values do not matter."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    for (leaf, dim), size in sizes.items():
+        shape = list(leaves[leaf].shape)
+        shape[dim] = size
         leaves[leaf] = leaves[leaf].detach().new_zeros(shape)
-    wider: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, spec)
-    return wider
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, spec)
+    return found
 
 
 def dim_names(dims: Mapping[tuple[int, int], DynamicDim]) -> dict[tuple[int, int], str]:

@@ -61,6 +61,7 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings(), patch.object(torch.export._trace, "print", lambda *_, **__: None, create=True):
         warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
         warnings.filterwarnings("ignore", message=r"A model attribute .* requires gradient")
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
         try:

@@ -7,13 +7,17 @@ import traceback
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
 from quantc.capture.proxies import RefusedError
 from quantc.capture.sources import forward_line, user_line_of_error
 from quantc.capture.twins import Tensors, cloned_inputs, twin
+from quantc.dialect import is_op
 from quantc.errors import CaptureError
+from quantc.program import Program
+from quantc.proven import PRODUCTS
+from quantc.types import dtype_of
 
 CATALOGUE = "https://docs.pytorch.org/docs/stable/generated/exportdb/index.html"
 WAYS_OUT = (
@@ -48,16 +52,37 @@ def explain_failure(error: Exception, method: str, model: nn.Module, args: Any, 
     name = type(model).__name__
     is_refusal = isinstance(error, RefusedError | GuardOnDataDependentSymNode)
     if args is not None and not is_refusal and (eager := _eager_failure(model, args, kwargs)) is not None:
-        return CaptureError(
-            f"{name} does not run on the example inputs: {first_line(eager)}",
-            where=user_line_of_error(eager) or forward_line(model),
-            advice=EXAMPLES_ADVICE,
-        )
+        return _not_running(model, eager)
     reason, advice = _reason(error, method)
+    if args is None:
+        advice = f"give example_inputs, so that ranks, sizes and dtypes are known; or {WAYS_OUT}"
     return CaptureError(
         f"{name} could not be captured by {method}: {reason}",
         where=user_line_of_error(error) or forward_line(model),
         advice=advice,
+    )
+
+
+def refuse_wrong_dtypes(program: Program, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Stand-ins let a product of two dtypes pass that real tensors do not: if there is one, ask the model itself."""
+    if args is None or not any(_mixes_dtypes(node) for node in program.nodes()):
+        return
+    if (eager := _eager_failure(model, args, kwargs)) is not None:
+        raise _not_running(model, eager)
+
+
+def _mixes_dtypes(node: fx.Node) -> bool:
+    if not is_op(node, *PRODUCTS, "matmul"):
+        return False
+    dtypes = {dtype_of(operand) for operand in node.args[:2]}
+    return None not in dtypes and len(dtypes) > 1
+
+
+def _not_running(model: nn.Module, error: Exception) -> CaptureError:
+    return CaptureError(
+        f"{type(model).__name__} does not run on the example inputs: {first_line(error)}",
+        where=user_line_of_error(error) or forward_line(model),
+        advice=EXAMPLES_ADVICE,
     )
 
 

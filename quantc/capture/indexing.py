@@ -28,9 +28,11 @@ def view_of(tracer: AtenTracer, x: Any, index: Any) -> tuple[Any, list[Any] | No
         raise RefusedError("indexing with a Python bool is not supported; use a tensor mask or None")
     dim, tensors = 0, {}
     for position, part in enumerate(parts):
+        if isinstance(part, str):
+            raise RefusedError(f"a tensor is indexed with {part!r}; if it is a dict, give example inputs to capture")
         if part is Ellipsis:
             behind = sum(1 for later in parts[position + 1 :] if _consumes(later))
-            dim = _rank(tracer, x) - behind
+            dim = _from_here(x, parts[position + 1 :], behind)
         elif part is None:
             x = tracer.call(aten.unsqueeze.default, (x, dim))
             dim += 1
@@ -47,11 +49,14 @@ def view_of(tracer: AtenTracer, x: Any, index: Any) -> tuple[Any, list[Any] | No
     return x, [tensors.get(position) for position in range(max(tensors) + 1)]
 
 
-def _rank(tracer: AtenTracer, x: Any) -> int:
+def _from_here(x: Any, later: list[Any], behind: int) -> int:
+    """The dimension behind `...`; counted from the end where the rank is not known, which serves a single index."""
     fake = x.fake if isinstance(x, Value) else x
-    if not isinstance(fake, torch.Tensor):
-        raise RefusedError("indexing with `...` needs the rank of the tensor; give example inputs to capture")
-    return fake.dim()
+    if isinstance(fake, torch.Tensor):
+        return fake.dim() - behind
+    if not later or (len(later) == 1 and isinstance(later[0], int | slice) and not isinstance(later[0], bool)):
+        return -behind
+    raise RefusedError("indexing with `...` needs the rank of the tensor; give example inputs to capture")
 
 
 def _sliced(tracer: AtenTracer, x: Any, dim: int, part: slice) -> Any:

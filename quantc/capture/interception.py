@@ -44,6 +44,8 @@ def intercepted(tracer: AtenTracer) -> Iterator[None]:
         stack.enter_context(_buffers_watched(tracer))
         stack.enter_context(patch.object(builtins, "isinstance", _is_instance))
         stack.enter_context(patch.object(torch.autocast, "__enter__", _enter_autocast))
+        stack.enter_context(patch.object(torch.nn.functional, "_list_with_default", _sizes_with_default))
+        stack.enter_context(patch.object(torch, "_check", _check_of_sizes))
         for name in SIZED_FACTORIES:
             stack.enter_context(patch.object(torch, name, _taking_sizes(tracer, getattr(torch, name))))
         stack.enter_context(_Interceptor(tracer))
@@ -64,6 +66,7 @@ def seeds_refused() -> Iterator[None]:
 
 
 _original_isinstance = isinstance
+_check: Any = torch._check
 _enter: Any = torch.autocast.__enter__
 
 
@@ -80,6 +83,24 @@ def _is_model_code(frame: FrameType) -> bool:
     """Torch's own machinery asks in order to hand the value to C++, which takes no traced ones."""
     module = str(frame.f_globals.get("__name__", ""))
     return not module.startswith("torch.") or module.startswith(FOLLOWED)
+
+
+def _check_of_sizes(condition: Any, message: Any = None) -> None:
+    """`torch._check` on a dynamic size tells the trace what holds."""
+    if type(condition) is not Value:
+        _check(condition, message)
+        return
+    if not isinstance(condition.fake, torch.SymBool):
+        raise RefusedError(f"torch._check asks about the value of {condition.node.name}, which depends on the data")
+    with torch._C.DisableTorchFunction():
+        _check(condition.fake, message)
+
+
+def _sizes_with_default(sizes: Any, defaults: Any) -> Any:
+    """Output sizes of a pool, those left out taken from the input. Torch's own asks for the rank first."""
+    if not isinstance(sizes, list | tuple):
+        return sizes
+    return [defaults[index - len(sizes)] if size is None else size for index, size in enumerate(sizes)]
 
 
 def _taking_sizes(tracer: AtenTracer, factory: Any) -> Any:

@@ -163,7 +163,7 @@ class Lowering(ABC):
         """`x.to(...)` with any mix of dtype, device and other tensor."""
         wanted = dict(kwargs)
         for value in rest:
-            if isinstance(value, torch.dtype):
+            if isinstance(value, torch.dtype) or self.kind_of(value) is Kind.DTYPE:
                 wanted["dtype"] = value
             elif isinstance(value, str | torch.device | int):
                 wanted["device"] = value
@@ -187,7 +187,7 @@ class Lowering(ABC):
         if name in ("numel", "nelement"):
             fake = x.fake if isinstance(x, Value) else x
             with torch._C.DisableTorchFunction():
-                count = fake.numel() if isinstance(fake, torch.Tensor) else None
+                count: Any = fake.numel() if isinstance(fake, torch.Tensor) else None
             if isinstance(count, torch.SymInt):
                 return self.size(aten.sym_numel.default, (x,), count)
             return self.call(aten.sym_numel.default, (x,)) if count is None else count

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
@@ -31,7 +32,7 @@ def check_model(model: Any) -> None:
             advice="capture the nn.Module it was scripted from; a scripted submodule can stay whole in a larger model",
         )
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        if is_lazy(parameter):
             raise CaptureError(
                 f"{name!r} of {type(model).__name__} is lazy, and has not been given a shape",
                 where=f"parameter {name!r}",
@@ -72,8 +73,9 @@ def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     except TypeError as error:
         unknown = [key for key in kwargs if key not in signature.parameters]
         hint = f"; {suggest(unknown[0], signature.parameters, noun='parameters')}" if unknown else ""
+        reason = f"it takes no keyword {unknown[0]!r}" if unknown else str(error)
         raise CaptureError(
-            f"{type(model).__name__} does not run on the example inputs: {error}",
+            f"{type(model).__name__} does not run on the example inputs: {reason}",
             where=forward_line(model),
             advice=f"forward takes {signature}: give its positional arguments as example_inputs "
             f"and its keywords as example_kwargs{hint}",

@@ -30,6 +30,7 @@ class Kind(Enum):
     """A size: a sequence of numbers of unknown length."""
     SEQUENCE = "sequence"
     """Several tensors, number unknown."""
+    DTYPE = "dtype"
     ANYTHING = "anything"
 
 
@@ -262,7 +263,7 @@ ATOMS: dict[str, Test] = {
     "float": _is_number,
     "bool": lambda value, _: isinstance(value, bool),
     "str": lambda value, _: isinstance(value, str),
-    "ScalarType": lambda value, _: isinstance(value, torch.dtype),
+    "ScalarType": lambda value, kind_of: isinstance(value, torch.dtype) or kind_of(value) is Kind.DTYPE,
     "Layout": lambda value, _: isinstance(value, torch.layout),
     "MemoryFormat": lambda value, _: isinstance(value, torch.memory_format),
     "Device": lambda value, _: isinstance(value, torch.device | str),

@@ -38,10 +38,16 @@ class TensorState:
             self._tensors[name] = tensor
         for path, module in model.named_modules():
             for name, tensor in vars(module).items():
-                if isinstance(tensor, torch.Tensor) and id(tensor) not in self.names:
+                is_new = isinstance(tensor, torch.Tensor) and id(tensor) not in self.names
+                if is_new and not hasattr(nn.Module, name):  # a buffer cannot be called `double`, say
                     full = f"{path}.{name}" if path else name
                     self.names[id(tensor)] = full
                     self.constants[full] = tensor
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's tensors; the CPU if it has none."""
+        return next((tensor.device for tensor in self._tensors.values()), torch.device("cpu"))
 
     def real(self, node: fx.Node) -> torch.Tensor | None:
         """The tensor that a node reads from the model."""

@@ -11,31 +11,23 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import fx, nn
-from torch._ops import OpOverload
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.fx.node import map_arg
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.proxy import TraceError
-from torch.utils import _pytree as pytree
 
 from quantc.capture import indexing
 from quantc.capture.attributes import tensor_attribute
 from quantc.capture.interception import intercepted
+from quantc.capture.leaves import LeafSelector
 from quantc.capture.lowering import Lowering
 from quantc.capture.proxies import RefusedError, Value
+from quantc.capture.shadows import Shadows, expression, known_truth
 from quantc.capture.sources import user_frame
 from quantc.capture.spellings import Kind
 from quantc.capture.state import TensorState
@@ -45,30 +37,9 @@ from quantc.identities import IDENTITIES
 from quantc.sites import NodeTable, Origin
 
 RETURNS: dict[str, Kind] = {"Tensor": Kind.TENSOR, "int": Kind.NUMBER, "SymInt": Kind.NUMBER, "float": Kind.NUMBER}
-NO_SHAPE = (
-    NotImplementedError,
-    UnsupportedOperatorException,
-    DynamicOutputShapeException,
-    DataDependentOutputException,
-)
-"""What an op raises that runs on real tensors alone, or whose result's shape depends on the data."""
 CALLS = ("call_function", "call_module", "call_method")
 Entry = tuple[Callable[..., Any], list[Any]]
 """A function to call, and the traced values to call it on."""
-
-
-class LeafSelector:
-    """Which modules stay whole: by qualified name or by class."""
-
-    def __init__(self, names: frozenset[str], classes: tuple[type[nn.Module], ...]) -> None:
-        self.names = names
-        self.classes = classes
-
-    def selects(self, module: nn.Module, name: str) -> bool:
-        return name in self.names or (bool(self.classes) and isinstance(module, self.classes))
-
-    def __bool__(self) -> bool:
-        return bool(self.names or self.classes)
 
 
 class AtenTracer(Lowering, fx.Tracer):
@@ -81,6 +52,7 @@ class AtenTracer(Lowering, fx.Tracer):
         fx.Tracer.__init__(self, autowrap_modules=(math,))
         self.leaves = leaves
         self.fakes = fakes
+        self.shadows = Shadows(fakes)
         self.is_training = is_training
         self.kinds: dict[fx.Node, Kind] = {}
         self.origins: NodeTable[Origin] = NodeTable()
@@ -241,27 +213,24 @@ class AtenTracer(Lowering, fx.Tracer):
     def _note_leaf(self, target: str, proxy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.kinds[proxy.node] = Kind.ANYTHING
         recorded = self.leaf_values.get(target)
-        has_symbols = self.fakes is not None and self.fakes.shape_env is not None
-        value = recorded.pop(0) if recorded else self._leaf_on_fakes(target, args, kwargs) if has_symbols else None
+        value = recorded.pop(0) if recorded else self._leaf_on_shadows(target, args, kwargs)
         if value is not None:
             proxy.node.meta["val"] = value
             self.kinds[proxy.node] = Kind.TENSOR if isinstance(value, torch.Tensor) else Kind.SEQUENCE
 
-    def _leaf_on_fakes(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a leaf gives for symbolic sizes; None if it cannot be run on stand-ins."""
-        given = pytree.tree_map_only(Value, lambda value: value.fake, (args, kwargs))
-        if self.fakes is None or any(leaf is None for leaf in pytree.tree_leaves(given)):
+    def _leaf_on_shadows(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a leaf gives for symbolic sizes, if it can be run on stand-ins."""
+        if not self.shadows.has_symbols:
             return None
         self.is_suspended = True
         try:
-            with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad():
-                return self.root.get_submodule(target)(*given[0], **given[1])
-        except Exception:  # noqa: BLE001 - a leaf is kept whole because it may do anything
-            return None
+            return self.shadows.run(self.root.get_submodule(target), args, kwargs)
         finally:
             self.is_suspended = False
 
     def call(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if target is aten._pack_padded_sequence.default:
+            raise RefusedError("packed sequences have sizes that depend on the data")
         if (view := reshaping_form(target)) is not None:
             # `x.unsqueeze_(0)` gives the object x another shape, and leaves its memory as it is
             viewed = self.call(view, args, kwargs)
@@ -269,7 +238,7 @@ class AtenTracer(Lowering, fx.Tracer):
                 args[0].node = viewed.node
             return viewed
         node = self.create_node("call_function", target, self.create_arg(args), self.create_arg(kwargs or {}))
-        value = self._compute(node)
+        value = self.shadows.compute(node)
         if isinstance(value, bool):
             return self._discard(node, value)
         if target in IDENTITIES and isinstance(args[0], Value) and value is not None and value is args[0].fake:
@@ -321,7 +290,9 @@ class AtenTracer(Lowering, fx.Tracer):
 
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind) -> Any:
         node = self.create_node(op, target, self.create_arg(args), self.create_arg(kwargs))
-        value = self._compute(node)
+        value = self.shadows.compute(node)
+        if isinstance(value, torch.SymBool):
+            value = known_truth(value)
         if type(value) in (int, float, bool):
             return self._discard(node, value)
         self.kinds[node] = Kind.TENSOR if isinstance(value, torch.Tensor) else kind
@@ -329,32 +300,9 @@ class AtenTracer(Lowering, fx.Tracer):
             node.meta["val"] = value
         return self._once(node, value)
 
-    def _compute(self, node: fx.Node) -> Any:
-        """The fake value of a node; None where an operand's is unknown or the op cannot be run on fakes."""
-        if self.fakes is None or any("val" not in operand.meta for operand in node.all_input_nodes):
-            return None
-        args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
-        function: Any = node.target
-        try:
-            with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad(), self._dispatcher():
-                if node.op == "call_method":
-                    return getattr(args[0], str(function))(*args[1:], **kwargs)
-                return function(*args, **kwargs)
-        except NO_SHAPE:
-            return None
-        except RuntimeError as error:
-            if "no fake impl registered" in str(error):
-                return None
-            raise
-
-    def _dispatcher(self) -> AbstractContextManager[Any]:
-        """Symbolic sizes need the decompositions written in Python: those in C++ take plain numbers."""
-        has_symbols = self.fakes is not None and self.fakes.shape_env is not None
-        return enable_python_dispatcher() if has_symbols else nullcontext()  # type: ignore[no-untyped-call]
-
     def size(self, target: OpOverload, args: tuple[Any, ...], size: Any) -> Any:
         """A symbolic size of a tensor: computed once, where it is first met."""
-        known = self.sizes.get(_expression(size))
+        known = self.sizes.get(expression(size))
         if known is not None:
             return known
         node = self.create_node("call_function", target, self.create_arg(args), {})
@@ -364,13 +312,13 @@ class AtenTracer(Lowering, fx.Tracer):
 
     def _once(self, node: fx.Node, value: Any) -> Value:
         """The value of a node, or an earlier one that is the same symbolic number."""
-        expression = _expression(value)
-        if expression in self.sizes:
+        text = expression(value)
+        if text in self.sizes:
             self._discard(node, None)
-            return self.sizes[expression]
+            return self.sizes[text]
         found = self.proxy(node)
-        if expression:
-            self.sizes[expression] = found
+        if text:
+            self.sizes[text] = found
         return found
 
     # -- what values answer ----------------------------------------------------------------------------------
@@ -407,11 +355,6 @@ class AtenTracer(Lowering, fx.Tracer):
         """The truth of a value, where shapes alone decide it."""
         fake = x.node.meta.get("val")
         if isinstance(fake, torch.SymBool):
-            opposite: Any = torch.sym_not(fake)  # type: ignore[no-untyped-call]
-            if statically_known_true(fake):
-                return True
-            if statically_known_true(opposite):
-                return False
             raise RefusedError(f"a branch depends on a dynamic size ({fake})")
         raise RefusedError(f"a branch depends on the value of {x.node.name}")
 
@@ -424,13 +367,6 @@ def _kind_of_item(kind: Kind | None, value: Any) -> Kind:
     if isinstance(value, list | tuple):
         return Kind.SEQUENCE
     return Kind.TENSOR if kind is Kind.SEQUENCE and value is None else Kind.ANYTHING
-
-
-def _expression(value: Any) -> str:
-    """A symbolic number as text; empty for anything else."""
-    if not isinstance(value, torch.SymInt | torch.SymFloat):
-        return ""
-    return "" if value.node.expr.is_number else f"{type(value).__name__} {value.node.expr}"
 
 
 def _rank_known(args: tuple[Any, ...]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 
@@ -42,7 +43,7 @@ def cloned_inputs(tree: Any) -> Any:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if is_lazy(tensor):
         return tensor
     data = tensor.detach().clone()
     if isinstance(tensor, nn.Parameter):

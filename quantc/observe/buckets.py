@@ -61,6 +61,10 @@ class Cells:
     is_tiny: NDArray[np.bool_]
     """Zero, and numbers next to it."""
 
+    def only(self, which: NDArray[np.bool_]) -> Cells:
+        """Some of the cells."""
+        return Cells(self.left[which], self.right[which], self.mass[which], self.is_tiny[which])
+
     @property
     def low(self) -> float:
         return float(self.left[0])

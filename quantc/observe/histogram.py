@@ -14,13 +14,16 @@ from torch import Tensor
 
 from quantc.errors import DataError, LoadError
 from quantc.formats import PerTensor
-from quantc.layout import Share, as_rows
+from quantc.layout import Share, as_rows, in_memory_order
 from quantc.numerics import QParams, qparams_from_range
 from quantc.observe.buckets import BUCKETS, Cells, bucket_of, cells_of, is_finite_bucket
 from quantc.observe.minmax import MinMax, as_float32
 from quantc.observe.observation import Order, State, check_mergeable, check_spec
 from quantc.observe.ranges import Percentile, method_of
 from quantc.spec import Option, QuantSpec
+
+CHUNK = 1 << 18
+"""Elements taken at a time: their buckets stay in the cache."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +64,9 @@ class Histogram:
         x = as_float32(x, where)
         self.extremes.update(x, where=where)
         if isinstance(self.share, PerTensor):
-            self._add_dense(torch.bincount(bucket_of(in_memory_order(x)), minlength=BUCKETS))
+            flat = in_memory_order(x)
+            for begin in range(0, len(flat), CHUNK):
+                self._add_dense(torch.bincount(bucket_of(flat[begin : begin + CHUNK]), minlength=BUCKETS))
             return
         rows = bucket_of(as_rows(x, self.share, where=where).contiguous())
         columns = torch.nonzero(torch.bincount(rows.reshape(-1), minlength=BUCKETS)).reshape(-1)
@@ -143,9 +148,3 @@ class Histogram:
             raise LoadError("the tensor 'counts' contradicts the field 'non_finite'")
         loaded._add(columns, counts)
         return loaded
-
-
-def in_memory_order(x: Tensor) -> Tensor:
-    """All elements in the order they lie in memory, which needs no copy for permuted tensors."""
-    order = sorted(range(x.dim()), key=lambda dim: -x.stride(dim))
-    return x.permute(order).reshape(-1)

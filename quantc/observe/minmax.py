@@ -59,8 +59,8 @@ class MinMax:
         x = as_float32(x, where)
         low, high = extremes(x, self.share, where=where)
         self.seen += x.numel()
-        # NaN and infinity show in the extremes, so sound data is read only once
-        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+        # NaN and infinity show in the width, so sound data is read only once
+        if not bool(torch.isfinite(high - low).all()):
             finite = torch.isfinite(x)
             self.non_finite += int((~finite).sum())
             low, _ = extremes(x.where(finite, torch.inf), self.share)

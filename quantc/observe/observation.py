@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from quantc.errors import LoadError, ObservationError
+from quantc.errors import DataError, LoadError, ObservationError, SpecError
 from quantc.layout import Share
 from quantc.numerics import QParams
 from quantc.spec import Option, QuantSpec
@@ -109,16 +109,12 @@ class Observation(Protocol):
 
 def no_options(name: str, options: Mapping[str, Option]) -> None:
     """Refuse options where there are none."""
-    from quantc.errors import SpecError
-
     if options:
         raise SpecError(f"the observation {name} has no option {next(iter(options))!r}", advice="leave it out")
 
 
 def refuse_empty(observation: Observation, where: str) -> None:
     """An observation that has seen nothing, or NaN, gives no qparams."""
-    from quantc.errors import DataError
-
     if observation.non_finite:
         raise DataError(
             f"{observation.non_finite} of {observation.seen} observed values are NaN or infinite",

@@ -7,7 +7,9 @@ bit width, scheme and method can be chosen after calibration, again and again, w
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,38 +17,38 @@ import torch
 from pydantic import Field
 
 from quantc.errors import ObservationError
+from quantc.formats import Scheme
 from quantc.frozen import Frozen
 from quantc.numerics import qparams_from_range
 from quantc.observe.buckets import Cells, Floats
 from quantc.spec import Option, QuantSpec
 
-COARSE, FINE, ROUNDS = 48, 16, 2
-"""Thresholds tried at first, then between the neighbours of the best, and how often the two ends take turns."""
-NARROW = 1e-2
+COARSE, FINE, FINEST = 32, 12, 8
+"""How many thresholds are tried: over all there is, then twice between the neighbours of the best."""
+ROUNDS = 2
+"""How often the two ends of a range take turns."""
+NARROW = 0.05
 """Cells narrower than this, in steps, are taken as points: the exact formula would cancel."""
 
-Cost = Callable[[Cells, Floats, Floats, QuantSpec], Floats]
-"""What quantizing to each of some ranges costs."""
 
-
-class RangeMethod(Frozen):
+class RangeMethod(Frozen, ABC, frozen=True):
     """A way to choose the range from a histogram; its fields are the options."""
 
     noun: ClassVar[str] = "range method"
 
+    @abstractmethod
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
         """The range to quantize."""
-        raise NotImplementedError
 
 
-class Extremes(RangeMethod):
+class Extremes(RangeMethod, frozen=True):
     """All that was seen."""
 
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
         return cells.low, cells.high
 
 
-class Percentile(RangeMethod):
+class Percentile(RangeMethod, frozen=True):
     """What lies between two percentiles: of 99.99, one element in 10 000 is clipped at either end."""
 
     percentile: float = Field(default=99.99, gt=50, le=100)
@@ -57,19 +59,27 @@ class Percentile(RangeMethod):
         return _value_at(cells, ends, ends[-1] - above), _value_at(cells, ends, above)
 
 
-class MeanSquaredError(RangeMethod):
+class MeanSquaredError(RangeMethod, frozen=True):
     """The range with the least squared error, rounding and clipping together."""
 
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
         _refuse_float(self, spec)
-        reach = _search(lambda reach: squared_error(cells, *_clip(cells, reach), spec), *_reaches(cells))
-        low, high = (float(end[0]) for end in _clip(cells, np.array([reach])))
-        if spec.scheme == "symmetric":
-            return low, high
-        return _both_ends(cells, low, high, spec)
+        least, most = _reaches(cells)
+        # what rounds to zero at every threshold costs the same at each
+        kept = cells.only(cells.magnitude >= 0.4 * max(least / spec.levels, spec.eps))
+        if not len(kept.mass):
+            return cells.low, cells.high
+        low, high = _clip(cells, np.array([_search(_error_of(cells, kept, spec), least, most)]))
+        if spec.scheme is Scheme.SYMMETRIC:
+            return float(low[0]), float(high[0])
+        return _both_ends(cells, kept, float(low[0]), float(high[0]), spec)
 
 
-class Entropy(RangeMethod):
+def _error_of(cells: Cells, kept: Cells, spec: QuantSpec) -> Callable[[Floats], Floats]:
+    return lambda reach: squared_error(kept, *_clip(cells, reach), spec)
+
+
+class Entropy(RangeMethod, frozen=True):
     """The range that keeps most of the information: least Kullback-Leibler divergence from the data."""
 
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
@@ -77,7 +87,7 @@ class Entropy(RangeMethod):
         kept = ~cells.is_tiny
         if not kept.any():
             return cells.low, cells.high
-        solid = Cells(cells.left[kept], cells.right[kept], cells.mass[kept], cells.is_tiny[kept])
+        solid = cells.only(kept)
         reach = _search(lambda reach: divergence(solid, *_clip(cells, reach), spec), *_reaches(cells))
         low, high = _clip(cells, np.array([reach]))
         return float(low[0]), float(high[0])
@@ -116,14 +126,12 @@ def squared_error(cells: Cells, low: Floats, high: Floats, spec: QuantSpec) -> F
     and for clipping.
     """
     scale, first, last = _levels(low, high, spec)
-    left, right = cells.left / scale, cells.right / scale
-    width = right - left
-    middle = (left + right) / 2
+    is_wide = cells.right - cells.left >= NARROW * scale.min()
+    wide, narrow = cells.only(is_wide), cells.only(~is_wide)
+    left, right, middle = wide.left / scale, wide.right / scale, narrow.middle / scale
+    mean = (_antiderivative(right, first, last) - _antiderivative(left, first, last)) / (right - left)
     rest = middle - np.clip(np.round(middle), first, last)
-    point = rest * rest + width * width / 12
-    mean = (_antiderivative(right, first, last) - _antiderivative(left, first, last)) / np.where(width > 0, width, 1)
-    error = np.where(width < NARROW, point, mean)
-    total: Floats = (error * cells.mass).sum(1) * (scale * scale).reshape(-1)
+    total: Floats = (mean @ wide.mass + (rest * rest) @ narrow.mass) * (scale * scale).reshape(-1)
     return total
 
 
@@ -183,11 +191,9 @@ def _levels(low: Floats, high: Floats, spec: QuantSpec) -> tuple[Floats, Floats,
 def _search(cost: Callable[[Floats], Floats], least: float, most: float) -> float:
     """The threshold of least cost: over a coarse grid, then finer ones around the best. The widest wins a tie."""
     grid = _grid(most, least, COARSE)
-    for _ in range(2):
+    for count in (FINE, FINEST):
         best = int(cost(grid).argmin())
-        if len(grid) == 1:
-            break
-        grid = _grid(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], FINE)
+        grid = _grid(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], count)
     return float(grid[int(cost(grid).argmin())])
 
 
@@ -218,18 +224,25 @@ def _clip(cells: Cells, reach: Floats) -> tuple[Floats, Floats]:
     return np.maximum(-reach, low), np.minimum(reach, high)
 
 
-def _both_ends(cells: Cells, low: float, high: float, spec: QuantSpec) -> tuple[float, float]:
+def _both_ends(cells: Cells, kept: Cells, low: float, high: float, spec: QuantSpec) -> tuple[float, float]:
     """Let the two ends of a range take turns in finding their best place."""
-    negative, positive = cells.middle < 0, cells.middle > 0
-    solid = np.where(cells.is_tiny, 0.0, cells.mass)
+    below, above = kept.only(kept.middle < 0), kept.only(kept.middle > 0)
     for _ in range(ROUNDS):
-        if cells.high > 0:
-            least = _median(cells.magnitude[positive], solid[positive])
-            high = _search(lambda ends, low=low: squared_error(cells, np.full_like(ends, low), ends, spec), least, cells.high)  # type: ignore[misc]
-        if cells.low < 0:
-            least = _median(cells.magnitude[negative], solid[negative])
-            low = -_search(lambda ends, high=high: squared_error(cells, -ends, np.full_like(ends, high), spec), least, -cells.low)  # type: ignore[misc]
+        if len(above.mass):
+            error = partial(_error_above, kept, low, spec)
+            high = _search(error, _median(above.magnitude, above.mass), cells.high)
+        if len(below.mass):
+            error = partial(_error_below, kept, high, spec)
+            low = -_search(error, _median(below.magnitude, below.mass), -cells.low)
     return low, high
+
+
+def _error_above(cells: Cells, low: float, spec: QuantSpec, highs: Floats) -> Floats:
+    return squared_error(cells, np.full_like(highs, low), highs, spec)
+
+
+def _error_below(cells: Cells, high: float, spec: QuantSpec, reaches: Floats) -> Floats:
+    return squared_error(cells, -reaches, np.full_like(reaches, high), spec)
 
 
 def _value_at(cells: Cells, ends: Floats, count: float) -> float:

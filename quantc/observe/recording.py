@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from quantc.errors import LoadError
+from quantc.errors import LoadError, ObservationError
 from quantc.formats import PerTensor
 from quantc.layout import Share
 from quantc.numerics import QParams
@@ -95,8 +95,6 @@ class Nothing:
         return type(self)(self.share, self.seen + other.seen)
 
     def qparams(self, spec: QuantSpec, *, where: str = "") -> QParams:
-        from quantc.errors import ObservationError
-
         raise ObservationError(
             "this place keeps no statistics, so it has no range",
             where=where or None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quantc.errors import SpecError
+from quantc.errors import QuantcError
 from quantc.formats import PerTensor
 from quantc.observe.histogram import Histogram
 from quantc.observe.observation import Observation
@@ -24,9 +24,7 @@ def _why_not(name: str, thing: Any) -> str | None:
     return f"it lacks {', '.join(missing)}" if missing else None
 
 
-OBSERVATIONS: Registry[type[Observation]] = Registry(
-    "observation", "observations", "quantc.observations", _why_not
-)
+OBSERVATIONS: Registry[type[Observation]] = Registry("observation", "observations", "quantc.observations", _why_not)
 
 
 def register_observation(kind: type[Observation]) -> type[Observation]:
@@ -39,13 +37,14 @@ def start(spec: QuantSpec) -> Observation:
     return OBSERVATIONS[spec.observe.name].empty(spec.granularity, dict(spec.observe.options))
 
 
-def check_choice(name: str, options: Mapping[str, Option]) -> None:
-    """Refuse an observation nobody offers, or options it does not have."""
-    kind = OBSERVATIONS[name]
-    if kind is Histogram and name in METHODS:
-        METHODS[name].model_validate(dict(options))
-        return
+def why_not_choice(name: str, options: Mapping[str, Option]) -> str | None:
+    """Why a spec cannot ask for this: nobody offers it, or it has no such option."""
     try:
-        kind.empty(PerTensor(), options)
-    except SpecError as error:
-        raise SpecError(error.what, where=f"observe = {name}", advice=error.advice) from error
+        kind = OBSERVATIONS[name]
+        if kind is Histogram and name in METHODS:
+            METHODS[name].model_validate(dict(options))
+        else:
+            kind.empty(PerTensor(), options)
+    except QuantcError as error:
+        return f"{error.what}; {error.advice}" if error.advice else error.what
+    return None

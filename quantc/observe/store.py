@@ -101,7 +101,7 @@ def _merge_at(name: str, left: Observation, right: Observation) -> Observation:
 
 def _read(path: Path) -> tuple[_Header, dict[str, Tensor]]:
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
     except (OSError, SafetensorError) as error:
