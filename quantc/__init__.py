@@ -1,10 +1,10 @@
 """quantc: a quantization compiler for PyTorch.
 
-    import quantc as qc
+import quantc as qc
 
-    program = qc.capture(model, example_inputs)
-    qc.pipelines.inference().run(program)
-    print(program)
+program = qc.capture(model, example_inputs)
+qc.pipelines.inference().run(program)
+print(program)
 """
 
 from quantc import hooks, pipelines

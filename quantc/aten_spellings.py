@@ -151,7 +151,7 @@ def _scalar(program: Program, node: fx.Node) -> fx.Node:
 def _reversed_sub(program: Program, node: fx.Node) -> fx.Node | None:
     if node.kwargs or len(node.args) > 2:
         return None
-    x, y = node.args
+    x, y = argument(node, 0), argument(node, 1)
     return respell(program, node, aten.sub.Tensor, y, x)
 
 

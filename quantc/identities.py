@@ -17,7 +17,6 @@ from torch._ops import OpOverload
 from quantc.dialect import argument, aten
 from quantc.types import dtype_of, rank_of, tensor_type
 
-
 END = 9223372036854775807
 """How ATen writes "to the end" of a slice."""
 
@@ -95,8 +94,9 @@ def cast_dtype(node: fx.Node) -> torch.dtype | None:
 
 def _same_dtype(node: fx.Node) -> fx.Node | None:
     dtype = cast_dtype(node)
+    x = _operand(node)
     is_copy = node.target is aten.to.dtype and len(node.args) > 3 and node.args[3]
-    return _operand(node) if dtype is not None and not is_copy and dtype_of(node.args[0]) == dtype else None
+    return x if dtype is not None and not is_copy and dtype_of(x) == dtype else None
 
 
 IDENTITIES: dict[Any, tuple[Identity, Memory]] = {

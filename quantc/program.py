@@ -229,7 +229,9 @@ class Program:
     def _switch_counters(self, training: bool) -> None:
         """Batch norms count their batches in training, and only then."""
         add = torch.ops.aten.add_.Tensor
-        nodes = {(id(graph), node.target): node for _, graph in self.graphs() for node in graph.find_nodes(op="get_attr")}
+        nodes = {
+            (id(graph), node.target): node for _, graph in self.graphs() for node in graph.find_nodes(op="get_attr")
+        }
         for norm, target in self.counters.rows.items():
             counter = nodes.get((id(norm.graph), target))
             if training:

@@ -208,3 +208,18 @@ def test_attention_with_masks(method: Method) -> None:
         assert_same(run(program, (x, pad)).output, run(attention, (x, pad)).output, 1e-6)
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize("name", ["counts", "hooks on the model", "shared modules", "asks what it is", "nested output"])
+def test_strict_export(name: str) -> None:
+    model, args = built(next(case for case in EDGES if case.name == name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = qc.capture(model, args, method="export-strict")
+    assert_same(run(program, args).output, run(model, args).output)
+
+
+def test_strict_export_refuses_autocast_which_it_gets_wrong() -> None:
+    model, args = built(next(case for case in EDGES if case.name == "autocast"))
+    with pytest.raises(CaptureError, match="method='export'"):
+        qc.capture(model, args, method="export-strict")

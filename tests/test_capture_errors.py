@@ -247,6 +247,11 @@ def test_a_refused_model_is_left_as_it_was(build: Callable[[], nn.Module], metho
     assert torch.equal(example, X)
 
 
+@pytest.mark.parametrize("build", [CountsInResult, Remembers])
+def test_strict_export_refuses_state_as_well(build: Callable[[], nn.Module]) -> None:
+    assert "earlier calls" in refused(build(), (X,), method="export-strict").what
+
+
 def test_auto_says_why_each_method_failed_and_names_the_line() -> None:
     with pytest.raises(CaptureError) as caught:
         qc.capture(Branch(), (X,))

@@ -318,3 +318,16 @@ def test_a_size_is_a_number_to_the_model() -> None:
     ask = module(lambda s, x: x * 2 if isinstance(x.shape[0], int) else x * 3)()
     program = qc.capture(ask, ROW, method="fx", dynamic_shapes=N)
     assert torch.equal(program(*WIDE), WIDE[0] * 2)
+
+
+@methods
+def test_a_check_on_a_size_is_not_in_the_way(method: Method) -> None:
+    checked = module(lambda s, x: (torch._check(x.shape[0] > 1), x * 2)[1])()  # type: ignore[no-untyped-call]
+    program = qc.capture(checked, ROW, method=method, dynamic_shapes=({0: Dim("n", min=2)},))
+    assert torch.equal(program(*WIDE), WIDE[0] * 2)
+
+
+def test_a_check_that_asks_for_more_than_was_granted_is_refused() -> None:
+    checked = module(lambda s, x: (torch._check(x.shape[0] > 3), x * 2)[1])()  # type: ignore[no-untyped-call]
+    with pytest.raises(CaptureError, match="at least 4"):
+        qc.capture(checked, WIDE, method="fx", dynamic_shapes=N)

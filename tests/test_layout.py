@@ -33,7 +33,9 @@ def module_name(path: Path) -> str:
 
 
 def library_files() -> list[Path]:
-    return [path for path in source_files() if path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks", "examples")]
+    return [
+        path for path in source_files() if path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks", "examples")
+    ]
 
 
 def imports(path: Path) -> list[tuple[int, str]]:
@@ -64,7 +66,9 @@ def test_imports_point_one_way() -> None:
             if target == "quantc" or not target.startswith("quantc."):
                 continue
             if LAYERS.index(layer(target)) > LAYERS.index(layer(name)):
-                wrong.append(f"{path.relative_to(ROOT)}:{line}: {name} ({layer(name)}) imports {target} ({layer(target)})")
+                wrong.append(
+                    f"{path.relative_to(ROOT)}:{line}: {name} ({layer(name)}) imports {target} ({layer(target)})"
+                )
     assert not wrong, "\n".join(wrong)
 
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.export._trace
 from torch import fx, nn
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
@@ -21,6 +22,7 @@ from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.dimensions import dim_names, dynamic_dims, upper_bound, widened
 from quantc.capture.proxies import RefusedError
 from quantc.capture.sources import user_line_of_trace
+from quantc.dialect import higher_order_name
 from quantc.program import Program
 from quantc.signature import Signature
 from quantc.sites import Origin
@@ -48,6 +50,8 @@ def export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strictness == "strict"
         )
     _refuse_leftovers(exported)
+    if strictness == "strict" and any(_is_autocast(node) for node in exported.graph.nodes):
+        raise RefusedError("strict export loses the dtypes of an autocast region; use method='export'")
     return from_exported(exported, name=type(model).__name__, model=model, given_dims=dim_names(dims))
 
 
@@ -60,6 +64,7 @@ def _quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), patch.object(torch.export._trace, "print", lambda *_, **__: None, create=True):
         warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
+        warnings.filterwarnings("ignore", message=r"While (compiling|exporting), we found certain side effects")
         warnings.filterwarnings("ignore", message=r"A model attribute .* requires gradient")
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         for logger in loggers:
@@ -94,6 +99,10 @@ def _refuse_leftovers(exported: ExportedProgram) -> None:
         module = getattr(node.target, "__module__", None) or ""
         if node.op == "call_function" and module.startswith(("torch._functorch", "torch._C._functorch")):
             raise RefusedError(f"torch.func transforms (vmap, grad, …) cannot be captured ({node.target.__name__})")
+
+
+def _is_autocast(node: fx.Node) -> bool:
+    return isinstance(node.target, HigherOrderOperator) and higher_order_name(node.target) == "wrap_with_autocast"
 
 
 def from_exported(
