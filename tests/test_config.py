@@ -94,7 +94,7 @@ CONVS = {"conv2d", "conv2d_1", "conv2d_2"}
         (ByNode(node="add_1"), {"add_1"}),
         (ByAll(), ALL),
     ],
-    ids=str,
+    ids=lambda value: ",".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_each_selector_selects_what_it_says(program: Program, key: Any, names: set[str]) -> None:
     assert chosen(program, QuantConfig().set(key, FLOAT).resolve(program)) == dict.fromkeys(names, FLOAT)
