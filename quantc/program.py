@@ -244,6 +244,7 @@ class Program:
                         self.erase(user)
                 if not counter.users:
                     self.erase(counter)
+                    del nodes[id(norm.graph), target]  # a module called twice has two norms with one counter
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -314,10 +315,9 @@ class Program:
         self.erase(old)
 
     def inherit(self, old: fx.Node, new: fx.Node) -> None:
-        """Give `old`'s rows and its name to `new`, made to stand for it: names are what users know nodes by."""
+        """Give `old`'s rows to `new`, made to stand for it."""
         for table in (self.origins, self.modes, self.counters):
             table.move(old, new)
-        old.name, new.name = new.name, old.name
 
     def forward(self, old: fx.Node, to: fx.Node) -> None:
         """Let `to`, which was there before, stand for `old` everywhere; erase `old` and its rows."""

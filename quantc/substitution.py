@@ -41,8 +41,11 @@ class Substitution:
             self._stands[node] = to
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """`new`, made for this, stands for `old`, takes over its rows, and `old` will go."""
+        """`new`, made for this, stands for `old`, takes over its rows and its name, and `old` will go.
+
+        A node that is only spelled otherwise keeps its name: that is what users know it by."""
         self.program.inherit(old, new)
+        old.name, new.name = new.name, old.name
         self.forward(old, new)
 
     def forward(self, old: fx.Node, to: fx.Node) -> None:

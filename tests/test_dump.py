@@ -213,7 +213,17 @@ def test_graphml_reads_back_as_the_same_graph() -> None:
 
 def test_json_keys_are_stable() -> None:
     document = json.loads(dump(small_net(), "json"))
-    assert list(document) == ["format", "name", "stage", "method", "mode", "inference_only", "sizes", "graphs"]
+    assert list(document) == [
+        "format",
+        "name",
+        "stage",
+        "method",
+        "mode",
+        "inference_only",
+        "fixed_mode",
+        "sizes",
+        "graphs",
+    ]
     (top,) = document["graphs"]
     conv = next(node for node in top["nodes"] if node["op"] == "conv2d")
     assert conv == {
