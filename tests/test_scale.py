@@ -94,6 +94,7 @@ def call_counts(shape: str) -> dict[str, dict[int, float]]:
     return costs(shape, (1000, 4000), calls)
 
 
+@pytest.mark.slow  # seconds need a quiet machine; the counts of calls below do not
 @shapes
 @steps
 def test_time_grows_linearly(shape: str, step: str) -> None:
@@ -108,6 +109,16 @@ def test_time_grows_linearly(shape: str, step: str) -> None:
 def test_work_grows_linearly(shape: str, step: str) -> None:
     counted = call_counts(shape)[step]
     assert exponent(counted) <= CALLS_BOUND, counted
+
+
+def test_a_node_with_many_operands_is_rewritten_once() -> None:
+    """Done once for each operand, eight times the operands take 64 times as long; the calls would not show it."""
+    taken = {width: min(canonicalize_star(width) for _ in range(2)) for width in (1000, 8000)}
+    assert taken[8000] <= 24 * taken[1000], taken
+
+
+def canonicalize_star(width: int) -> float:
+    return seconds(partial(STEPS["canonicalize"], star(width, spelling="raw")))
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
