@@ -7,7 +7,7 @@ qc.pipelines.inference().run(program)
 print(program)
 """
 
-from quantc import hooks, pipelines
+from quantc import errors, hooks, pipelines
 from quantc.api import capture
 from quantc.errors import QuantcError
 from quantc.parse import parse
@@ -23,6 +23,7 @@ __all__ = [
     "QuantcError",
     "Stage",
     "capture",
+    "errors",
     "hooks",
     "parse",
     "pipelines",

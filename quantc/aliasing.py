@@ -102,6 +102,18 @@ class Aliasing:
             tracks.setdefault(self.root(node), _Latest()).add(names.get(node, node), last_use.get(node, -1))
             if node.op == "output":
                 self._returned.update(self.root(operand) for operand in node.all_input_nodes)
+        self._join_inputs()
+
+    def _join_inputs(self) -> None:
+        """A caller may give one tensor for two inputs: once an input is written to, any other may show it."""
+        inputs = self.graph.find_nodes(op="placeholder")
+        if not any(self.is_written(node) for node in inputs):
+            return
+        for node in inputs[1:]:
+            left, right = self.root(inputs[0]), self.root(node)
+            if left is not right:
+                self._returned[left] += self._returned.pop(right, 0)
+                self._unite(left, right, {})
 
     @property
     def has_writes(self) -> bool:

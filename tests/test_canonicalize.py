@@ -266,3 +266,19 @@ def test_what_stays_in_place_is_listed() -> None:
     assert node.target is aten.zero_.default
     notes = next(entry.notes for entry in program.log if entry.name == "canonicalize")
     assert f"left opaque: {program.describe(node)}" in notes
+
+
+@pytest.mark.parametrize("method", ["export", "fx"])
+def test_one_tensor_given_for_two_inputs(method: Any) -> None:
+    """The copy of an input must stay if another input is written to: the caller may give one tensor for both."""
+
+    class Writes(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            z = y.clone()
+            x.add_(1)
+            return z * 2
+
+    program = qc.capture(Writes(), (torch.randn(3), torch.randn(3)), method=method)
+    given, same = torch.arange(3.0), torch.arange(3.0)
+    assert torch.equal(program(given, given), Writes()(same, same))
+    assert torch.equal(given, same)
