@@ -17,7 +17,7 @@ from quantc.formats import PerTensor
 from quantc.layout import Share, as_rows, in_memory_order
 from quantc.numerics import QParams, qparams_from_range
 from quantc.observe.buckets import BUCKETS, Cells, bucket_of, cells_of, is_finite_bucket
-from quantc.observe.minmax import MinMax, as_float32
+from quantc.observe.minmax import MinMax, WithExtremes, as_float32
 from quantc.observe.observation import Order, State, check_mergeable, check_spec
 from quantc.observe.ranges import Percentile, method_of
 from quantc.spec import Option, QuantSpec
@@ -27,7 +27,7 @@ CHUNK = 1 << 18
 
 
 @dataclass(eq=False, slots=True)
-class Histogram:
+class Histogram(WithExtremes):
     """Exact counts of the data by magnitude, and its exact extremes.
 
     `counts` has a row for each group that shares a scale and a column for each bucket in `columns`: all of them per
@@ -45,18 +45,6 @@ class Histogram:
     def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:
         # the options are those of a range method and are used when a range is asked for
         return cls(MinMax(share))
-
-    @property
-    def share(self) -> Share:
-        return self.extremes.share
-
-    @property
-    def seen(self) -> int:
-        return self.extremes.seen
-
-    @property
-    def non_finite(self) -> int:
-        return self.extremes.non_finite
 
     def update(self, x: Tensor, *, where: str = "") -> None:
         if x.numel() == 0:

@@ -115,3 +115,23 @@ class MinMax:
         if bool((torch.isnan(loaded.low) | torch.isnan(loaded.high)).any()):
             raise LoadError("the tensor 'low' or 'high' contains NaN")
         return loaded
+
+
+class WithExtremes:
+    """What observations that keep the extremes besides their own statistics say of themselves."""
+
+    __slots__ = ()
+
+    extremes: MinMax
+
+    @property
+    def share(self) -> Share:
+        return self.extremes.share
+
+    @property
+    def seen(self) -> int:
+        return self.extremes.seen
+
+    @property
+    def non_finite(self) -> int:
+        return self.extremes.non_finite

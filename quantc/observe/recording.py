@@ -13,13 +13,13 @@ from quantc.errors import LoadError, ObservationError
 from quantc.formats import PerTensor
 from quantc.layout import Share
 from quantc.numerics import QParams
-from quantc.observe.minmax import MinMax, as_float32
+from quantc.observe.minmax import MinMax, WithExtremes, as_float32
 from quantc.observe.observation import Order, State, check_mergeable, no_options
 from quantc.spec import Option, QuantSpec
 
 
 @dataclass(eq=False, slots=True)
-class Recording:
+class Recording(WithExtremes):
     """Every tensor that was seen; its range is their extremes. Takes as much memory as the data."""
 
     statistics: ClassVar[str] = "recording"
@@ -32,18 +32,6 @@ class Recording:
     def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:
         no_options(cls.statistics, options)
         return cls(MinMax(share))
-
-    @property
-    def share(self) -> Share:
-        return self.extremes.share
-
-    @property
-    def seen(self) -> int:
-        return self.extremes.seen
-
-    @property
-    def non_finite(self) -> int:
-        return self.extremes.non_finite
 
     def update(self, x: Tensor, *, where: str = "") -> None:
         x = as_float32(x, where)
