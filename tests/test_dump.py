@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-import time
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -22,6 +22,7 @@ from quantc.errors import QuantcError
 from quantc.program import Program, Stage
 from quantc.signature import Input, Signature
 from quantc.sites import Origin
+from tests.growth import exponent, seconds
 from tests.programs import Builder, Choice, aten, chain, exported, small_net
 
 GOLDEN = """\
@@ -279,13 +280,6 @@ def test_broken_programs_still_print() -> None:
 @pytest.mark.parametrize("work", [dump, numbered], ids=["dump", "numbered"])
 def test_cost_grows_linearly(work: Callable[[Program], str]) -> None:
     torch.set_num_threads(1)
-    seconds = []
-    for length in (2_000, 20_000):
-        program = chain(length)
-        runs = []
-        for _ in range(3):
-            start = time.process_time()
-            work(program)
-            runs.append(time.process_time() - start)
-        seconds.append(min(runs))
-    assert np.log10(seconds[1] / seconds[0]) < 1.35
+    programs = {length: chain(length) for length in (2_000, 20_000)}
+    costs = {length: min(seconds(partial(work, program)) for _ in range(3)) for length, program in programs.items()}
+    assert exponent(costs) < 1.35

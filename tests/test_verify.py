@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import fx
@@ -19,6 +18,7 @@ from quantc.signature import Input, Signature
 from quantc.sites import ModeValue, Origin
 from quantc.types import ScalarType, TensorType
 from quantc.verify import verify
+from tests.growth import exponent, seconds
 from tests.programs import Builder, Choice, aten, chain, exported, small_net
 
 
@@ -378,13 +378,6 @@ def test_all_faults_are_reported_at_once() -> None:
 
 def test_cost_grows_linearly() -> None:
     torch.set_num_threads(1)
-    seconds = []
-    for length in (2_000, 20_000):
-        program = chain(length)
-        runs = []
-        for _ in range(3):
-            start = time.process_time()
-            verify(program)
-            runs.append(time.process_time() - start)
-        seconds.append(min(runs))
-    assert np.log10(seconds[1] / seconds[0]) < 1.35
+    programs = {length: chain(length) for length in (2_000, 20_000)}
+    costs = {length: min(seconds(partial(verify, program)) for _ in range(3)) for length, program in programs.items()}
+    assert exponent(costs) < 1.35
