@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 quantize: $(READY)  ## the main job on the embedded example
-	$(BIN)/quantc inspect
+	$(BIN)/quantc quantize
 
 test: $(READY)  ## what must never break
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
@@ -32,6 +32,7 @@ format: $(READY)
 
 docs: $(READY)  ## regenerate the pages that are made from the code
 	$(BIN)/quantc passes --markdown > docs/passes.md
+	$(BIN)/quantc backends --markdown > docs/backends.md
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.scale

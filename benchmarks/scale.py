@@ -24,8 +24,9 @@ from rich.table import Table
 import quantc as qc
 from quantc.patterns.fusions import FUSIONS
 from quantc.program import Program
-from tests.chains import blocks_for, chain, star
+from tests.chains import blocks_for, chain, pretend_calibrated, star
 from tests.growth import exponent, seconds
+from tests.small_backend import SMALL
 
 STEPS: dict[str, Callable[[Program], Any]] = {
     "canonicalize": lambda program: qc.Pipeline.parse("canonicalize").run(program),
@@ -34,6 +35,12 @@ STEPS: dict[str, Callable[[Program], Any]] = {
     "dump": Program.dump,
     "fuse": lambda program: qc.Pipeline.parse("fuse").run(program),
     "eliminate-dead": lambda program: qc.Pipeline.parse("eliminate-dead").run(program),
+    "annotate": lambda program: qc.Pipeline.parse(f"annotate{{backend={SMALL.name}}}").run(program),
+    "share": lambda program: qc.Pipeline.parse("share").run(program),
+    "calibrate (pretended)": pretend_calibrated,
+    "quantize": lambda program: qc.Pipeline.parse("quantize").run(program),
+    "dedup-qdq": lambda program: qc.Pipeline.parse("dedup-qdq").run(program),
+    "fold": lambda program: qc.Pipeline.parse("fold").run(program),
 }
 
 

@@ -7,6 +7,19 @@ from typing import Any
 
 from torch import fx
 
+from quantc.dialect import target_name
+from quantc.patterns.causes import (
+    NOUNS,
+    Cause,
+    ComputedArgument,
+    Fault,
+    Said,
+    UsedElsewhere,
+    WrongArguments,
+    WrongOp,
+    WrongOperand,
+    WrongValue,
+)
 from quantc.patterns.checks import Check, Plain, same
 from quantc.patterns.leaves import Leaf, LeafKind
 from quantc.patterns.search import Core, Heads, Search
@@ -66,18 +79,18 @@ class OpCore(Core):
 
     def enter(self, search: Search, value: Any) -> bool:
         if not isinstance(value, fx.Node) or value.op != "call_function" or value.target not in self.rows:
-            return search.fail(value, lambda: f"expected {self.text}, found {show(value)}")
+            return search.fail(value, lambda: self._wrong_op(value))
         known = search.taken.get(self.id)
         if known is not None:
             return known is value or search.fail(
                 value,
-                lambda: (
+                lambda: Said(
                     f"{self.text} stands for {known.name} already, so it cannot be {value.name} too;"
                     " if they are two nodes, name them apart with .named()"
                 ),
             )
         if value in search.nodes:
-            return search.fail(value, lambda: f"{value.name} is part of the match already")
+            return search.fail(value, lambda: Said(f"{value.name} is part of the match already"))
         if not (self.shared or value is search.root) and not self._is_free(search, value):
             return False
         search.claim(self, value)
@@ -92,19 +105,32 @@ class OpCore(Core):
     def _is_free(self, search: Search, node: fx.Node) -> bool:
         if len(node.users) > self.max_users:
             other = next((user for user in node.users if user not in search.nodes), node)
-            return search.reject(node, lambda: too_many_users(node, other))
+            return search.reject(node, lambda: UsedElsewhere(node, other))
         owner = search.owner_of(node)
-        return owner is None or search.reject(node, lambda: f"{node.name} is claimed by {owner}")
+        return owner is None or search.reject(node, lambda: owner)
+
+    def _wrong_op(self, value: Any) -> Cause:
+        return WrongOp(value, tuple(map(target_name, self.rows)), f"expected {self.text}, found {show(value)}")
 
     def _attributes_fit(self, search: Search, node: fx.Node) -> bool:
         rows = self.rows[node.target]
         for name, check, positions in self.checks:
             actual = argument_at(node, positions[node.target], rows)
             if has_node(actual):
-                return search.fail(node, lambda: f"{name} of {node.name} is computed, wanted {name} {check}")  # noqa: B023
+                return search.fail(node, lambda: ComputedArgument(node, name, check))  # noqa: B023
             if not check.accepts(actual):
-                return search.fail(node, lambda: f"{node.name} has {name} = {actual!r}, wanted {name} {check}")  # noqa: B023
+                return search.fail(node, lambda: WrongArguments(node, self._faults(node)))
         return True
+
+    def _faults(self, node: fx.Node) -> tuple[Fault, ...]:
+        """Every argument that does not fit, so that all can be put right at once."""
+        rows = self.rows[node.target]
+        found = ((name, argument_at(node, at[node.target], rows), check) for name, check, at in self.checks)
+        return tuple(
+            Fault(name, actual, check)
+            for name, actual, check in found
+            if not has_node(actual) and not check.accepts(actual)
+        )
 
     def values_of(self, node: fx.Node) -> tuple[Any, ...]:
         """What a node gives for the operands of this pattern (and perhaps more), defaults filled in."""
@@ -190,7 +216,7 @@ class ItemsCore(Core):
 
     def enter(self, search: Search, value: Any) -> bool:
         if not isinstance(value, list | tuple) or len(value) != len(self.items):
-            return search.fail(value, lambda: f"expected a list of {len(self.items)}, found {show(value)}")
+            return search.fail(value, lambda: Said(f"expected a list of {len(self.items)}, found {show(value)}"))
         for core, item in zip(reversed(self.items), reversed(value), strict=True):
             search.push(core, item)
         return True
@@ -206,7 +232,10 @@ class LiteralCore(Core):
         self.value = value
 
     def enter(self, search: Search, value: Any) -> bool:
-        return same(self.value, value) or search.fail(value, lambda: f"expected {self.value!r}, found {show(value)}")
+        return same(self.value, value) or search.fail(value, lambda: self._wrong_value(value))
+
+    def _wrong_value(self, value: Any) -> Cause:
+        return WrongValue(value, self.value, f"expected {self.value!r}, found {show(value)}")
 
 
 class LeafCore(Core):
@@ -227,7 +256,7 @@ class LeafCore(Core):
         if value is None and self.leaf.may_be_absent:
             return search.bind(self.name, None)
         if not self._fits(search, value):
-            return search.fail(value, lambda: f"expected {self._wanted()}, found {show(value)}")
+            return search.fail(value, lambda: self._wrong_operand(value))
         if (self.leaf.dtypes or self.leaf.ranks) and (reason := why_not_type(value, self.leaf)) is not None:
             return search.fail(value, lambda: reason)
         return search.bind(self.name, tuple(value) if isinstance(value, list | tuple) else value)
@@ -241,15 +270,6 @@ class LeafCore(Core):
             return type(value) is int or type(value) is float
         return isinstance(value, list | tuple) and all(isinstance(item, fx.Node) for item in value)
 
-    def _wanted(self) -> str:
-        noun = {
-            LeafKind.VALUE: "a tensor",
-            LeafKind.CONST: "a constant tensor",
-            LeafKind.NUMBER: "a number",
-            LeafKind.LIST: "a list of tensors",
-        }[self.kind]
-        return noun if self.name == "_" else f"{noun} for {self.name}"
-
-
-def too_many_users(node: fx.Node, other: fx.Node) -> str:
-    return f"{node.name} has {len(node.users)} users; {other.name} uses it too"
+    def _wrong_operand(self, value: Any) -> Cause:
+        wanted = NOUNS[self.kind] if self.name == "_" else f"{NOUNS[self.kind]} for {self.name}"
+        return WrongOperand(value, self.kind, self.name, f"expected {wanted}, found {show(value)}")

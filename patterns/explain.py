@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from quantc.dialect import op_name
-from quantc.patterns.match import Match, Matcher, Refusal
+from quantc.patterns.causes import Cause, Said, claimed
+from quantc.patterns.match import EVERYTHING, Admission, Match, Matcher, Refusal
 from quantc.patterns.table import MatchSet, Rule, RuleTable, resolve_node
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Tried:
     progress: int
     required: int
     at: str
+    cause: Cause | None = None
+    """The reason as data; None for the rule that took the node."""
 
     def __str__(self) -> str:
         place = "" if self.place is Place.ROOT else f" (root {self.root})"
@@ -58,6 +61,7 @@ class Tried:
             "progress": self.progress,
             "required": self.required,
             "at": self.at,
+            "cause": None if self.cause is None else self.cause.to_data(),
         }
 
 
@@ -97,12 +101,17 @@ class Explanation:
         return json.dumps(data, indent=2, ensure_ascii=False)
 
 
-def explain(table: RuleTable, program: Program, node: fx.Node | str) -> Explanation:
+def explain(table: RuleTable, program: Program, node: fx.Node | str, admission: Admission = EVERYTHING) -> Explanation:
     """Try every rule that mentions the node's op, with the node as root and as inner node."""
+    return explain_among(table.match(program, admission), node)
+
+
+def explain_among(matches: MatchSet, node: fx.Node | str) -> Explanation:
+    """The same for a table that has been matched already."""
+    table, program, admission = matches.table, matches.program, matches.admission
     node = resolve_node(program, node)
-    matches = table.match(program)
     rules = [rule for rule in table.by_size if node.op == "call_function" and node.target in rule.compiled.targets]
-    free = Matcher(program)
+    free = Matcher(program, admission)
     tried = [_tried(rule, node, matches, free) for rule in rules]
     tried.sort(key=lambda row: (not row.matched, -row.progress, row.progress - row.required))
     return Explanation(table.name, node.name, op_name(node), tuple(tried), len(table) - len(rules))
@@ -115,13 +124,15 @@ def _tried(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Tried
         names = ", ".join(part.name for part in taken.nodes)
         size = len(taken.nodes)
         return Tried(rule.name, True, place, taken.root.name, f"matched {names}", size, size, node.name)
-    best = _best_refusal(rule, node, matches, free)
+    best = best_refusal(rule, node, matches, free)
     place = Place.ROOT if best.node is node else Place.INNER
     required = rule.compiled.required
-    return Tried(rule.name, False, place, best.node.name, best.reason, best.progress, required, best.at.name)
+    return Tried(
+        rule.name, False, place, best.node.name, best.reason, best.progress, required, best.at.name, best.cause
+    )
 
 
-def _best_refusal(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Refusal:
+def best_refusal(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Refusal:
     """The attempt that came furthest, preferably among those in which the node took part."""
     refusals = []
     for root in _roots(rule, node):
@@ -134,7 +145,7 @@ def _best_refusal(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -
         return max(refusals, key=lambda refusal: (_took_part(node, refusal), refusal.progress))
     users = ", ".join(user.name for user in islice(node.users, 3)) or "nothing"
     reason = f"{node.name} cannot end this rule, and it feeds {users}, which does not lead to a node that can"
-    return Refusal(rule, node, reason, 0, node)
+    return Refusal(rule, node, Said(reason), 0, node)
 
 
 def _took_part(node: fx.Node, refusal: Refusal) -> bool:
@@ -146,10 +157,10 @@ def _lost(match: Match, matches: MatchSet) -> Refusal:
     for node in match.nodes:
         winner = matches.by_node(node)
         if winner is not None:
-            reason = f"it fits, but {node.name} is claimed by {winner.rule.name} at {winner.root.name}"
-            return Refusal(match.rule, match.root, reason, len(match.nodes), node, match.nodes)
-    reason = "it fits by itself, but not with the choices made elsewhere in the graph"
-    return Refusal(match.rule, match.root, reason, len(match.nodes), match.root, match.nodes)
+            cause = claimed(node, winner, "it fits, but ")
+            return Refusal(match.rule, match.root, cause, len(match.nodes), node, match.nodes)
+    lost = Said("it fits by itself, but not with the choices made elsewhere in the graph")
+    return Refusal(match.rule, match.root, lost, len(match.nodes), match.root, match.nodes)
 
 
 def _roots(rule: Rule, node: fx.Node) -> Iterator[fx.Node]:

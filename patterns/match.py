@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
-from quantc.patterns.cores import too_many_users
+from quantc.patterns.causes import Cause, Condition, NotFree, Said, UsedElsewhere, claimed
+from quantc.patterns.predicates import Predicate
 from quantc.patterns.search import Search
 
 if TYPE_CHECKING:
@@ -59,18 +60,38 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A rule that does not fit, and why: `progress` nodes fitted before `reason` came up at the node `at`."""
+    """A rule that does not fit, and why: `progress` nodes fitted before `cause` came up at the node `at`."""
 
     rule: Rule = field(hash=False)
     node: fx.Node
-    reason: str
+    cause: Cause
     progress: int
     at: fx.Node
     reached: tuple[fx.Node, ...] = ()
     """The nodes that fitted."""
 
+    @property
+    def reason(self) -> str:
+        """The cause in words."""
+        return str(self.cause)
+
     def __str__(self) -> str:
         return f"{self.rule.name} at {self.node.name}: {self.reason}"
+
+
+def _nothing_against(match: Match) -> str | Cause | None:
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Admission:
+    """What may be matched at all, whatever the rules: nodes left out, each with the reason, and a last condition."""
+
+    left_out: Mapping[fx.Node, str] = field(default_factory=dict)
+    why_not: Predicate = _nothing_against
+
+
+EVERYTHING = Admission()
 
 
 @dataclass(eq=False)
@@ -78,6 +99,7 @@ class Matcher:
     """Tries rules on the nodes of one program, and knows which nodes are claimed."""
 
     program: Program
+    admission: Admission = EVERYTHING
     claims: dict[fx.Node, Match] = field(default_factory=dict)
     _constants: dict[fx.Node, bool] = field(default_factory=dict)
 
@@ -108,7 +130,7 @@ class Matcher:
 
         owner = self.owner_of(search.root)
         if owner is not None:
-            search.fail(search.root, lambda: f"{search.root.name} is claimed by {owner}")
+            search.fail(search.root, lambda: owner)
             return None
         return found[0] if search.run(accept) else None
 
@@ -120,19 +142,20 @@ class Matcher:
                 continue
             other = next((user for user in node.users if user not in nodes or nodes[user].shared), None)
             if other is not None:
-                search.reject(node, lambda: too_many_users(node, other))  # noqa: B023 - the loop ends here
+                search.reject(node, lambda: UsedElsewhere(node, other))  # noqa: B023 - the loop ends here
                 return None
         for name in rule.compiled.value_names:
             inner = search.bindings.get(name)
             if isinstance(inner, fx.Node) and inner in nodes and not nodes[inner].shared:
-                search.reject(inner, lambda: f"{name} is {inner.name}, which is itself part of the match")  # noqa: B023
+                text = f"{name} is {inner.name}, which is itself part of the match"
+                search.reject(inner, lambda: Said(text))  # noqa: B023
                 return None
         claimed = sorted(node for node, core in nodes.items() if not core.shared)
         bindings = {name: search.bindings.get(name) for name in rule.compiled.names}
         match = Match(rule, search.root, bindings, tuple(claimed), self.program)
-        reason = rule.why_not(match)
+        reason = rule.why_not(match) or self.admission.why_not(match)
         if reason is not None:
-            search.reject(search.root, lambda: reason)
+            search.reject(search.root, lambda: reason if isinstance(reason, Cause) else Condition("", reason))
             return None
         return match
 
@@ -151,7 +174,10 @@ class Matcher:
         except QuantcError:  # a nested graph without a module: nothing is known of its constants
             return False
 
-    def owner_of(self, node: fx.Node) -> str | None:
-        """Which match has claimed a node, in words."""
+    def owner_of(self, node: fx.Node) -> Cause | None:
+        """Why a node is not free: claimed by another match, or left out."""
         match = self.claims.get(node)
-        return None if match is None else f"{match.rule.name} at {match.root.name}"
+        if match is not None:
+            return claimed(node, match)
+        owner = self.admission.left_out.get(node)
+        return None if owner is None else NotFree(node, owner)

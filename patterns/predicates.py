@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from quantc.errors import PatternError, suggest
 
 if TYPE_CHECKING:
+    from quantc.patterns.causes import Cause
     from quantc.patterns.match import Match
 
 
 class Predicate(Protocol):
-    """Says why a match is not wanted; None if it is."""
+    """Says why a match is not wanted, in words or as a cause that `explain` can act on; None if it is."""
 
-    def __call__(self, match: Match, /) -> str | None: ...
+    def __call__(self, match: Match, /) -> str | Cause | None: ...
 
 
 P = TypeVar("P", bound=Predicate)

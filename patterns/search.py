@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torch import fx
 
+from quantc.patterns.causes import Cause, Said
 from quantc.patterns.values import show
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ BUDGET = 20_000
 Goals: TypeAlias = "tuple[Core, Any, Goals] | None"
 Heads: TypeAlias = "frozenset[Any] | None"
 """The call targets a core can stand for; None when it also accepts values from outside the match."""
+
+
+def _nothing() -> Cause:
+    return Said("nothing was tried")
 
 
 class Core(ABC):
@@ -49,7 +54,7 @@ class Surroundings(Protocol):
 
     def is_constant(self, node: fx.Node) -> bool: ...
 
-    def owner_of(self, node: fx.Node) -> str | None: ...
+    def owner_of(self, node: fx.Node) -> Cause | None: ...
 
 
 class Search:
@@ -85,7 +90,7 @@ class Search:
         self.steps = 0
         self.furthest = -1
         self.reached: tuple[fx.Node, ...] = ()
-        self.why: Callable[[], str] = str
+        self.why: Callable[[], Cause] = _nothing
         self.why_at: fx.Node = root
 
     def run(self, accept: Callable[[Search], bool]) -> bool:
@@ -107,7 +112,8 @@ class Search:
             return False
         if self.steps > BUDGET:
             self.furthest = -1
-            return self.fail(self.root, lambda: f"gave up after {BUDGET} steps: the pattern can fit in too many ways")
+            given_up = f"gave up after {BUDGET} steps: the pattern can fit in too many ways"
+            return self.fail(self.root, lambda: Said(given_up))
         self.goals, mark = self.choices.pop()
         while len(self.trail) > mark:
             table, key = self.trail.pop()
@@ -137,17 +143,17 @@ class Search:
         known = self.bindings[name]
         if known is value or known == value:
             return True
-        return self.fail(value, lambda: f"{name} is {show(known)} already, so it cannot be {show(value)} too")
+        return self.fail(value, lambda: Said(f"{name} is {show(known)} already, so it cannot be {show(value)} too"))
 
-    def fail(self, at: Any, why: Callable[[], str]) -> bool:
+    def fail(self, at: Any, why: Callable[[], Cause]) -> bool:
         """Note why this way does not fit, if no other came further. Always False."""
         return self._note(2 * len(self.nodes), at, why)
 
-    def reject(self, at: fx.Node, why: Callable[[], str]) -> bool:
+    def reject(self, at: fx.Node, why: Callable[[], Cause]) -> bool:
         """The same where the nodes fit but may not be taken: nearer than where one does not fit."""
         return self._note(2 * len(self.nodes) + 1, at, why)
 
-    def _note(self, score: int, at: Any, why: Callable[[], str]) -> bool:
+    def _note(self, score: int, at: Any, why: Callable[[], Cause]) -> bool:
         if score > self.furthest:
             self.furthest = score
             self.reached = tuple(self.nodes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,9 +20,10 @@ from torch import fx
 
 from quantc.errors import PatternError, QuantcError, suggest
 from quantc.patterns import predicates
+from quantc.patterns.causes import Cause, Condition
 from quantc.patterns.compiled import Compiled, compile_pattern
 from quantc.patterns.dsl import Items, Pattern
-from quantc.patterns.match import Match, Matcher, Refusal
+from quantc.patterns.match import EVERYTHING, Admission, Match, Matcher, Refusal
 from quantc.patterns.predicates import Predicate
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 SUPPORTS = frozenset({"qdq", "integer", "kernel", "delegate", "onnx"})
 """The levels a rule can be carried out at."""
 
-Condition: TypeAlias = str | Predicate
-When: TypeAlias = "Condition | Sequence[Condition]"
+Test: TypeAlias = str | Predicate
+When: TypeAlias = "Test | Sequence[Test]"
 
 
 class Roles(Mapping[str, str]):
@@ -72,7 +73,7 @@ class Rule:
     pattern: Pattern
     roles: Mapping[str, str] = field(default_factory=Roles)
     when: When = ()
-    supports: frozenset[str] = frozenset()
+    supports: Set[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+(-[a-z0-9_]+)*", self.name):
@@ -96,7 +97,7 @@ class Rule:
                 advice=suggest(level, SUPPORTS, noun="levels"),
             )
 
-    def _registered(self, condition: Condition) -> Condition:
+    def _registered(self, condition: Test) -> Test:
         """A registered function goes by its name, so that a rule is the same however it was written."""
         if isinstance(condition, str):
             predicates.find(condition)
@@ -119,11 +120,11 @@ class Rule:
         return {name: item for name, item in self.__dict__.items() if name != "compiled"}
 
     @property
-    def conditions(self) -> tuple[Condition, ...]:
+    def conditions(self) -> tuple[Test, ...]:
         """`when` as a tuple; registered predicates by name."""
         return self.when if isinstance(self.when, tuple) else ()
 
-    def why_not(self, match: Match) -> str | None:
+    def why_not(self, match: Match) -> Cause | None:
         """Why the conditions refuse a match; None if they do not."""
         for condition in self.conditions:
             function = predicates.find(condition) if isinstance(condition, str) else condition
@@ -136,7 +137,8 @@ class Rule:
                     advice="a condition returns why not, or None, for every match; it must not raise",
                 ) from error
             if reason is not None:
-                return reason
+                name = condition if isinstance(condition, str) else ""
+                return reason if isinstance(reason, Cause) else Condition(name, reason)
         return None
 
     def __str__(self) -> str:
@@ -203,9 +205,9 @@ class RuleTable:
         """The rules in the order they are tried."""
         return tuple(sorted(self.rules, key=lambda rule: (-rule.compiled.required, -rule.compiled.largest)))
 
-    def match(self, program: Program) -> MatchSet:
+    def match(self, program: Program, admission: Admission = EVERYTHING) -> MatchSet:
         """Every match in every graph of a program; no node is in two of them."""
-        matcher = Matcher(program)
+        matcher = Matcher(program, admission)
         found: list[Match] = []
         for _, graph in program.graphs():
             index = Index.of(graph)
@@ -219,13 +221,13 @@ class RuleTable:
                         matcher.claim(match)
                         in_graph.append(match)
             found.extend(sorted(in_graph, key=lambda match: index.positions[match.root]))
-        return MatchSet(self, program, tuple(found), matcher.claims)
+        return MatchSet(self, program, tuple(found), matcher.claims, admission)
 
-    def explain(self, program: Program, node: fx.Node | str) -> Explanation:
+    def explain(self, program: Program, node: fx.Node | str, admission: Admission = EVERYTHING) -> Explanation:
         """Every rule that could have taken a node, and why it did or did not; the nearest first."""
         from quantc.patterns.explain import explain
 
-        return explain(self, program, node)
+        return explain(self, program, node, admission)
 
     def to_json(self) -> str:
         """The table as JSON text; `RuleTable.from_json` reads it back to an equal table."""
@@ -287,6 +289,7 @@ class MatchSet:
     program: Program
     matches: tuple[Match, ...]
     _claims: Mapping[fx.Node, Match] = field(repr=False)
+    admission: Admission = field(default=EVERYTHING, repr=False)
 
     def __iter__(self) -> Iterator[Match]:
         return iter(self.matches)
@@ -315,7 +318,7 @@ class MatchSet:
         """Why rules did not match where their root op stands unclaimed. Computed as you iterate, never stored."""
         names = self.table.names if rules is None else tuple(rules)
         self.table._check_known(*names)
-        matcher = Matcher(self.program, dict(self._claims))
+        matcher = Matcher(self.program, self.admission, dict(self._claims))
         for _, graph in self.program.graphs():
             for node in graph.nodes:
                 if node.op != "call_function" or node in matcher.claims:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from quantc.dialect import BY_NAME, SYMBOLIC, op_name
+from quantc.patterns.causes import Cause, UnknownType, WrongType
 from quantc.patterns.leaves import Leaf
 from quantc.types import DTYPE_NAMES, ScalarType, tensor_type
 
@@ -41,15 +42,17 @@ def has_node(value: Any) -> bool:
     return isinstance(value, fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-def why_not_type(value: Any, leaf: Leaf) -> str | None:
+def why_not_type(value: Any, leaf: Leaf) -> Cause | None:
     """Why a node's type is not what `leaf` asks for."""
     found = tensor_type(value)
     if found is None:
-        return f"the type of {show(value)} is unknown, and {leaf} needs to know it"
+        return UnknownType(value, f"the type of {show(value)} is unknown, and {leaf} needs to know it")
     if leaf.dtypes and DTYPE_NAMES.get(found.dtype, "") not in leaf.dtypes:
-        return f"{show(value)} is {found}, wanted {' or '.join(leaf.dtypes)}"
+        text = f"{show(value)} is {found}, wanted {' or '.join(leaf.dtypes)}"
+        return WrongType(value, found, leaf.dtypes, leaf.ranks, text)
     if leaf.ranks and found.rank not in leaf.ranks:
-        return f"{show(value)} is {found}, wanted rank {' or '.join(map(str, leaf.ranks))}"
+        text = f"{show(value)} is {found}, wanted rank {' or '.join(map(str, leaf.ranks))}"
+        return WrongType(value, found, leaf.dtypes, leaf.ranks, text)
     return None
 
 

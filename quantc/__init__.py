@@ -3,28 +3,95 @@
 import quantc as qc
 
 program = qc.capture(model, example_inputs)
-qc.pipelines.inference().run(program)
-print(program)
+prepared = qc.prepare(program, "x86")
+qc.calibrate(prepared, batches)
+quantized = qc.convert(prepared)
 """
 
 from quantc import errors, hooks, pipelines
-from quantc.api import capture
+from quantc.api import capture, convert, prepare
+from quantc.calibrate import calibrate
+from quantc.calibration_report import CalibrationReport
+from quantc.config import QuantConfig
 from quantc.errors import QuantcError
+from quantc.inspect.compare import compare
+from quantc.one_call import Result, quantize
+from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs
 from quantc.parse import parse
 from quantc.pipeline import Outcome, Pass, Pipeline, Preserves
 from quantc.program import Program, Stage
+from quantc.quantizer import Backend, Quantizer, Quantizers, TableQuantizer
+from quantc.reuse import merge_statistics, use_statistics
+from quantc.spec import (
+    FP8_E4M3_WEIGHT,
+    FP8_E5M2_WEIGHT,
+    FP16_WEIGHT,
+    INT2_GROUP,
+    INT4_GROUP,
+    INT4_WEIGHT,
+    INT8,
+    INT8_DYNAMIC,
+    INT8_NARROW_WEIGHT,
+    INT8_TENSOR_WEIGHT,
+    INT8_TOKEN,
+    INT8_WEIGHT,
+    INT8_WEIGHT_ONLY,
+    INT16,
+    INT32_BIAS,
+    UINT8,
+    UINT8_DYNAMIC,
+    QuantSpec,
+)
+from quantc.store import load
 
 __all__ = [
+    "FLOAT",
+    "FP8_E4M3_WEIGHT",
+    "FP8_E5M2_WEIGHT",
+    "FP16_WEIGHT",
+    "INT2_GROUP",
+    "INT4_GROUP",
+    "INT4_WEIGHT",
+    "INT8",
+    "INT8_DYNAMIC",
+    "INT8_NARROW_WEIGHT",
+    "INT8_TENSOR_WEIGHT",
+    "INT8_TOKEN",
+    "INT8_WEIGHT",
+    "INT8_WEIGHT_ONLY",
+    "INT16",
+    "INT32_BIAS",
+    "UINT8",
+    "UINT8_DYNAMIC",
+    "Backend",
+    "CalibrationReport",
+    "Fixed",
     "Outcome",
     "Pass",
     "Pipeline",
     "Preserves",
     "Program",
+    "QuantConfig",
+    "QuantSpec",
     "QuantcError",
+    "Quantize",
+    "Quantizer",
+    "Quantizers",
+    "Result",
+    "SameAs",
     "Stage",
+    "TableQuantizer",
+    "calibrate",
     "capture",
+    "compare",
+    "convert",
     "errors",
     "hooks",
+    "load",
+    "merge_statistics",
     "parse",
     "pipelines",
+    "prepare",
+    "quantize",
+    "use_statistics",
 ]

@@ -12,11 +12,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _pytree as pytree
 
 from quantc.dialect import argument, higher_order_name, is_opaque, may_alias, writes
+from quantc.program import attribute
 
 
 @cache
@@ -30,18 +31,39 @@ READERS = frozenset({getattr, len, int, float, bool})
 """Python functions that ask something of a tensor, such as its shape."""
 
 
-def written(node: fx.Node) -> list[fx.Node]:
-    """The operands a node writes to (or gives another shape)."""
+@cache
+def _never_writes(target: Any) -> bool:
+    return isinstance(target, OpOverload) and not writes(target) and target not in SWITCH
+
+
+def written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
+    """The operands a node writes to (or gives another shape). `owner` is the module its graph refers into, if known."""
+    if node.op in ("placeholder", "get_attr", "output") or _never_writes(node.target):
+        return []
     if is_opaque(node) and not isinstance(node.target, OpOverload) and node.target not in READERS:
         return list(node.all_input_nodes)  # of modules and functions kept whole nothing is known
     if isinstance(node.target, HigherOrderOperator) and higher_order_name(node.target).startswith("wrap_with"):
-        return list(node.all_input_nodes)  # unlike branches and loops, a region that sets a mode may write
+        return _written_inside(node, owner)  # unlike branches and loops, a region that sets a mode may write
     places = [node.args[index] for index in writes(node.target) if index < len(node.args)]
     switch = SWITCH.get(node.target)
     if switch is not None and argument(node, switch) is not False:
         # their schemas do not say that they update the running statistics
         places += [argument(node, "mean"), argument(node, "var")]
     return [place for place in pytree.tree_leaves(places) if isinstance(place, fx.Node)]
+
+
+def _written_inside(node: fx.Node, owner: nn.Module | None) -> list[fx.Node]:
+    """The operands that the graph of a region writes to; all of them if it cannot be seen."""
+    operands = list(node.all_input_nodes)
+    regions = [attribute(owner, str(at.target)) for at in operands if at.op == "get_attr"] if owner is not None else []
+    region = next((value for value in regions if isinstance(value, fx.GraphModule)), None)
+    if region is None:
+        return operands
+    inside = Aliasing(region.graph, region)
+    inputs = region.graph.find_nodes(op="placeholder")
+    given = node.args[len(node.args) - len(inputs) :]
+    touched = zip(inputs, given, strict=True)
+    return [place for entry, place in touched if inside.is_written(entry) and isinstance(place, fx.Node)]
 
 
 SWITCH: dict[Any, str] = {
@@ -72,6 +94,8 @@ class Aliasing:
     """
 
     graph: fx.Graph
+    owner: nn.Module | None = None
+    """The module the graph refers into. Without it a region that sets a mode is taken to write to all it is given."""
     order: dict[fx.Node, int] = field(default_factory=dict)
     seen: set[fx.Node] = field(default_factory=set)
     _parent: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -89,7 +113,7 @@ class Aliasing:
         names: dict[fx.Node, fx.Node] = {}
         for node, index in self.order.items():
             self._join(node, tracks)
-            for place in written(node):
+            for place in written(node, self.owner):
                 self._last_write[self.root(place)] = index
             target = rewritten(node)
             if target is not None:

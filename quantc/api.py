@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from quantc import pipelines
 from quantc.capture.archive import load_exported
 from quantc.capture.attempt import Request, attempt
 from quantc.capture.exported import from_exported
@@ -19,10 +20,15 @@ from quantc.capture.literals import name_literals
 from quantc.capture.mode_probe import settle_modes
 from quantc.capture.requests import check_examples, check_model
 from quantc.capture.twins import Tensors, twin
-from quantc.errors import CaptureError, suggest
+from quantc.collector import paused_collector
+from quantc.config import QuantConfig
+from quantc.errors import CalibrationError, CaptureError, ModeError, QuantcError, suggest
+from quantc.inserted import read_observers
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
-from quantc.program import LogEntry, Program
+from quantc.plan import Source
+from quantc.program import LogEntry, Program, Stage, check_program
+from quantc.quantizer import Backend, Quantizer
 
 Method = Literal["auto", "export", "export-strict", "fx"]
 METHODS: tuple[Method, ...] = ("auto", "export", "export-strict", "fx")
@@ -149,3 +155,79 @@ def _with_examples(program: Program, examples: tuple[tuple[Any, ...], dict[str, 
 
 def _stem(path: str | os.PathLike[str]) -> str:
     return os.path.splitext(os.path.basename(os.fspath(path)))[0]
+
+
+# -- prepare, convert ------------------------------------------------------------------------------------------
+
+
+def prepare(
+    program: Program,
+    backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer],
+    *,
+    config: QuantConfig | None = None,
+    allow_empty: bool = False,
+) -> Program:
+    """Decide how a program is quantized for a backend. The program itself is not changed.
+
+    `backend` is a backend's name, a `Backend`, any `Quantizer`, or several of these, the first of which has the first
+    choice. `config` says what is to be done otherwise than the backend has it. The pipeline this runs is
+    `qc.pipelines.prepare(backend)`. Nothing quantized is an error unless `allow_empty`.
+    """
+    check_program(program, "prepare", "program = qc.capture(model, example_inputs)")
+    _check_stage(program, Stage.ANNOTATED, "prepared")
+    if program.training:
+        raise ModeError(
+            f"{program.name} is in training mode",
+            where="static quantization is for inference: batch norms are folded and dropout is dropped",
+            advice="call program.eval() first, or capture model.eval()",
+        )
+    with paused_collector():
+        return pipelines.prepare(backend, config, allow_empty).run_on_copy(program)
+
+
+Form = Literal["qdq"]
+
+
+def convert(prepared: Program, to: Form = "qdq") -> Program:
+    """Carry out what was prepared and calibrated: the program in Q/DQ form, weights stored quantized.
+
+    The prepared program is not changed and can be calibrated further. The pipeline this runs is
+    `qc.pipelines.convert()`.
+    """
+    if to != "qdq":
+        raise QuantcError(
+            f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), ["qdq"], noun="forms")
+        )
+    check_program(prepared, "convert", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
+    if prepared.stage < Stage.SHARED:
+        raise CalibrationError(
+            f"{prepared.name} was not prepared",
+            where=f"its stage is {prepared.stage.label}",
+            advice="call qc.prepare first",
+        )
+    _check_stage(prepared, Stage.QUANTIZED, "converted")
+    with paused_collector():
+        return _converted(prepared)
+
+
+def _converted(prepared: Program) -> Program:
+    copy = prepared.draft()
+    read_observers(copy)
+    if not any(group.source is Source.DATA for group in copy.plan.groups):
+        copy.stage = max(copy.stage, Stage.CALIBRATED)  # weights alone need no data
+    if copy.stage < Stage.CALIBRATED:
+        raise CalibrationError(
+            f"{prepared.name} was not calibrated",
+            where=f"its stage is {prepared.stage.label}",
+            advice="call qc.calibrate(prepared, batches) first",
+        )
+    return pipelines.convert(prepared.plan.quantizer).run(copy)
+
+
+def _check_stage(program: Program, stage: Stage, done: str) -> None:
+    if program.stage >= stage:
+        raise QuantcError(
+            f"{program.name} is already {done}",
+            where=f"its stage is {program.stage.label}",
+            advice="start again from the program that qc.capture gave",
+        )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from quantc.decomposed import decomposed_ops
 from quantc.dialect import BY_NAME, target_name
 from quantc.errors import UnknownNameError, suggest
 
@@ -122,6 +123,8 @@ def _overload(name: str) -> Callee:
     parts = name.split(".")
     found: Any = None
     if _OP.fullmatch(name):
+        if parts[0] == "quantized_decomposed":
+            decomposed_ops()  # torch registers these only when asked
         found = torch.ops
         for part in parts:
             found = getattr(found, part, None)

@@ -6,10 +6,11 @@ With `--json`, standard output is one JSON document and nothing else.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from quantc.hooks import Guard, Hook
     from quantc.patterns.table import RuleTable
     from quantc.program import DumpFormat, Program
+    from quantc.progress import Style
 
 
 P = ParamSpec("P")
@@ -82,7 +84,9 @@ SUFFIXES: dict[str, DumpFormat] = {".json": "json", ".dot": "dot", ".graphml": "
 
 Source = Annotated[
     str | None,
-    typer.Argument(help="A .pt2 file, a .txt dump, or package.module:factory; without it, the built-in example."),
+    typer.Argument(
+        help="A .qc or .pt2 file, a .txt dump, or package.module:factory; without it, the built-in example."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 MethodOption = Annotated[CaptureMethod, typer.Option("--method", help="How to capture a model.")]
@@ -119,6 +123,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what is in a model: how it was captured, its ops, what stayed opaque, the log of passes."""
+    from quantc.report import readable
     from quantc.summary import summarize
 
     program = _load(source, method)
@@ -140,12 +145,54 @@ def inspect(
             "stage": f"{summary.stage}, in {summary.mode} mode",
             "nodes": f"{summary.nodes:,}",
             "parameters": f"{summary.parameters:,}",
-            "size": _size(summary.bytes),
+            "size": readable(summary.bytes),
             **{name: "\n".join(items) if items else "none" for name, items in listed.items()},
         },
     )
     screen.table("ops", ("op", "count", "kind"), [(row.op, str(row.count), row.kind) for row in summary.ops])
     _show_log(screen, program)
+    if out is not None:
+        typer.echo(f"written to {out}", err=True)
+
+
+@app.command()
+@refusing
+def quantize(
+    source: Source = None,
+    backend: Annotated[str, typer.Option(help="What to quantize for; `quantc backends` lists them.")] = "x86",
+    config: Annotated[
+        Path | None, typer.Option(help="A .toml or .json file with what is to be done otherwise.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="What to calibrate with: a .npz or .safetensors file with one array for each input, or "
+            "package.module:factory.",
+            metavar="FILE|MODULE:NAME",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the quantized program to this file.")] = None,
+    method: MethodOption = CaptureMethod.auto,
+    as_json: Json = False,
+) -> None:
+    """Quantize a model, and show what was quantized, how close it comes, and how large it is.
+
+    Without SOURCE this is the built-in example: a small CNN on images of digits, with its accuracy on images that were
+    held out."""
+    from quantc.config import QuantConfig
+    from quantc.quantize_job import carry_out
+    from quantc.registry import BACKENDS
+
+    settings = QuantConfig.load(config) if config is not None else None
+    progress: Style = "bar" if sys.stderr.isatty() else "lines"
+    done = carry_out(source, data, BACKENDS[backend], settings, method.value, partial(typer.echo, err=True), progress)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        done.result.save(out)
+    if as_json:
+        _print_json({**done.to_data(), "out": str(out) if out is not None else None})
+        return
+    done.show(Screen())
     if out is not None:
         typer.echo(f"written to {out}", err=True)
 
@@ -212,22 +259,54 @@ def run(
 @app.command()
 @refusing
 def explain(
-    source: Annotated[str, typer.Argument(help="A .pt2 file, a .txt dump, or package.module:factory.")],
+    source: Annotated[str, typer.Argument(help="A .qc or .pt2 file, a .txt dump, or package.module:factory.")],
     node: Annotated[str, typer.Argument(help="The name of a node, as `quantc inspect --format text` shows it.")],
     table: Annotated[
         str | None, typer.Option(help=f"A rule table; by default {FUSIONS}.", metavar="MODULE:NAME")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="The rule table of this backend.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Prepare the program for this backend first.")] = None,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
-    """Tell which rules were tried at a node, which matched, and why the others refused."""
+    """Tell which rules were tried at a node, which matched, and why the others refused.
+
+    With a backend, or for a program that was prepared: what became of the node, and the smallest change that would let
+    a rule take it."""
+    from quantc.program import Stage
+
     program = _load(source, method)
-    explanation = _table(table, backend).explain(program, node)
+    is_table = table is not None or (backend is None and program.stage < Stage.ANNOTATED)
+    explanation = (
+        _table(table, backend).explain(program, node) if is_table else _prepared(program, backend).explain(node)
+    )
     if as_json:
         _print_json(json.loads(explanation.to_json()))
         return
     Screen().text(str(explanation))
+
+
+@app.command()
+@refusing
+def verify(
+    source: Annotated[str, typer.Argument(help="A .qc or .pt2 file, a .txt dump, or package.module:factory.")],
+    method: MethodOption = CaptureMethod.auto,
+    as_json: Json = False,
+) -> None:
+    """Check a program: that its file is whole, that it keeps the rules of the IR, and that it runs."""
+    from quantc.checkup import Finding, check_up
+    from quantc.report import readable
+
+    program = _load(source, method)
+    path = Path(source)
+    read = f"{readable(path.stat().st_size)}, read" if path.is_file() else "captured"
+    digests = ", and every digest agrees" if path.suffix == ".qc" else ""
+    findings = [Finding("source", f"{read}{digests}"), *check_up(program)]
+    if as_json:
+        _print_json(
+            {"program": program.name, "stage": program.stage.label, "findings": [asdict(row) for row in findings]}
+        )
+        return
+    Screen().fields(f"{program.name} ({program.stage.label})", {row.checked: row.found for row in findings})
 
 
 @app.command()
@@ -264,15 +343,25 @@ def passes(
 
 @app.command()
 @refusing
-def backends(as_json: Json = False) -> None:
+def backends(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page, docs/backends.md.")] = False,
+) -> None:
     """List the backends that are installed."""
-    from quantc.registry import BACKENDS
+    from quantc.pages import backend_rows, backends_page
 
-    rows = [{"name": name, "provider": BACKENDS.provider(name)} for name in BACKENDS]
+    if markdown:
+        Screen().text(backends_page())
+        return
+    rows = backend_rows()
     if as_json:
-        _print_json({"backends": rows})
+        _print_json({"backends": [asdict(row) for row in rows]})
     elif rows:
-        Screen().table("backends", ("backend", "from"), [(row["name"], row["provider"]) for row in rows])
+        Screen().table(
+            "backends",
+            ("backend", "rules", "from", "what it is"),
+            [(row.name, str(row.rules), row.provider, row.error or row.summary) for row in rows],
+        )
     else:
         typer.echo("no backends are installed", err=True)
 
@@ -290,6 +379,13 @@ def _guard(when: Guarding) -> Guard | None:
     if when is Guarding.never:
         return None
     return Guard(limit=SMALL if when is Guarding.auto else None)
+
+
+def _prepared(program: Program, backend: str | None) -> Program:
+    """The program as a backend would have it; itself if no backend is given."""
+    from quantc.api import prepare
+
+    return program if backend is None else prepare(program, backend, allow_empty=True)
 
 
 def _table(table: str | None, backend: str | None) -> RuleTable:
@@ -313,6 +409,9 @@ def _write(program: Program, out: Path, form: Format | None) -> None:
     from quantc.text_files import Snapshot
 
     out.parent.mkdir(parents=True, exist_ok=True)
+    if form is None and out.suffix == ".qc":
+        program.save(out)
+        return
     if form is None and out.suffix == ".txt":
         Snapshot.of(program).write(out)
         return
@@ -330,11 +429,3 @@ def _show_log(screen: Screen, program: Program, start: int = 0) -> None:
 
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -121,7 +121,7 @@ class QuantConfig(Frozen, frozen=True):
         return self.set(ByOp(op=op), use, role=role)
 
     def set_node(self, node: str, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
-        """For one node of the program, by its name in the dump."""
+        """For one node of the program, by its name in the dump; `branch/*` is for all of a nested graph."""
         return self.set(ByNode(node=node), use, role=role)
 
     def set_edge(self, producer: str, consumer: str, use: QuantSpec | Use) -> QuantConfig:

@@ -77,20 +77,37 @@ class LoadError(QuantcError):
     """A file that is damaged, of another kind, or not safe to read."""
 
 
-class SpecError(QuantcError):
+class SaveError(QuantcError):
+    """A Program that holds something a file cannot, or a file that cannot be written."""
+
+
+class RefusedError(QuantcError):
+    """The model, the data or the settings do not allow what is asked. Raised by a pass it comes out as it is: the
+    pass did its work."""
+
+
+class SpecError(RefusedError):
     """A spec, outcome or observation choice that is not well formed; names the field and what is allowed."""
 
 
-class ConfigError(QuantcError):
+class ConfigError(RefusedError):
     """A config that does not fit the program: a selector that matches nothing, or a file that does not read."""
 
 
-class DataError(QuantcError):
+class DataError(RefusedError):
     """Numbers that cannot be quantized: NaN, infinity, a range too wide, a shape that does not fit the spec."""
 
 
-class ObservationError(QuantcError):
+class ObservationError(RefusedError):
     """Statistics that cannot give what is asked of them: nothing was seen, or they cannot be merged."""
+
+
+class AnnotationError(RefusedError):
+    """Decisions about tensors that contradict each other, go in a circle, or ask of a backend what it cannot do."""
+
+
+class CalibrationError(RefusedError):
+    """Calibration that cannot go on, or that has not taken place."""
 
 
 class PatternError(QuantcError):
@@ -111,6 +128,19 @@ class GuardError(PassError):
 
 class PluginError(QuantcError):
     """A pass, pipeline or backend that is offered twice, does not import, or is not what it is offered as."""
+
+
+class ConformanceError(QuantcError):
+    """A backend that does not do what its table says. `failures` holds every check that failed."""
+
+    def __init__(
+        self, what: str, failures: Sequence[str], *, where: str | None = None, advice: str | None = None
+    ) -> None:
+        super().__init__(what, where=where, advice=advice)
+        self.failures = tuple(failures)
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *(f"  - {failure}" for failure in self.failures)])
 
 
 class UnknownNameError(QuantcError, LookupError):

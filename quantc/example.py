@@ -1,9 +1,26 @@
-"""The embedded example: a small residual CNN for the 8x8 digit images that scikit-learn ships."""
+"""The embedded example: a small residual CNN for the 8x8 digit images that scikit-learn ships.
+
+The weights come with quantc, in `data/digits_cnn.safetensors`, as float16 next to a few of the images;
+`examples/train_digits.py` writes them. The other images are scikit-learn's own copy, read when they are asked for.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib import resources
+
 import torch
+from safetensors.torch import load
 from torch import Tensor, nn
+
+from quantc.errors import MissingDependencyError
+
+IMAGES = "images"
+"""The name of the example inputs among the weights."""
+SPLIT_SEED = 0
+HELD_OUT = 0.4
+BATCHES = 8
+BATCH_SIZE = 32
 
 
 class Residual(nn.Module):
@@ -22,16 +39,16 @@ class Residual(nn.Module):
 
 
 class DigitsCNN(nn.Module):
-    """Images of shape (batch, 1, 8, 8) to ten logits."""
+    """Images of shape (batch, 1, 8, 8), from 0 to 1, to ten logits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(inplace=True))
-        self.block1 = Residual(24)
-        self.down = nn.Sequential(nn.Conv2d(24, 48, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU6())
-        self.block2 = Residual(48)
+        self.stem = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True))
+        self.block1 = Residual(32)
+        self.down = nn.Sequential(nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU6())
+        self.block2 = Residual(64)
         self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(48, 10)
+        self.head = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.block1(self.stem(images))
@@ -40,9 +57,47 @@ class DigitsCNN(nn.Module):
         return logits
 
 
+@dataclass(frozen=True)
+class Digits:
+    """Digit images of shape (count, 1, 8, 8), from 0 to 1, and which digits they show."""
+
+    images: Tensor
+    labels: Tensor
+
+
 def digits_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model in eval mode, with weights drawn from a fixed seed, and example inputs."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = DigitsCNN().eval()
-        return model, (torch.rand(4, 1, 8, 8),)
+    """The trained model in eval mode, and example inputs: four images it was not trained on."""
+    stored = load((resources.files("quantc") / "data" / "digits_cnn.safetensors").read_bytes())
+    images = _scaled(stored.pop(IMAGES))
+    with torch.random.fork_rng(devices=[]):  # drawing the weights that are replaced below must not be noticed
+        model = DigitsCNN()
+    model.load_state_dict(stored)
+    return model.eval(), (images,)
+
+
+def digits_split() -> tuple[Digits, Digits]:
+    """What the model was trained on, and what was held out: 1078 and 719 images, every digit in the same share."""
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the digit images are part of scikit-learn, which is not installed",
+            where="quantc.example",
+            advice="pip install 'quantc[example]'",
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    parts = train_test_split(pixels, labels, test_size=HELD_OUT, random_state=SPLIT_SEED, stratify=labels)
+    train_pixels, held_pixels, train_labels, held_labels = (torch.from_numpy(part) for part in parts)
+    return Digits(_scaled(train_pixels), train_labels), Digits(_scaled(held_pixels), held_labels)
+
+
+def digits_data() -> tuple[list[Tensor], Digits]:
+    """Batches to calibrate with, from what the model was trained on, and what was held out to measure with."""
+    train, held_out = digits_split()
+    return list(torch.split(train.images[: BATCHES * BATCH_SIZE], BATCH_SIZE)), held_out
+
+
+def _scaled(pixels: Tensor) -> Tensor:
+    """Pixels come as 0 to 16."""
+    return (pixels.float() / 16).reshape(-1, 1, 8, 8)

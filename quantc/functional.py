@@ -101,6 +101,7 @@ def _is_test(node: fx.Node) -> bool:
 
 def _is_index(node: fx.Node, operand: fx.Node) -> bool:
     """Index and mask operands take no part in promotion."""
-    return (
-        operand is not node.args[0] and dtype_of(operand) in (torch.bool, torch.int64) and "index" in str(node.target)
-    )
+    if operand is node.args[0]:
+        return False
+    name, dtype = str(node.target), dtype_of(operand)
+    return ("index" in name and dtype in (torch.bool, torch.int64)) or ("masked" in name and dtype is torch.bool)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from quantc.dialect import writes
 from quantc.errors import GuardError
 from quantc.gap import Gap, Tolerance, gap
+from quantc.observe.module import observers_off
 from quantc.pipeline import Hook, Pass, Preserves
 from quantc.program import Program, attribute
 
@@ -118,8 +119,8 @@ class Guard(Hook):
         return Trace(outputs, written, recorder.values)
 
 
-class Recorder(fx.Interpreter):
-    """Runs the top graph node by node and keeps what each gave."""
+class NodeByNode(fx.Interpreter):
+    """Runs the top graph of a program node by node."""
 
     def __init__(self, program: Program) -> None:
         for path, graph in program.graphs():
@@ -127,6 +128,17 @@ class Recorder(fx.Interpreter):
                 graph.owning_module.recompile()
         super().__init__(program.root, garbage_collect_values=True, graph=program.graph)
         self.extra_traceback = False
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # the interpreter knows a module that has two names by one of them only
+        return attribute(self.module, str(target))(*args, **kwargs)
+
+
+class Recorder(NodeByNode):
+    """Keeps what each node gave."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
         self.current: fx.Node | None = None
         self.values: dict[str, Any] = {}
         self.copies = _has_writes(program)
@@ -138,11 +150,6 @@ class Recorder(fx.Interpreter):
         copied = self.copies and isinstance(value, torch.Tensor)
         self.values[n.name] = value.clone() if copied else value
         return value
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # the interpreter knows a module that has two names by one of them only
-        module = attribute(self.module, str(target))
-        return module(*args, **kwargs)
 
 
 def why_not_guarded(program: Program, limit: int | None) -> str | None:
@@ -161,12 +168,12 @@ def why_not_guarded(program: Program, limit: int | None) -> str | None:
 
 @contextmanager
 def undisturbed(program: Program, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Run in here with fixed random numbers and no gradients; buffers and generator are put back afterwards.
+    """Run in here with fixed random numbers and no gradients, and no observers; buffers and generator are put back.
 
     Gives the tensors that are put back, by name."""
     tensors = _tensors(program.root, parameters=_has_writes(program))
     saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), observers_off(program.root):
         torch.manual_seed(seed)
         try:
             yield tensors

@@ -1,4 +1,4 @@
-"""The reference page of passes, made from the passes themselves: docs/passes.md cannot drift from the code."""
+"""The reference pages of passes and backends, made from the things themselves: they cannot drift from the code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from quantc.capability import Capability
 from quantc.errors import QuantcError
 from quantc.pipeline import Pass, Pipeline
 from quantc.pipeline_text import spell
-from quantc.registry import PASSES, PIPELINES
+from quantc.quantizer import Backend
+from quantc.registry import BACKENDS, PASSES, PIPELINES
 
 INTRO = """\
 # Passes
@@ -23,6 +25,22 @@ Made by `quantc passes --markdown` from the passes' own docstrings; change it th
 A pass *needs* a stage the program must have reached, may *give* one, and may have to run *before* one. What it
 promises about the numbers is what the `Guard` hook checks.
 """
+
+BACKENDS_INTRO = """\
+# Backends
+
+Made by `quantc backends --markdown` from the backends' tables; change them there. How to write one:
+[write-a-backend.md](write-a-backend.md).
+
+A *role* says what becomes of the tensors a rule names: a spec, or a scale and zero point that are known beforehand.
+`like x` is the scale of `x`. `pass` is whatever `x` comes as: such a rule takes part where it comes quantized, and a
+role with a question mark is quantized only if everybody who reads the tensor wants it so. Operands without a role stay
+float, biases among them. A config may ask for any spec the backend *takes*.
+
+A rule *supports* the forms it can be carried out in: `qdq` (quantize and dequantize ops around float ones), `integer`
+(the reference in integer arithmetic), `kernel`, `delegate`, `onnx`.
+"""
+LEVELS = ("qdq", "integer", "kernel", "delegate", "onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +66,31 @@ def pipeline_rows() -> list[Row]:
     return [_row(name, PIPELINES.provider(name), _pipeline_row) for name in PIPELINES]
 
 
+@dataclass(frozen=True, slots=True)
+class BackendRow:
+    """One line of `quantc backends`. `rules` is 0 for a quantizer without a table; `error` as in `Row`."""
+
+    name: str
+    provider: str
+    rules: int = 0
+    summary: str = ""
+    error: str = ""
+
+
+def backend_rows() -> list[BackendRow]:
+    """Every backend that is known, those that cannot be imported included."""
+    return [_backend_row(name) for name in BACKENDS]
+
+
+def _backend_row(name: str) -> BackendRow:
+    provider = BACKENDS.provider(name)
+    try:
+        backend = BACKENDS[name]
+    except QuantcError as error:
+        return BackendRow(name, provider, error=error.what)
+    return BackendRow(name, provider, len(getattr(backend, "table", ())), getattr(backend, "summary", ""))
+
+
 def passes_page(provider: str = "quantc") -> str:
     """docs/passes.md: the passes and pipelines that one distribution offers."""
     passes = [kind for name, kind in PASSES.usable() if PASSES.provider(name) == provider]
@@ -55,6 +98,60 @@ def passes_page(provider: str = "quantc") -> str:
     parts = [INTRO, *("\n".join(_pass_section(kind)) for kind in passes), "# Named pipelines\n"]
     parts += ["\n".join(_pipeline_section(name, make)) for name, make in pipelines]
     return "\n".join(parts)
+
+
+def backends_page(provider: str = "quantc") -> str:
+    """docs/backends.md: the backends that one distribution offers, with their roles, specs and rules."""
+    found = [backend for name, backend in BACKENDS.usable() if BACKENDS.provider(name) == provider]
+    tables = [backend for backend in found if isinstance(backend, Backend)]
+    return "\n".join([BACKENDS_INTRO, *("\n".join(_backend_section(backend)) for backend in tables)])
+
+
+def _backend_section(backend: Backend) -> Iterator[str]:
+    yield f"## {backend.name}\n"
+    yield f"{backend.summary}\n"
+    if backend.before:
+        yield f"Before annotating: `{','.join(map(str, backend.before))}`.\n"
+    yield from _table(("role", "what it is"), [(f"`{name}`", str(backend.outcome(name))) for name in backend.roles])
+    yield from _table(
+        ("takes", "dtype", "scheme", "granularity", "when", "range", "smallest scale"),
+        [_capability_cells(capability) for capability in backend.capabilities],
+    )
+    rows = [
+        (
+            f"`{rule.name}`",
+            f"`{rule.pattern}`",
+            ", ".join(f"{name}: {role}" for name, role in rule.roles.items()),
+            *("yes" if level in rule.supports else "" for level in LEVELS),
+        )
+        for rule in backend.table
+    ]
+    yield from _table(("rule", "pattern", "roles", *LEVELS), rows)
+
+
+def _capability_cells(capability: Capability) -> tuple[str, ...]:
+    low = capability.qmin if capability.qmin is not None else min(dtype.qmin for dtype in capability.dtypes)
+    high = capability.qmax if capability.qmax is not None else max(dtype.qmax for dtype in capability.dtypes)
+    return (
+        capability.role.value,
+        " or ".join(dtype.value for dtype in capability.dtypes),
+        " or ".join(scheme.value for scheme in capability.schemes),
+        " or ".join(capability.granularities),
+        " or ".join(timing.value for timing in capability.timings),
+        f"{low}..{high}",
+        f"{capability.min_eps!r}" if capability.min_eps else "any",
+    )
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    yield _cells(head)
+    yield f"|{'---|' * len(head)}"
+    yield from (_cells(row) for row in rows)
+    yield ""
+
+
+def _cells(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
 
 
 def _row(name: str, provider: str, build: Callable[[str], Row]) -> Row:
@@ -94,7 +191,7 @@ def _pass_section(kind: type[Pass]) -> Iterator[str]:
 def _option_line(name: str, field: FieldInfo) -> str:
     default = "required" if field.is_required() else f"`{_default(field.get_default(call_default_factory=True))}`"
     cells = (f"`{name.replace('_', '-')}`", f"`{_type(field.annotation)}`", default, field.description or "")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
+    return _cells(cells)
 
 
 def _pipeline_section(name: str, factory: Callable[..., Pipeline]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from quantc.blame import node_at_fault, told
-from quantc.errors import PassError, PipelineError, suggest
+from quantc.errors import PassError, PipelineError, RefusedError, suggest
 from quantc.order import check_order, check_start, first_needs
 from quantc.pipeline_text import spell
 from quantc.program import LogEntry, Program, Stage
@@ -213,6 +213,9 @@ class Pipeline:
         for index, pass_ in enumerate(self.passes):
             try:
                 _run_one(pass_, program, hooks)
+            except RefusedError as refusal:
+                refusal.add_note(f"while running {pass_.name}, pass {index + 1} of {len(self.passes)}")
+                raise
             except Exception as cause:
                 error = self._failure(program, index, cause)
                 _tell_failed(hooks, program, pass_, error)

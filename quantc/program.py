@@ -8,6 +8,7 @@ not once a pass (rebuilding costs 35-150 µs a node).
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -21,6 +22,8 @@ from torch.utils import _pytree as pytree
 
 from quantc.dialect import arguments, is_opaque, short_name
 from quantc.errors import InputError, ModeError, QuantcError, UnknownNameError, suggest
+from quantc.module_copy import copied
+from quantc.plan import Plan
 from quantc.signature import Signature
 from quantc.sites import ModeValue, NodeTable, Origin, Site
 from quantc.types import ValueType, type_of_value
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from quantc.diff import Diff
+    from quantc.inspect.coverage import Coverage
+    from quantc.inspect.explain import Explanation
 
 MOST_REASONS = 8
 DumpFormat = Literal["text", "table", "json", "dot", "graphml"]
@@ -92,6 +97,8 @@ class Program:
     modes: NodeTable[ModeValue] = field(default_factory=NodeTable[ModeValue])
     counters: NodeTable[str] = field(default_factory=NodeTable[str])
     """For each batch norm: the buffer that counts its training batches."""
+    plan: Plan = field(default_factory=Plan)
+    """What has been decided about quantizing it."""
     example_inputs: tuple[Any, ...] | None = None
     """The flat example inputs of the capture, for the numeric guard."""
     _module: fx.GraphModule | None = field(default=None, repr=False)
@@ -108,6 +115,8 @@ class Program:
             path, graph, owner = pending.pop(0)
             yield path, graph
             for node in graph.find_nodes(op="get_attr"):
+                if node.meta.get("val") is not None:
+                    continue  # a tensor: there are many, and looking each up takes time
                 child = attribute(owner, str(node.target))
                 if isinstance(child, fx.GraphModule) and id(child) not in seen:
                     seen.add(id(child))
@@ -169,13 +178,10 @@ class Program:
         return self._module
 
     def _build(self) -> fx.GraphModule:
-        for _, graph in self.graphs():
-            nested = graph.owning_module
-            if graph is not self.graph and nested is not None:
-                nested.recompile()
+        graph, root = self._as_given()
         info = _PyTreeInfo(self.signature.parameters, self.signature.in_spec, self.signature.out_spec)
-        self.graph.set_codegen(_PyTreeCodeGen(info))
-        module = fx.GraphModule(self.root, self.graph, class_name=self.name.rpartition(".")[2] or "Program")
+        graph.set_codegen(_PyTreeCodeGen(info))
+        module = fx.GraphModule(root, graph, class_name=self.name.rpartition(".")[2] or "Program")
         for name, _ in self.root.named_buffers():
             # GraphModule copies attributes one by one and forgets which buffers are not saved
             parent, _, leaf = name.rpartition(".")
@@ -185,6 +191,13 @@ class Program:
                     target._non_persistent_buffers_set.add(leaf)
         module.train(self.training)
         return module
+
+    def _as_given(self) -> tuple[fx.Graph, nn.Module | dict[str, Any]]:
+        """The graph to build the module from, and what it refers to: nested graphs are given their constants."""
+        from quantc.lifting import lift_constants
+
+        has_nested = any(path for path, _ in self.graphs())
+        return lift_constants(self) if has_nested else (self.graph, self.root)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -254,7 +267,7 @@ class Program:
 
     def emit(
         self,
-        target: Callable[..., Any],
+        target: Callable[..., Any] | str,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         *,
@@ -263,13 +276,14 @@ class Program:
         name: str | None = None,
         value: Any = None,
     ) -> fx.Node:
-        """Insert a call before a node. It takes its origin from `like` (by default `before`), and its type from
-        `value`, or from `like` if that is given."""
+        """Insert a call of a function, or of a module by its name, before a node. It takes its origin from `like` (by
+        default `before`), and its type from `value`, or from `like` if that is given."""
         graph = before.graph
         if name is None and isinstance(target, OpOverload):
             name = short_name(target)
         with graph.inserting_before(before):
-            node = graph.create_node("call_function", target, args, kwargs or {}, name=name)
+            kind = "call_module" if isinstance(target, str) else "call_function"
+            node = graph.create_node(kind, target, args, kwargs or {}, name=name)
         source = like if like is not None else before
         if value is not None:
             node.meta["val"] = value
@@ -316,7 +330,7 @@ class Program:
 
     def inherit(self, old: fx.Node, new: fx.Node) -> None:
         """Give `old`'s rows to `new`, made to stand for it."""
-        for table in (self.origins, self.modes, self.counters):
+        for table in self._tables:
             table.move(old, new)
 
     def forward(self, old: fx.Node, to: fx.Node) -> None:
@@ -327,9 +341,14 @@ class Program:
     def erase(self, node: fx.Node) -> None:
         """Remove a node nobody uses, and its rows."""
         node.graph.erase_node(node)
-        for table in (self.origins, self.modes, self.counters):
+        for table in self._tables:
             table.drop(node)
         self._module = None
+
+    @property
+    def _tables(self) -> tuple[NodeTable[Any], ...]:
+        """The side tables whose rows follow their nodes."""
+        return (self.origins, self.modes, self.counters, *self.plan.tables)
 
     def note_inference_only(self, reason: str) -> None:
         """Note why the program cannot be trained any more; the first few reasons are enough."""
@@ -337,8 +356,14 @@ class Program:
             self.inference_only = (*self.inference_only, reason)
 
     def clone(self) -> Program:
-        """An independent copy: neither graph nor tensors are shared."""
-        root = copy.deepcopy(self.root)
+        """An independent copy: neither graph nor tensors nor statistics are shared."""
+        twin = self.draft()
+        twin.plan.statistics = copy.deepcopy(twin.plan.statistics)
+        return twin
+
+    def draft(self) -> Program:
+        """A copy for somebody who only reads the statistics, which may be many: these are shared."""
+        root = copied(self.root)
         nodes: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         results = graph.graph_copy(self.graph, nodes)
@@ -358,7 +383,15 @@ class Program:
         twin.origins = self.origins.renamed(nodes)
         twin.modes = self.modes.renamed(nodes)
         twin.counters = self.counters.renamed(nodes)
+        twin.plan = self.plan.renamed(nodes)
         return twin
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the Program to a file that `qc.load` reads, whole or not at all. SaveError, naming the node, if it
+        holds something a file cannot."""
+        from quantc.store import save
+
+        save(self, path)
 
     # -- inspecting (each is a module of its own; these are the doors) ---------------------------------------
 
@@ -373,6 +406,18 @@ class Program:
         from quantc.diff import diff
 
         return diff(self, other)
+
+    def coverage(self) -> Coverage:
+        """What became of every op once the program was prepared: quantized, handed on, or float and why."""
+        from quantc.inspect.coverage import coverage
+
+        return coverage(self)
+
+    def explain(self, node: fx.Node | str) -> Explanation:
+        """What became of one node, every rule tried on it, and the smallest change that would make one fit."""
+        from quantc.inspect.explain import explain
+
+        return explain(self, node)
 
     def verify(self) -> None:
         """Check every rule of the IR; raise one VerifyError that lists all faults."""
@@ -391,6 +436,16 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.graph.nodes)} nodes, {self.stage.label}, by {self.method}>"
+
+
+def check_program(given: object, verb: str, first: str) -> None:
+    """Refuse what is no Program, such as the model itself."""
+    if not isinstance(given, Program):
+        raise InputError(
+            f"qc.{verb} was given a {type(given).__name__}, and takes a Program",
+            where=f"the first argument of qc.{verb}",
+            advice=f"write {first} first",
+        )
 
 
 def attribute(root: nn.Module, target: str) -> Any:
@@ -419,4 +474,4 @@ def _submodule(root: nn.Module, path: str) -> nn.Module:
     return module
 
 
-__all__ = ["DumpFormat", "InputError", "LogEntry", "Program", "Stage", "ValueType", "attribute"]
+__all__ = ["DumpFormat", "InputError", "LogEntry", "Program", "Stage", "ValueType", "attribute", "check_program"]

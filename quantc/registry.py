@@ -113,20 +113,19 @@ class Registry(Generic[T]):
         self.session.pop(name, None)
 
     def _load(self, entry: EntryPoint) -> T:
-        where = f"entry point {entry.name} = {entry.value}, from {_distribution(entry)}"
         try:
             thing: T = entry.load()
         except Exception as error:
             raise PluginError(
                 f"{self.noun} {entry.name!r} of {_distribution(entry)} cannot be imported: "
                 f"{type(error).__name__}: {error}",
-                where=where,
+                where=_whence(entry),
                 advice=f"repair or uninstall {_distribution(entry)}",
             ) from error
         if (reason := self.why_not(entry.name, thing)) is not None:
             raise PluginError(
                 f"{self.noun} {entry.name!r} of {_distribution(entry)} is not usable: {reason}",
-                where=where,
+                where=_whence(entry),
                 advice="correct the entry point",
             )
         return thing
@@ -140,6 +139,10 @@ class Registry(Generic[T]):
             where=f"entry points {self.group}",
             advice="uninstall or rename one; quantc does not guess which is meant",
         )
+
+
+def _whence(entry: EntryPoint) -> str:
+    return f"entry point {entry.name} = {entry.value}, from {_distribution(entry)}"
 
 
 def _distribution(entry: EntryPoint) -> str:

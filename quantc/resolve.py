@@ -18,7 +18,18 @@ from quantc.dialect import op_name
 from quantc.errors import ConfigError, suggest
 from quantc.formats import Role
 from quantc.program import Program
-from quantc.selectors import AnySelector, ByAll, ByEdge, ByModule, ByNode, ByOp, ByRegex, ByType, ancestors
+from quantc.selectors import (
+    AnySelector,
+    ByAll,
+    ByEdge,
+    ByModule,
+    ByNode,
+    ByOp,
+    ByRegex,
+    ByType,
+    ancestors,
+    graphs_around,
+)
 
 MOST_NAMES = 30
 
@@ -95,6 +106,8 @@ class _Index:
 
     def _add(self, number: int, select: AnySelector) -> None:
         match select:
+            case ByNode() if select.graph is not None:
+                self.exact["graph", select.graph].append(number)
             case ByNode():
                 self.exact["node", select.node].append(number)
             case ByOp():
@@ -118,6 +131,8 @@ class _Index:
         op = op_name(node)
         self.ops.add(op)
         found = [*self.everywhere, *self.exact.get(("op", op), ()), *self.exact.get(("node", full_name), ())]
+        for graph in graphs_around(full_name):
+            found += self.exact.get(("graph", graph), ())
         if origin is not None:
             found += self._rules_for_module(origin.module_path)
         self.matched.update(found)
@@ -184,6 +199,9 @@ def _advice(select: AnySelector, index: _Index, names: dict[str, fx.Node]) -> st
             return _closest(select.op, index.ops, "ops")
         case ByNode() if select.node in names:
             return "it is an input or a constant; use set_edge for what it feeds"
+        case ByNode() if select.graph is not None:
+            known = {graph for name in names for graph in graphs_around(name)}
+            return _closest(select.graph, known, "nested graphs")
         case ByNode():
             return _closest(select.node, names, "nodes")
         case ByEdge():

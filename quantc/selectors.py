@@ -86,10 +86,15 @@ class ByOp(_Selector, frozen=True):
 
 
 class ByNode(_Selector, frozen=True):
-    """One node by name; `branch/name` in a nested graph."""
+    """One node by name; `branch/name` in a nested graph. `branch/*` is everything in that graph."""
 
     by: Literal["node"] = "node"
     node: Name
+
+    @property
+    def graph(self) -> str | None:
+        """The nested graph that is meant as a whole, if one is."""
+        return self.node.removesuffix("/*") if self.node.endswith("/*") else None
 
     def __str__(self) -> str:
         return f"node {self.node}"
@@ -142,3 +147,9 @@ def ancestors(path: str) -> tuple[str, ...]:
     """A module's path and those of the modules around it, outermost first; the root alone has the empty path."""
     parts = path.split(".")
     return tuple(".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def graphs_around(node: str) -> list[str]:
+    """The paths of the nested graphs a node is in, outermost first, by its name."""
+    parts = node.split("/")[:-1]
+    return ["/".join(parts[: end + 1]) for end in range(len(parts))]

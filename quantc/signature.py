@@ -48,12 +48,32 @@ class Signature:
             leaf += child.num_leaves
         return [*names, *(str(key) for key in keywords.context or ())]
 
+    def _other_arrangement(self, spec: pytree.TreeSpec) -> InputError:
+        """Says what is different about the arguments of a call."""
+        (given, keywords), (taken, named) = spec.children(), self.in_spec.children()
+        names = self.parameters
+        if given.num_children != taken.num_children or keywords.context != named.context:
+            extra = "".join(f", {key}=" for key in keywords.context or ())
+            return InputError(
+                f"the call has {given.num_children} positional arguments{extra}, and the model takes "
+                f"{taken.num_children + len(named.context or ())}: {', '.join(names)}",
+                where=f"the inputs are {', '.join(names)}",
+                advice="give these and nothing else; from pairs of images and labels take the images",
+            )
+        pairs = zip(
+            names, (*given.children(), *keywords.children()), (*taken.children(), *named.children()), strict=True
+        )
+        name, ours, theirs = next(row for row in pairs if row[1] != row[2])
+        return InputError(
+            f"{name} is arranged as {_shape_of(ours)}, but the program was captured with {_shape_of(theirs)}",
+            where=f"input {name!r}",
+            advice="give it in the arrangement of the example inputs, dicts in the same order of keys",
+        )
+
     def check(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
         """Raise InputError unless flat inputs fit: a program specialised to a size must not run on another."""
         if spec != self.in_spec:
-            raise InputError(
-                f"the inputs are arranged as {spec}, but the program was captured with {self.in_spec}", advice=ADVICE
-            )
+            raise self._other_arrangement(spec)
         sizes: dict[str, int] = {}
         derived: list[tuple[Input, int, str, int]] = []
         for item, leaf in zip(self.inputs, leaves, strict=True):
@@ -78,6 +98,17 @@ class Signature:
                     f"size {symbol} is {size}, outside the captured range {low}..{'' if high is None else high}",
                     advice=ADVICE,
                 )
+
+
+def _shape_of(spec: pytree.TreeSpec) -> str:
+    """How values are nested, in short: `*`, `(*, *)`, `{x: *, y: *}`."""
+    if spec.is_leaf():
+        return "*"
+    parts = [_shape_of(child) for child in spec.children()]
+    if spec.type is dict:
+        return f"{{{', '.join(f'{key}: {part}' for key, part in zip(spec.context, parts, strict=True))}}}"
+    inside = ", ".join(parts)
+    return f"[{inside}]" if spec.type is list else f"({inside})"
 
 
 def _check_tensor(

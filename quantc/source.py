@@ -1,9 +1,11 @@
 """What the command line calls a SOURCE: where a program comes from.
 
+- a `.qc` file, as `program.save` writes it;
 - a `.pt2` file, as `torch.export.save` writes it;
 - a `.txt` file with a program's text (and its tensors beside it, see `quantc.text_files`);
 - `package.module:name`: a model, or a function that gives one. The model comes with example inputs: the function
-  gives `(model, example_inputs)`, or the model has them as its attribute `example_inputs`;
+  gives `(model, example_inputs)`, or the model has them as its attribute `example_inputs`. With
+  `(model, example_inputs, batches)` it also says what to calibrate with;
 - nothing: the example that is built in.
 """
 
@@ -12,8 +14,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.export import ExportedProgram
@@ -21,21 +24,38 @@ from torch.export import ExportedProgram
 from quantc.api import Method, capture
 from quantc.errors import LoadError, suggest
 from quantc.program import Program
+from quantc.store import load as load_saved
 from quantc.text_files import read_text
 
 EXAMPLE = "quantc.example:digits_cnn"
-KINDS = "give a .pt2 file, a .txt file with a program's text, or package.module:name"
+KINDS = "give a .qc file, a .pt2 file, a .txt file with a program's text, or package.module:name"
+
+
+READERS: dict[str, Callable[[Path], Program]] = {".qc": load_saved, ".pt2": capture, ".txt": read_text}
+"""Who reads the files that go by a suffix."""
+
+
+class Loaded(NamedTuple):
+    """A program, and batches to calibrate it with if they came with it."""
+
+    program: Program
+    batches: Any = None
 
 
 def load(source: str | None, method: Method = "auto") -> Program:
     """The program of a SOURCE, captured if need be."""
+    return load_all(source, method).program
+
+
+def load_all(source: str | None, method: Method = "auto") -> Loaded:
+    """The program of a SOURCE, captured if need be, and the batches that come with it."""
     if source is None:
         return _captured(EXAMPLE, method)
     path = Path(source)
-    if path.suffix in (".pt2", ".txt"):
+    if path.suffix in READERS:
         if not path.is_file():
             raise LoadError(f"there is no file {source}", advice=KINDS)
-        return capture(path) if path.suffix == ".pt2" else read_text(path)
+        return Loaded(READERS[path.suffix](path))
     if ":" not in source:
         raise LoadError(f"{source!r} is not a source of programs", advice=KINDS)
     return _captured(source, method)
@@ -63,15 +83,28 @@ def imported(place: str) -> Any:
     return value
 
 
-def _captured(place: str, method: Method) -> Program:
+def called(place: str, factory: Any, gives: str = "(model, example_inputs)") -> Any:
+    """What a function without parameters gives; LoadError if it raises."""
+    try:
+        return factory()
+    except Exception as error:
+        raise LoadError(
+            f"{place}() raised {type(error).__name__}: {error}",
+            where=place,
+            advice=f"it must be callable without arguments and return {gives}",
+        ) from error
+
+
+def _captured(place: str, method: Method) -> Loaded:
     value = imported(place)
     if callable(value) and not isinstance(value, nn.Module):
-        value = _called(place, value)
+        value = called(place, value)
     if isinstance(value, Program):
-        return value
+        return Loaded(value)
     if isinstance(value, ExportedProgram):
-        return capture(value)
-    model, inputs = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        return Loaded(capture(value))
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) and len(value) in (2, 3) else (value,)
+    model, inputs, batches = (*parts, None, None)[:3]
     if not isinstance(model, nn.Module):
         raise LoadError(
             f"{place} gives a {type(value).__name__}, not a model",
@@ -80,15 +113,4 @@ def _captured(place: str, method: Method) -> Program:
         )
     if inputs is None:
         inputs = getattr(model, "example_inputs", None)
-    return capture(model, inputs, method=method)
-
-
-def _called(place: str, factory: Any) -> Any:
-    try:
-        return factory()
-    except Exception as error:
-        raise LoadError(
-            f"{place}() raised {type(error).__name__}: {error}",
-            where=place,
-            advice="it must be callable without arguments and return (model, example_inputs)",
-        ) from error
+    return Loaded(capture(model, inputs, method=method), batches)

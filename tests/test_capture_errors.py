@@ -304,8 +304,8 @@ def test_keywords_alone_are_example_inputs() -> None:
 def test_calls_that_do_not_fit_are_refused(method: Method) -> None:
     program = qc.capture(Two(), (X, X), method=method)
     for args, words in (
-        ((X,), "arranged as"),
-        ((X, X, X), "arranged as"),
+        ((X,), "the model takes 2"),
+        ((X, X, X), "the model takes 2"),
         ((X, X[:1]), "has size 1 in dimension 0"),
         ((X, X.double()), "f64"),
         ((X, X[0]), "f32[4]"),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,6 +22,7 @@ def blocks(page: Path) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)])
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)  # pages run small models, which more threads only slow down
     namespace: dict[str, object] = {"__name__": "page"}
     for line, code in blocks(page):
         # newlines in front, so that an error names the line of the page

@@ -2,7 +2,8 @@
 
 A file holds the program before, a line of `=====`, the program after, and what the pass says of it in comments. Comments
 before the first program say what the case is about; one that reads `run: fold-constants{max-growth-bytes=0}` is the
-pipeline, where that is not the folder's name. Digests are left out of the programs: the constants are made from their
+pipeline, where that is not the folder's name, and `calibrated, then: quantize` what runs once the program has seen its
+example inputs. The plan, where there is one, is in comments too. Digests are left out of the programs: the constants are made from their
 names and types, and the numbers are compared.
 
 `python -m tests.test_golden` writes every text after `=====` anew: read the difference before committing it.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -20,18 +21,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantc.calibrate import calibrate
 from quantc.digests import constants
 from quantc.hooks import Guard, Truth, Verify
 from quantc.parse import parse
-from quantc.pipeline import Pipeline
+from quantc.pipeline import Pipeline, Preserves
 from quantc.program import Program
 from quantc.types import TensorType
+from tests.small_backend import SMALL
 
+BACKEND = SMALL.name
+"""Cases name it in their pipelines: importing it registers it."""
 FOLDER = Path(__file__).parent / "golden"
 FILES = sorted(FOLDER.glob("*/*.txt"))
 RULE = "=====\n"
 DIGEST = re.compile(r" #[0-9a-f]{8}\b")
+LONG = re.compile(r"\b\d+\.\d{7,}\b")
+"""A computed scale: the last digits depend on how a machine adds up."""
 RUN = re.compile(r"^# run: (.+)$", re.MULTILINE)
+THEN = re.compile(r"^# calibrated, then: (.+)$", re.MULTILINE)
 IDS = [f"{file.parent.name}/{file.stem}" for file in FILES]
 
 
@@ -42,12 +50,14 @@ class Golden:
     pipeline: Pipeline
     before: str
     after: str
+    then: Pipeline = field(default_factory=Pipeline)
 
     @staticmethod
     def read(file: Path) -> Golden:
         before, _, after = file.read_text(encoding="utf-8").partition(RULE)
-        found = RUN.search(before)
-        return Golden(Pipeline.parse(found[1] if found else file.parent.name), before, after)
+        found, then = RUN.search(before), THEN.search(before)
+        pipeline = Pipeline.parse(found[1] if found else file.parent.name)
+        return Golden(pipeline, before, after, Pipeline.parse(then[1]) if then else Pipeline())
 
     def program(self) -> Program:
         """The program before, with constants and example inputs that depend on their names and types alone."""
@@ -63,8 +73,14 @@ class Golden:
         """What the pipeline makes of it, as it would stand in the file."""
         program, guard = self.program(), Guard()
         self.pipeline.run(program, [Truth(), Verify(), guard])
+        plan = "" if self.then else str(program.plan)
+        if self.then:
+            calibrate(program, [program.example_inputs])
+            self.then.run(program, [Truth(), Verify(), guard])
         notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
-        return DIGEST.sub("", program.dump("text")) + "".join(notes), program, guard
+        notes += [f"# {line}\n" for line in plan.splitlines()]
+        text = DIGEST.sub("", program.dump("text"))
+        return LONG.sub(lambda found: f"{float(found[0]):.4g}", text) + "".join(notes), program, guard
 
 
 def example(name: str, kind: TensorType) -> Tensor:
@@ -85,10 +101,13 @@ def test_golden(file: Path) -> None:
     golden = Golden.read(file)
     text, program, guard = golden.run()
     assert text == golden.after
-    assert guard.checked == [pass_.name for pass_ in golden.pipeline] or program.example_inputs is None
-    before = program.dump("text")
-    golden.pipeline.run(program, [Truth()])
-    assert not any(entry.changed for entry in program.log[len(golden.pipeline) :])
+    passes = (*golden.pipeline, *golden.then)
+    keeping = [pass_.name for pass_ in passes if pass_.preserves is not Preserves.NOTHING]
+    assert guard.checked == keeping or program.example_inputs is None
+    before, logged = program.dump("text"), len(program.log)
+    again = [pass_ for pass_ in golden.then or golden.pipeline if pass_.before is None or pass_.before > program.stage]
+    Pipeline(tuple(again)).run(program, [Truth()])
+    assert not any(entry.changed for entry in program.log[logged:])
     assert program.dump("text") == before
 
 

@@ -12,7 +12,19 @@ import pytest
 from tests.check_types import ROOT, source_files
 
 LINKS = {"passes": "../passes", "patterns": "../patterns", "backends": "../backends"}
-TOP = {"api", "cli", "pages", "source", "summary", "terminal"}
+TOP = {
+    "api",
+    "batches",
+    "cli",
+    "one_call",
+    "pages",
+    "quantize_job",
+    "report",
+    "source",
+    "summary",
+    "terminal",
+    "testing",
+}
 """Modules of `quantc/` that stand above the passes."""
 LAYERS = ("core", "patterns", "passes", "backends", "top")
 MAX_LINES = 600

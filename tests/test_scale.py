@@ -15,8 +15,9 @@ from torch import Tensor, fx
 import quantc as qc
 from quantc.patterns.fusions import FUSIONS
 from quantc.program import Program
-from tests.chains import blocks_for, chain, star
+from tests.chains import blocks_for, chain, pretend_calibrated, star
 from tests.growth import Action, calls, exponent, peak_memory, seconds
+from tests.small_backend import SMALL
 
 TIME_BOUND = 1.2
 """The claim is 1.1; shared machines add noise. Counting calls, which has none, is held to less."""
@@ -37,7 +38,7 @@ def switch(program: Program) -> None:
     program.train().eval()
 
 
-STEPS: dict[str, Step] = {
+FLOAT_STEPS: dict[str, Step] = {
     "canonicalize": run_pass("canonicalize"),
     "dump": Program.dump,
     "verify": Program.verify,
@@ -47,6 +48,15 @@ STEPS: dict[str, Step] = {
     "fold-constants": run_pass("fold-constants"),
     "eliminate-dead": run_pass("eliminate-dead"),
 }
+QUANTIZING: dict[str, Step] = {
+    "annotate": run_pass(f"annotate{{backend={SMALL.name}}}"),
+    "share": run_pass("share"),
+    "calibrate": pretend_calibrated,
+    "quantize": run_pass("quantize"),
+    "dedup-qdq": run_pass("dedup-qdq"),
+    "fold": run_pass("fold"),
+}
+STEPS = FLOAT_STEPS | QUANTIZING
 """In the order in which they can follow each other on one program."""
 
 SHAPES: dict[str, Callable[[int], Program]] = {
@@ -121,8 +131,14 @@ def canonicalize_star(width: int) -> float:
     return seconds(partial(STEPS["canonicalize"], star(width, spelling="raw")))
 
 
-@pytest.mark.parametrize("shape", ["chain", "star"])
-@steps
+@pytest.mark.parametrize(
+    ("shape", "step"),
+    [
+        *(("chain", name) for name in FLOAT_STEPS),
+        *(("star", name) for name in FLOAT_STEPS),
+        *(("chain", name) for name in ("annotate", "share", "quantize", "fold")),
+    ],
+)
 def test_memory_stays_within_three_times_the_graph(shape: str, step: str) -> None:
     def make() -> Action:
         program = SHAPES[shape](4000)
@@ -180,7 +196,7 @@ def test_chains_compute_what_they_say_before_and_after_all_passes(spelling: Any,
     x = example(program)
     expected = eager_chain(program, x, 6, weights)
     assert torch.equal(program(x.clone()), expected)
-    for name, step in STEPS.items():
+    for name, step in FLOAT_STEPS.items():
         if name == "canonicalize" and spelling == "canonical":
             continue
         step(program)
@@ -203,7 +219,7 @@ def test_stars_compute_what_they_say_after_all_passes(join: Any) -> None:
     x = example(program)
     rays = [x.relu(), x.neg(), x.sigmoid(), x.tanh()] * 2
     expected = torch.cat(rays, 1) if join == "cat" else sum(rays[1:], rays[0])
-    for step in STEPS.values():
+    for step in FLOAT_STEPS.values():
         step(program)
     torch.testing.assert_close(program(x), expected)
 

@@ -49,7 +49,8 @@ def inside(place: str) -> Iterator[None]:
         yield
     except LoadError as error:
         where = f"{place}: {_printable(error.where)}" if error.where else place
-        raise LoadError(_printable(error.what), where=where, advice=error.advice) from error.__cause__
+        advice = _printable(error.advice) if error.advice else None
+        raise LoadError(_printable(error.what), where=where, advice=advice) from error.__cause__
 
 
 def _printable(text: str) -> str:

@@ -4,6 +4,7 @@ from quantc.observe.average import MovingAverage
 from quantc.observe.fixed import FixedQParams
 from quantc.observe.histogram import Histogram
 from quantc.observe.minmax import MinMax
+from quantc.observe.module import ObserverModule, observers_in, observers_off
 from quantc.observe.observation import Observation, Order, State
 from quantc.observe.ranges import METHODS, RangeMethod
 from quantc.observe.recording import Nothing, Recording
@@ -19,11 +20,14 @@ __all__ = [
     "MovingAverage",
     "Nothing",
     "Observation",
+    "ObserverModule",
     "Order",
     "RangeMethod",
     "Recording",
     "State",
     "Statistics",
+    "observers_in",
+    "observers_off",
     "register_observation",
     "start",
 ]

@@ -7,6 +7,7 @@ numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -26,11 +27,41 @@ FINITE = 255 << MANTISSA_BITS
 """Magnitude buckets from here on hold infinity and NaN."""
 NORMAL = 1 << MANTISSA_BITS
 """Magnitude buckets below here hold zero and the numbers too small for a full mantissa."""
+CHUNK = 1 << 18
+"""Elements taken at a time: their buckets stay in the cache."""
 
 
 def bucket_of(x: Tensor) -> Tensor:
     """The bucket of each element of a float32 tensor, as int32."""
     return (x.view(torch.int32) >> SHIFT) + HALF
+
+
+def count_buckets(flat: Tensor, *, is_positive: bool) -> tuple[Tensor, Tensor]:
+    """The buckets that float32 numbers fall into, in ascending order, and how many fall into each.
+
+    Where no number is below zero, as after a relu, that is known beforehand and saves a third of the time.
+    """
+    total = _count_positive(flat) if is_positive else None
+    first = HALF
+    if total is None:
+        first, total = 0, _count(flat, bucket_of, BUCKETS)
+    hit = torch.nonzero(total).reshape(-1)
+    return hit + first, total[hit]
+
+
+def _count_positive(flat: Tensor) -> Tensor | None:
+    """How many numbers fall into each bucket of the upper half; None if there is a -0.0, which does not."""
+    try:
+        return _count(flat, lambda part: part.view(torch.int32) >> SHIFT, HALF)
+    except RuntimeError:  # torch counts nothing below zero
+        return None
+
+
+def _count(flat: Tensor, index: Callable[[Tensor], Tensor], buckets: int) -> Tensor:
+    total = torch.bincount(index(flat[:CHUNK]), minlength=buckets)
+    for begin in range(CHUNK, len(flat), CHUNK):
+        total += torch.bincount(index(flat[begin : begin + CHUNK]), minlength=buckets)
+    return total
 
 
 def is_finite_bucket(buckets: Tensor) -> Tensor:

@@ -16,22 +16,19 @@ from quantc.errors import DataError, LoadError
 from quantc.formats import PerTensor
 from quantc.layout import Share, as_rows, in_memory_order
 from quantc.numerics import QParams, qparams_from_range
-from quantc.observe.buckets import BUCKETS, Cells, bucket_of, cells_of, is_finite_bucket
+from quantc.observe.buckets import BUCKETS, Cells, bucket_of, cells_of, count_buckets, is_finite_bucket
 from quantc.observe.minmax import MinMax, WithExtremes, as_float32
 from quantc.observe.observation import Order, State, check_mergeable, check_spec
 from quantc.observe.ranges import Percentile, method_of
 from quantc.spec import Option, QuantSpec
-
-CHUNK = 1 << 18
-"""Elements taken at a time: their buckets stay in the cache."""
 
 
 @dataclass(eq=False, slots=True)
 class Histogram(WithExtremes):
     """Exact counts of the data by magnitude, and its exact extremes.
 
-    `counts` has a row for each group that shares a scale and a column for each bucket in `columns`: all of them per
-    tensor, and otherwise only those that have been hit, since a dense row takes 256 kB.
+    `counts` has a row for each group that shares a scale and a column for each bucket in `columns`: those that have
+    been hit, since all of them would take 256 kB a row.
     """
 
     statistics: ClassVar[str] = "histogram"
@@ -52,9 +49,10 @@ class Histogram(WithExtremes):
         x = as_float32(x, where)
         self.extremes.update(x, where=where)
         if isinstance(self.share, PerTensor):
-            flat = in_memory_order(x)
-            for begin in range(0, len(flat), CHUNK):
-                self._add_dense(torch.bincount(bucket_of(flat[begin : begin + CHUNK]), minlength=BUCKETS))
+            low = self.extremes.low
+            is_positive = low is not None and float(low) >= 0 and not self.extremes.non_finite
+            hit, counts = count_buckets(in_memory_order(x), is_positive=is_positive)
+            self._add(hit, counts.unsqueeze(0))
             return
         rows = bucket_of(as_rows(x, self.share, where=where).contiguous())
         columns = torch.nonzero(torch.bincount(rows.reshape(-1), minlength=BUCKETS)).reshape(-1)
@@ -64,12 +62,6 @@ class Histogram(WithExtremes):
         counts = torch.bincount(slots.reshape(-1), minlength=len(rows) * len(columns))
         self._add(columns, counts.reshape(len(rows), len(columns)))
 
-    def _add_dense(self, counts: Tensor) -> None:
-        if self.columns is None or self.counts is None or len(self.columns) != BUCKETS:
-            self._add(torch.arange(BUCKETS), counts.unsqueeze(0))
-        else:
-            self.counts[0] += counts
-
     def _add(self, columns: Tensor, counts: Tensor) -> None:
         """Add counts of some buckets; the columns become the union of both."""
         if self.columns is None or self.counts is None:
@@ -77,8 +69,9 @@ class Histogram(WithExtremes):
             return
         if len(self.counts) != len(counts):
             raise DataError(f"histograms of {len(self.counts)} and {len(counts)} rows cannot be added")
-        if torch.equal(self.columns, columns):
-            self.counts = self.counts + counts
+        places = torch.searchsorted(self.columns, columns).clamp_(max=len(self.columns) - 1)
+        if torch.equal(self.columns[places], columns):
+            self.counts[:, places] += counts
             return
         union = torch.unique(torch.cat([self.columns, columns]))
         total = torch.zeros(len(counts), len(union), dtype=torch.int64)

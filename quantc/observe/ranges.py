@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,13 +19,15 @@ from quantc.errors import ObservationError
 from quantc.formats import Scheme
 from quantc.frozen import Frozen
 from quantc.numerics import qparams_from_range
+from quantc.observe import smooth
 from quantc.observe.buckets import Cells, Floats
+from quantc.observe.smooth import between_neighbours, grid_of
 from quantc.spec import Option, QuantSpec
 
 COARSE, FINE, FINEST = 32, 12, 8
 """How many thresholds are tried: over all there is, then twice between the neighbours of the best."""
-ROUNDS = 2
-"""How often the two ends of a range take turns."""
+SPARSE, CHECKS = 4, 2
+"""How many places are tried for each of two ends, and how often, once there is an estimate."""
 NARROW = 0.05
 """Cells narrower than this, in steps, are taken as points: the exact formula would cancel."""
 
@@ -69,14 +70,9 @@ class MeanSquaredError(RangeMethod, frozen=True):
         kept = cells.only(cells.magnitude >= 0.4 * max(least / spec.levels, spec.eps))
         if not len(kept.mass):
             return cells.low, cells.high
-        low, high = _clip(cells, np.array([_search(_error_of(cells, kept, spec), least, most)]))
         if spec.scheme is Scheme.SYMMETRIC:
-            return float(low[0]), float(high[0])
-        return _both_ends(cells, kept, float(low[0]), float(high[0]), spec)
-
-
-def _error_of(cells: Cells, kept: Cells, spec: QuantSpec) -> Callable[[Floats], Floats]:
-    return lambda reach: squared_error(kept, *_clip(cells, reach), spec)
+            return _one_reach(cells, kept, least, most, spec)
+        return _two_ends(cells, kept, spec)
 
 
 class Entropy(RangeMethod, frozen=True):
@@ -190,18 +186,11 @@ def _levels(low: Floats, high: Floats, spec: QuantSpec) -> tuple[Floats, Floats,
 
 def _search(cost: Callable[[Floats], Floats], least: float, most: float) -> float:
     """The threshold of least cost: over a coarse grid, then finer ones around the best. The widest wins a tie."""
-    grid = _grid(most, least, COARSE)
+    grid = grid_of(most, least, COARSE)
     for count in (FINE, FINEST):
         best = int(cost(grid).argmin())
-        grid = _grid(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], count)
+        grid = between_neighbours(grid, best, count)
     return float(grid[int(cost(grid).argmin())])
-
-
-def _grid(most: float, least: float, count: int) -> Floats:
-    """Thresholds in equal ratios, the widest first."""
-    if most <= least or least <= 0:
-        return np.array([most])
-    return np.geomspace(most, least, count)
 
 
 def _reaches(cells: Cells) -> tuple[float, float]:
@@ -224,25 +213,40 @@ def _clip(cells: Cells, reach: Floats) -> tuple[Floats, Floats]:
     return np.maximum(-reach, low), np.minimum(reach, high)
 
 
-def _both_ends(cells: Cells, kept: Cells, low: float, high: float, spec: QuantSpec) -> tuple[float, float]:
-    """Let the two ends of a range take turns in finding their best place."""
+def _one_reach(cells: Cells, kept: Cells, least: float, most: float, spec: QuantSpec) -> tuple[float, float]:
+    """The best range that reaches as far to either side: estimated, then exact around the estimate and over all."""
+    estimate = smooth.best_reach(kept, grid_of(most, least, smooth.COARSE), spec)
+    reaches = np.unique(np.append(grid_of(most, least, COARSE), _around(estimate, most)))[::-1]
+    found = most
+    for _ in range(CHECKS + 1):
+        best = int(squared_error(kept, *_clip(cells, reaches), spec).argmin())
+        found, reaches = float(reaches[best]), between_neighbours(reaches, best, FINE)
+    low, high = _clip(cells, np.array([found]))
+    return float(low[0]), float(high[0])
+
+
+def _two_ends(cells: Cells, kept: Cells, spec: QuantSpec) -> tuple[float, float]:
+    """The best range: estimated, then exact around the estimate and over all."""
+    down, up = max(-cells.low, 0.0), max(cells.high, 0.0)
     below, above = kept.only(kept.middle < 0), kept.only(kept.middle > 0)
-    for _ in range(ROUNDS):
-        if len(above.mass):
-            error = partial(_error_above, kept, low, spec)
-            high = _search(error, _median(above.magnitude, above.mass), cells.high)
-        if len(below.mass):
-            error = partial(_error_below, kept, high, spec)
-            low = -_search(error, _median(below.magnitude, below.mass), -cells.low)
-    return low, high
+    least_down, least_up = _median(below.magnitude, below.mass), _median(above.magnitude, above.mass)
+    downs, ups = grid_of(down, least_down, smooth.COARSE), grid_of(up, least_up, smooth.COARSE)
+    near_down, near_up = smooth.best_ends(kept, downs, ups, spec)
+    downs = np.unique(np.append(grid_of(down, least_down, SPARSE), _around(near_down, down)))[::-1]
+    ups = np.unique(np.append(grid_of(up, least_up, SPARSE), _around(near_up, up)))[::-1]
+    found = (down, up)
+    for _ in range(CHECKS):
+        low, high = (side.reshape(-1) for side in np.meshgrid(-downs, ups, indexing="ij"))
+        best = divmod(int(squared_error(kept, low, high, spec).argmin()), len(ups))
+        found = float(downs[best[0]]), float(ups[best[1]])
+        downs, ups = between_neighbours(downs, best[0], SPARSE), between_neighbours(ups, best[1], SPARSE)
+    return -found[0], found[1]
 
 
-def _error_above(cells: Cells, low: float, spec: QuantSpec, highs: Floats) -> Floats:
-    return squared_error(cells, np.full_like(highs, low), highs, spec)
-
-
-def _error_below(cells: Cells, high: float, spec: QuantSpec, reaches: Floats) -> Floats:
-    return squared_error(cells, -reaches, np.full_like(reaches, high), spec)
+def _around(estimate: float, most: float) -> Floats:
+    """An estimate and places next to it."""
+    places: Floats = np.minimum(np.array([estimate * 0.97, estimate, estimate * 1.03]), most)
+    return places
 
 
 def _value_at(cells: Cells, ends: Floats, count: float) -> float:

@@ -1,0 +1,76 @@
+"""ExecuTorch's XNNPACK delegate. Activations int8 affine per tensor, weights int8 symmetric -127..127 per channel.
+
+Only what the delegate takes in quantized form is here; it wants every operand and every result quantized, weights and
+biases constant, and scales of at least 2^-12.
+"""
+
+from __future__ import annotations
+
+from quantc.backends import parts
+from quantc.backends.parts import product, rule
+from quantc.capability import Capability
+from quantc.formats import DType, PerChannel, Role, Scheme
+from quantc.passes.duplicate_dq import DuplicateDq
+from quantc.patterns import aten
+from quantc.patterns.checks import one_of
+from quantc.patterns.dsl import op, optional
+from quantc.patterns.leaves import const, value
+from quantc.patterns.table import RuleTable
+from quantc.quantizer import Backend
+from quantc.spec import INT8, INT8_NARROW_WEIGHT
+
+SMALLEST_SCALE = 2.0**-12
+ACT = INT8.but(observe="mse")
+WEIGHT = INT8_NARROW_WEIGHT.but(eps=SMALLEST_SCALE)
+
+after = op("relu", "clamp", args="_")
+both = {"x": "act", "y": "act", "out": "act"}
+conv = op("conv1d", "conv2d", args="x")("x", const("w"), const("b?"))
+conv_transpose = op("conv_transpose2d", args="x")("x", const("w"), const("b?"))
+linear = aten.linear("x", const("w"), const("b?"))
+over_image = one_of((2, 3), (3, 2), (-1, -2), (-2, -1))
+
+TABLE = RuleTable(
+    "executorch",
+    (
+        rule("conv", conv >> optional(after), product("act")),
+        rule(
+            "conv-transpose",
+            conv_transpose.having(groups=1) >> optional(after),
+            product("act", "weight-transposed"),
+        ),
+        rule("linear", linear >> optional(after), product("act")),
+        rule("add", aten.add >> optional(aten.relu), both),
+        rule("sub", aten.sub, both),
+        rule("mul", aten.mul, both),
+        rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs",)),
+        rule("elu", op("elu", args="x"), {"x": "act", "out": "act"}),
+        rule("max-pool", op("max_pool2d", args="x"), parts.PASS_ON, when=("stride-within-kernel",)),
+        rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x").having(output_size=1), parts.PASS_ON),
+        rule("mean", aten.mean(value("x", rank=4)).having(dim=over_image, keepdim=True), parts.PASS_ON),
+        rule("clamp", aten.clamp, parts.PASS_ON),
+        rule("reshape", op(*aten.reshape.ops, *aten.squeeze.ops, args="x"), parts.PASS_ON),
+        rule("transpose", aten.transpose, parts.PASS_ON),
+        rule("slice", op("slice", args="x").having(step=1), parts.PASS_ON),
+        rule("copy", aten.copy, parts.PASS_ON),
+    ),
+)
+
+EXECUTORCH = Backend(
+    "executorch",
+    TABLE,
+    roles={"act": ACT, "weight": WEIGHT, "weight-transposed": WEIGHT.but(granularity=PerChannel(axis=1))},
+    takes=(
+        Capability(role=Role.ACT, dtypes=(DType.INT8,), min_eps=SMALLEST_SCALE),
+        Capability(
+            role=Role.WEIGHT,
+            dtypes=(DType.INT8,),
+            schemes=(Scheme.SYMMETRIC,),
+            granularities=("per-tensor", "per-channel"),
+            qmin=-127,
+            min_eps=SMALLEST_SCALE,
+        ),
+    ),
+    after=(DuplicateDq(),),  # the delegate takes an op together with the dequantize ops before it
+    summary="ExecuTorch's XNNPACK delegate: only what it takes in quantized form.",
+)

@@ -1,0 +1,180 @@
+"""Masks, and how rules keep away from them.
+
+A mask takes positions out of a softmax by adding, or filling in, a number that is far away: -1e4, the smallest float,
+minus infinity. A range that held it would leave nothing for the scores themselves, so no rule quantizes a tensor that
+may hold one. The tensors around it are quantized as ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import fx
+
+from quantc.dialect import BY_TARGET, Trait, target_name
+from quantc.patterns.match import Match
+from quantc.patterns.predicates import predicate
+from quantc.program import Program
+from quantc.types import dtype_of
+
+NO_MASK = "no-mask"
+"""The name of the condition."""
+FAR = 1e3
+"""A number this large, or larger, is taken for a mask."""
+MOST_STEPS = 12
+MOST_NODES = 48
+"""How far the search goes: steps from the operand, and nodes in all."""
+MOST_READERS = 4
+
+SUMS = frozenset({"add", "sub", "rsub"})
+FILLS = (
+    SUMS
+    | {"mul", "masked_fill", "pad"}
+    | {f"aten.where.{overload}" for overload in ("ScalarOther", "ScalarSelf", "Scalar")}
+    | {f"aten.{name}.default" for name in ("full", "full_like", "new_full", "scalar_tensor")}
+)
+"""Ops that can bring a far number in."""
+THROUGH = (
+    FILLS
+    | {"where", "div", "neg", "maximum", "minimum", "clamp", "cast"}
+    | {"aten.masked_fill.Tensor", "aten.triu.default", "aten.tril.default"}
+)
+"""Ops that hand a mask on, beside those that preserve values. Not among them: what bounds its result, as softmax."""
+SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default"})
+
+
+@predicate(NO_MASK)
+def why_not_without_mask(match: Match) -> str | None:
+    """No operand may hold a mask, nor be added to what may be one."""
+    for name, bound in match.bindings.items():
+        if _is_far(bound):
+            return f"{name} is {bound!r}, which is as far away as a mask"
+    operands = list(_operands(match))
+    for value in operands:
+        reason = why_masked(match.program, value)
+        if reason is not None:
+            return reason
+    return _why_not_before_softmax(match, operands)
+
+
+def why_masked(program: Program, value: fx.Node) -> str | None:
+    """Why a tensor may hold a mask: where the far number comes in."""
+    for step in _back(value):
+        number = _far_number(program, step.node)
+        if number is not None:
+            return f"{value.name} may hold a mask: {number} comes in at {program.describe(step.node)}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    node: fx.Node
+    is_added: bool
+    """Whether a sum lies between it and where the search began."""
+
+
+def _operands(match: Match) -> Iterator[fx.Node]:
+    """The tensors a match reads as activations."""
+    for name, role in match.rule.roles.items():
+        if name == "out" or role.startswith("weight"):
+            continue
+        bound = match.bindings.get(name)
+        for value in bound if isinstance(bound, tuple) else (bound,):
+            if isinstance(value, fx.Node):
+                yield value
+
+
+def _back(value: fx.Node) -> Iterator[_Step]:
+    """A tensor and what it is made of, through ops that would hand a mask on."""
+    layer = [_Step(value, False)]
+    seen = {value}
+    for _ in range(MOST_STEPS):
+        following: list[_Step] = []
+        for step in layer:
+            yield step
+            if step.node.op != "call_function" or not _hands_on(step.node.target):
+                continue
+            is_added = step.is_added or _adds(step.node.target)
+            for source in step.node.all_input_nodes:
+                if source not in seen and len(seen) < MOST_NODES:
+                    seen.add(source)
+                    following.append(_Step(source, is_added))
+        layer = following
+
+
+@cache
+def _hands_on(target: Any) -> bool:
+    known = BY_TARGET.get(target)
+    return (known is not None and Trait.PRESERVES_VALUES in known.traits) or target_name(target) in THROUGH
+
+
+@cache
+def _fills(target: Any) -> bool:
+    return target_name(target) in FILLS
+
+
+@cache
+def _adds(target: Any) -> bool:
+    return target_name(target) in SUMS
+
+
+@cache
+def _is_softmax(target: Any) -> bool:
+    return target_name(target) in SOFTMAX
+
+
+def _far_number(program: Program, node: fx.Node) -> str | None:
+    if node.op == "get_attr":
+        tensor = program.tensor(node)
+        return _far_value(tensor) if tensor is not None else None
+    if node.op != "call_function" or not _fills(node.target):
+        return None
+    return next((repr(number) for number in (*node.args, *node.kwargs.values()) if _is_far(number)), None)
+
+
+def _far_value(tensor: torch.Tensor) -> str | None:
+    if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() == 0:
+        return None
+    low, high = (float(end) for end in torch.aminmax(tensor.detach()))
+    return next((repr(end) for end in (low, high) if _is_far(end)), None)
+
+
+def _is_far(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.fabs(value) < FAR
+
+
+def _why_not_before_softmax(match: Match, operands: list[fx.Node]) -> str | None:
+    """What a caller adds to the scores of a softmax is a mask, though nobody knows its numbers yet."""
+    is_softmax = _is_softmax(match.root.target)
+    if not is_softmax and not any(_adds(node.target) for node in match.nodes):
+        return None
+    softmax = match.root if is_softmax else _softmax_after(match.root)
+    if softmax is None:
+        return None
+    for value in operands:
+        for step in _back(value):
+            if step.node.op == "placeholder" and (step.is_added or not is_softmax) and _is_float(step.node):
+                return f"{step.node.name}, an input of the program, is added before {softmax.name} and may be a mask"
+    return None
+
+
+def _is_float(node: fx.Node) -> bool:
+    dtype = dtype_of(node)
+    return dtype is None or dtype.is_floating_point
+
+
+def _softmax_after(node: fx.Node) -> fx.Node | None:
+    layer = [node]
+    for _ in range(MOST_STEPS // 2):
+        readers = dict.fromkeys(user for source in layer for user in islice(source.users, MOST_READERS))
+        found = next((reader for reader in readers if _is_softmax(reader.target)), None)
+        if found is not None:
+            return found
+        layer = [reader for reader in islice(readers, MOST_NODES) if _hands_on(reader.target)]
+    return None

@@ -1,0 +1,167 @@
+"""What the tables of several backends are made of: patterns, roles, conditions, and the rules that hand tensors on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quantc.backends import masks
+from quantc.capability import Capability
+from quantc.dialect import argument
+from quantc.formats import DType, PerChannel, PerTensor, Role, Scheme
+from quantc.outcomes import Fixed
+from quantc.passes.decompose_attention import DecomposeAttention
+from quantc.passes.decompose_einsum import DecomposeEinsum
+from quantc.passes.fold_constants import FoldConstants
+from quantc.patterns import aten
+from quantc.patterns.checks import differs, one_of
+from quantc.patterns.dsl import OpPattern, Pattern, op
+from quantc.patterns.leaves import const, number
+from quantc.patterns.match import Match
+from quantc.patterns.predicates import predicate
+from quantc.patterns.table import Rule
+from quantc.spec import INT8_NARROW_WEIGHT, UINT8, QuantSpec
+from quantc.types import tensor_type
+
+# -- roles ---------------------------------------------------------------------------------------------------------
+
+ACT = UINT8.but(observe="mse")
+WEIGHT_ROLES: Mapping[str, QuantSpec] = {
+    "weight": INT8_NARROW_WEIGHT,
+    "weight-transposed": INT8_NARROW_WEIGHT.but(granularity=PerChannel(axis=1)),
+    "weight-whole": INT8_NARROW_WEIGHT.but(granularity=PerTensor()),
+}
+"""The output channels lie on axis 0, but on axis 1 in transposed convolutions and in the second operand of a product.
+In transposed convolutions with groups they lie on no single axis. The range is -127..127: in -128..127 the step is
+1/127.5 of the largest weight, which then rounds to 128 and is clipped if it is positive. Few weights a channel, as in
+depthwise convolutions, make that the largest error of all."""
+
+
+TAKES = (
+    Capability(role=Role.ACT, dtypes=(DType.UINT8,)),
+    Capability(
+        role=Role.WEIGHT,
+        dtypes=(DType.INT8,),
+        schemes=(Scheme.SYMMETRIC,),
+        granularities=("per-tensor", "per-channel"),
+    ),
+)
+"""What torch's kernels for x86 and QNNPACK take."""
+
+TAKEN_APART = (DecomposeAttention(), DecomposeEinsum(), FoldConstants())
+"""What comes before annotating where there are rules for products of two activations."""
+
+
+def known_ranges(spec: QuantSpec) -> dict[str, Fixed]:
+    """The roles of results whose range is known beforehand: `unit` is 0..1, `signed-unit` -1..1."""
+    return {
+        "unit": Fixed(1 / 256, spec.qmin, spec),
+        "signed-unit": Fixed(1 / 128, spec.qmin + 128, spec),
+    }
+
+
+# -- patterns ------------------------------------------------------------------------------------------------------
+
+conv = aten.conv("x", const("w"), "b?")
+conv_transpose = aten.conv_transpose("x", const("w"), "b?").having(groups=1)
+conv_transpose_grouped = aten.conv_transpose("x", const("w"), "b?").having(groups=differs(1))
+linear = aten.linear("x", const("w"), "b?")
+linear_computed = aten.linear("x", "w", "b?")
+matmul_constant = aten.matmul("x", const("w", rank=2))
+addmm_constant = aten.addmm("_", "x", const("w", rank=2))
+addmm = aten.addmm("_", "x", "y")
+baddbmm = aten.baddbmm("_", "x", "y")
+softmax = op("softmax", "aten._safe_softmax.default", args="x")
+batch_norm = aten.batch_norm.having(training=False)
+pad_with_zero = aten.pad.having(value=one_of(None, 0))
+max_pool = op(
+    *aten.max_pool.ops,
+    "max_pool2d_with_indices",
+    *(f"aten.adaptive_max_pool{n}d.default" for n in (1, 2, 3)),
+    args="x",
+)
+average = op(*aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
+
+
+def with_number(pattern: OpPattern) -> OpPattern:
+    """A binary op on a tensor and a number."""
+    return pattern("x", number("c"))
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
+
+
+def rule(name: str, pattern: Pattern, roles: Mapping[str, str], *, when: Sequence[str] = ()) -> Rule:
+    """A rule of the Q/DQ form that keeps away from masks."""
+    return Rule(name, pattern, roles, when=(*when, masks.NO_MASK), supports={"qdq"})
+
+
+def product(out: str, weight: str = "weight") -> dict[str, str]:
+    """The roles of an op with a weight. The bias stays float: it is added to exact sums."""
+    return {"x": "act", "w": weight, "out": out}
+
+
+PASS_ON = {"x": "pass", "out": "like x"}
+PASS_ON_LIST = {"xs": "pass", "out": "like xs"}
+
+MOVES: tuple[Rule, ...] = (
+    rule("reshape", op(*aten.reshape.ops, *aten.squeeze.ops, args="x"), PASS_ON),
+    rule("transpose", aten.transpose, PASS_ON),
+    rule("expand", aten.expand, PASS_ON),
+    rule("slice", aten.cut, PASS_ON),
+    rule("split", aten.part, PASS_ON),
+    rule("gather", aten.pick, PASS_ON),
+    rule("flip", aten.move, PASS_ON),
+    rule("shuffle", aten.shuffle, PASS_ON),
+    rule("copy", aten.copy, PASS_ON),
+    rule("pad", pad_with_zero, PASS_ON),
+    rule("upsample", aten.upsample, PASS_ON),
+)
+"""Every element that comes out went in, or is zero: the scale stays."""
+
+WITHIN: tuple[Rule, ...] = (
+    rule("max-pool", max_pool, PASS_ON),
+    rule("extreme", aten.extreme, PASS_ON),
+    rule("clamp", aten.clamp, PASS_ON),
+)
+"""What comes out is some of what went in, or a bound: the scale will do."""
+
+RECURRENT: tuple[Rule, ...] = tuple(
+    rule(name, pattern, {"x": "act", "params": "weight"})
+    for name, pattern in (("lstm", aten.lstm), ("gru", aten.gru), ("rnn", aten.rnn))
+) + tuple(
+    rule(name, pattern, {"x": "act", "w_ih": "weight", "w_hh": "weight"})
+    for name, pattern in (("lstm-cell", aten.lstm_cell), ("gru-cell", aten.gru_cell))
+)
+"""Inputs and weights are quantized. Hidden state, biases and results stay float: the state feeds back into itself, and
+an error in it would grow with the length of the sequence."""
+
+LOOKUPS: tuple[Rule, ...] = (
+    rule("embedding", aten.embedding, {"w": "weight"}),
+    rule("embedding-bag", aten.embedding_bag, {"w": "weight"}),
+)
+"""The table is stored quantized, with a scale for each row; what is looked up is float."""
+
+# -- conditions ----------------------------------------------------------------------------------------------------
+
+
+@predicate("same-shape")
+def why_not_same_shape(match: Match) -> str | None:
+    """The two sides of a sum that is fused into a product have one shape: nothing is broadcast."""
+    result, other = tensor_type(match.root), tensor_type(match["y"])
+    if result is None or other is None:
+        return "the shapes are unknown; capture with example inputs"
+    return None if result.shape == other.shape else f"{match.node('y').name} is {other}, and the sum {result}"
+
+
+@predicate("stride-within-kernel")
+def why_not_stride_within_kernel(match: Match) -> str | None:
+    """A pool may not leave gaps."""
+    kernel, stride = argument(match.root, "kernel_size"), argument(match.root, "stride")
+    wide = [step for step, size in zip(stride or kernel, kernel, strict=False) if step > size]
+    return f"{match.root.name} has stride {stride}, more than its kernel {kernel}" if wide else None
+
+
+@predicate("several-inputs")
+def why_not_several_inputs(match: Match) -> str | None:
+    """At least two different tensors are joined."""
+    return None if len(set(match["xs"])) > 1 else f"{match.root.name} joins a single tensor"

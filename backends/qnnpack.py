@@ -1,0 +1,77 @@
+"""QNNPACK: int8 kernels for Arm and x86. Activations uint8 affine per tensor, weights int8 symmetric per channel.
+
+Every op of the table yields a quantized tensor, so that whole regions compute on integers.
+"""
+
+from __future__ import annotations
+
+from quantc.backends import parts
+from quantc.backends.parts import product, rule
+from quantc.patterns import aten
+from quantc.patterns.dsl import op, optional
+from quantc.patterns.table import RuleTable
+from quantc.quantizer import Backend
+from quantc.spec import UINT8
+
+after = op("relu", "clamp", args="_")
+alone = {"x": "act", "out": "act"}
+both = {"x": "act", "y": "act", "out": "act"}
+joined = {"xs": "act", "out": "like xs"}
+smooth = op("hardswish", "silu", "mish", "gelu", "leaky_relu", "elu", "selu", "celu", "softplus", args="x")
+
+TABLE = RuleTable(
+    "qnnpack",
+    (
+        rule("conv", parts.conv >> optional(after), product("act")),
+        rule("conv-transpose", parts.conv_transpose >> optional(after), product("act", "weight-transposed")),
+        rule(
+            "conv-transpose-grouped",
+            parts.conv_transpose_grouped >> optional(after),
+            product("act", "weight-whole"),
+        ),
+        rule("linear", parts.linear >> optional(after), product("act")),
+        rule("linear-computed", parts.linear_computed >> optional(after), {"x": "act", "w": "act", "out": "act"}),
+        rule("matmul-constant", parts.matmul_constant, product("act", "weight-transposed")),
+        rule("addmm-constant", parts.addmm_constant, product("act", "weight-transposed")),
+        rule("matmul", aten.matmul, both),
+        rule("addmm", parts.addmm, both),
+        rule("baddbmm", parts.baddbmm, both),
+        *parts.LOOKUPS,
+        *parts.RECURRENT,
+        rule("add", aten.add >> optional(after), both),
+        rule("sub", aten.sub >> optional(after), both),
+        rule("mul", aten.mul >> optional(after), both),
+        rule("add-number", parts.with_number(aten.add) >> optional(after), alone),
+        rule("sub-number", parts.with_number(aten.sub) >> optional(after), alone),
+        rule("sub-from-number", parts.with_number(aten.rsub) >> optional(after), alone),
+        rule("mul-number", parts.with_number(aten.mul) >> optional(after), alone),
+        rule("div-number", parts.with_number(aten.div) >> optional(after), alone),
+        rule("cat", aten.cat, joined),
+        rule("stack", aten.stack, joined),
+        rule("activation", smooth, alone),
+        rule("prelu", aten.prelu, alone),
+        rule("sigmoid", op("sigmoid", "hardsigmoid", args="x"), {"x": "act", "out": "unit"}),
+        rule("tanh", aten.tanh, {"x": "act", "out": "signed-unit"}),
+        rule("softmax", parts.softmax, {"x": "act", "out": "unit"}),
+        rule("softmax-of-float", parts.softmax, {"out": "unit"}),
+        rule("layer-norm", aten.layer_norm, alone),
+        rule("group-norm", aten.group_norm, alone),
+        rule("instance-norm", aten.instance_norm, alone),
+        rule("rms-norm", aten.rms_norm, alone),
+        rule("batch-norm", parts.batch_norm >> optional(aten.relu), alone),
+        rule("sum", aten.total, alone),
+        *parts.MOVES,
+        *parts.WITHIN,
+        rule("average", parts.average, parts.PASS_ON),
+        rule("upsample-linear", aten.upsample_linear, parts.PASS_ON),
+    ),
+)
+
+QNNPACK = Backend(
+    "qnnpack",
+    TABLE,
+    roles={"act": parts.ACT, **parts.WEIGHT_ROLES, **parts.known_ranges(UINT8)},
+    takes=parts.TAKES,
+    before=parts.TAKEN_APART,
+    summary="Kernels of QNNPACK: every op reads and yields uint8.",
+)

@@ -1,0 +1,89 @@
+"""Decide what is quantized, and how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from quantc.annotator import Annotator
+from quantc.config import QuantConfig
+from quantc.errors import AnnotationError, QuantcError
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.plan import Plan
+from quantc.program import Program, Stage
+from quantc.quantizer import Quantizer, quantizer_of
+
+
+def _checked(value: Any) -> Any:
+    try:
+        return quantizer_of(value)
+    except QuantcError as error:
+        raise ValueError(f"{error.what}; {error.advice}") from error
+
+
+def _name(quantizer: Quantizer) -> str:
+    return quantizer.name
+
+
+class Annotate(Pass):
+    """Let a quantizer decide which ops are quantized, and in what form each tensor comes.
+
+    The decisions are kept beside the graph, in `program.plan`: no node is changed. The quantizer is a backend by name,
+    a `Backend`, or any object with the members of `Quantizer`; in pipeline text it goes by its name. What the config
+    asks for and the backend cannot run is an error, and so is a program of which nothing would be quantized.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    name: ClassVar[str] = "annotate"
+    needs: ClassVar[Stage] = Stage.CANONICAL
+    gives: ClassVar[Stage | None] = Stage.ANNOTATED
+    before: ClassVar[Stage | None] = Stage.OBSERVED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    backend: Annotated[Quantizer, BeforeValidator(_checked), PlainSerializer(_name, return_type=str)]
+    """Whose kernels the program is quantized for."""
+    config: QuantConfig = Field(default_factory=QuantConfig)
+    """What the user wants otherwise than the backend has it."""
+    allow_empty: bool = False
+    """Whether a program of which nothing is quantized will do."""
+
+    def run(self, program: Program) -> Outcome:
+        before = program.plan
+        program.plan = Plan(self.backend, self.config)
+        try:
+            self.backend.annotate(Annotator(program, self.config.resolve(program)))
+            self.backend.validate(program)
+        except Exception:
+            program.plan = before
+            raise
+        plan = program.plan
+        if not plan.claims and not self.allow_empty:
+            error = _nothing(program, self.backend)
+            program.plan = before
+            raise error
+        parts = Counter(claim.part.value for claim in plan.claims.rows.values())
+        notes = tuple(f"{count} nodes {part}" for part, count in sorted(parts.items()))
+        if plan.decides_like(before):
+            program.plan = before  # with its groups and statistics
+            before.quantizer, before.config = plan.quantizer, plan.config  # who decided on nothing can explain it
+            return Outcome(False, notes)
+        return Outcome(True, notes)
+
+
+def _nothing(program: Program, quantizer: Quantizer) -> AnnotationError:
+    from quantc.inspect.coverage import why_float
+
+    reasons = why_float(program)
+    advice = "prepare it with allow_empty=True, and prepared.explain(node) says what would have to change"
+    if any("only float32 tensors are quantized" in reason for reason in reasons):
+        advice = f"models in other floats are brought to float32 first: model.float(); else {advice}"
+    if not any(node.op == "call_function" for node in program.nodes()):
+        advice = "give a model that computes something"
+    return AnnotationError(
+        f"nothing was quantized: {quantizer.name} has no rule that fits an op of {program.name}",
+        where="; ".join(reasons) or f"{program.name} has no ops",
+        advice=f"{advice}; `quantc backends` and docs/backends.md list the rules",
+    )

@@ -1,0 +1,141 @@
+"""Take attention apart into the products a backend can quantize."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from quantc.dialect import argument, is_op
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import Program, Stage
+from quantc.tensor_calls import Calls, Size, known_type
+from quantc.types import TensorType, tensor_type
+
+aten = torch.ops.aten
+
+
+class DecomposeAttention(Pass):
+    """Write `scaled_dot_product_attention` as matmul, scale, mask, softmax, matmul.
+
+    Causal attention, masks of bool or float, `scale=` and grouped heads (`enable_gqa=True`) are all kept, and so are
+    dynamic shapes. A row that is masked out as a whole gives zeros, as it did before. Attention with dropout that is
+    switched on, in another dtype than float32, or whose types are unknown is left whole, and the log says so.
+
+    Dropout that is switched off cannot be switched on again afterwards, so a program that had it is inference-only.
+    """
+
+    name: ClassVar[str] = "decompose-attention"
+    needs: ClassVar[Stage] = Stage.CANONICAL
+    before: ClassVar[Stage | None] = Stage.ANNOTATED
+    preserves: ClassVar[Preserves] = Preserves.CLOSELY
+
+    def run(self, program: Program) -> Outcome:
+        found = [node for node in program.nodes() if is_op(node, "sdpa")]
+        left: list[str] = []
+        causal = _CausalMasks(program)
+        for node in found:
+            reason = _why_not(node)
+            if reason is not None:
+                left.append(f"{program.describe(node)} is left whole: {reason}")
+                continue
+            if program.modes.get(node) is not None:
+                program.note_inference_only(f"{program.describe(node)} was taken apart without its dropout")
+            program.forward(node, _take_apart(program, node, causal))
+        count = len(found) - len(left)
+        return Outcome(count > 0, (*((f"took {count} apart",) if count else ()), *left))
+
+
+def _why_not(node: fx.Node) -> str | None:
+    if argument(node, "dropout_p") != 0:
+        return f"its dropout is {argument(node, 'dropout_p')}"
+    for name in ("q", "k", "v"):
+        kind = tensor_type(argument(node, name))
+        if kind is None:
+            return f"the type of {name} is unknown; capture with example inputs"
+        if kind.dtype != torch.float32:
+            return f"{name} is {kind}, and only float32 is taken apart"
+        if kind.rank < 2:
+            return f"{name} is {kind}, which has no rows"
+    mask = argument(node, "mask")
+    kind = tensor_type(mask)
+    if mask is not None and (kind is None or kind.dtype not in (torch.bool, torch.float32)):
+        return f"its mask is {kind or 'of unknown type'}, not of bool or float32"
+    if argument(node, "scale") is None and not isinstance(known_type(argument(node, "q")).shape[-1], int):
+        return "the size of its heads is dynamic"
+    return _why_not_heads(node)
+
+
+def _why_not_heads(node: fx.Node) -> str | None:
+    if not argument(node, "enable_gqa"):
+        return None
+    for name in ("q", "k", "v"):
+        kind = known_type(argument(node, name))
+        if kind.rank < 3 or not isinstance(kind.shape[-3], int):
+            return f"the number of heads of {name} is dynamic"
+    return None
+
+
+def _take_apart(program: Program, node: fx.Node, causal: _CausalMasks) -> fx.Node:
+    calls = Calls(program, node)
+    q, k, v, mask = (argument(node, name) for name in ("q", "k", "v", "mask"))
+    if argument(node, "enable_gqa"):
+        k, v = _repeat(calls, k, q), _repeat(calls, v, q)
+    scores = calls.matmul(q, calls.transpose(k))
+    scale = _scale(node, q)
+    if scale != 1:
+        scores = calls.elementwise("mul", scores, scale)
+    if argument(node, "is_causal"):
+        scores = calls.elementwise("masked_fill", scores, causal.at(calls, q, k), -math.inf)
+    if mask is not None:
+        scores = _masked(calls, scores, mask)
+    # a mask may take out a whole row, which a plain softmax would turn into NaN; a causal one cannot
+    softmax = aten.softmax.int if mask is None else aten._safe_softmax.default
+    kind = known_type(scores)
+    return calls.matmul(calls.call(softmax, scores, kind.rank - 1, kind=kind), v)
+
+
+def _scale(node: fx.Node, q: fx.Node) -> float:
+    given = argument(node, "scale")
+    width = known_type(q).shape[-1]
+    return given if given is not None else 1 / math.sqrt(int(width))
+
+
+def _masked(calls: Calls, scores: fx.Node, mask: fx.Node) -> fx.Node:
+    if known_type(mask).dtype is torch.float32:
+        return calls.elementwise("add", scores, mask)
+    return calls.elementwise("masked_fill", scores, calls.elementwise(aten.logical_not.default, mask), -math.inf)
+
+
+def _repeat(calls: Calls, x: fx.Node, q: fx.Node) -> fx.Node:
+    """Each head of `x` as often as the heads of `q` need it."""
+    kind = known_type(x)
+    heads = known_type(q).shape[-3]
+    repeats = int(heads) // int(kind.shape[-3])
+    if repeats == 1:
+        return x
+    shape = (*kind.shape[:-3], heads, *kind.shape[-2:])
+    repeated = TensorType(kind.dtype, shape)
+    return calls.call(aten.repeat_interleave.self_int, x, repeats, kind.rank - 3, kind=repeated)
+
+
+class _CausalMasks:
+    """The positions that lie ahead: made once for each size in a graph."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.made: dict[tuple[fx.Graph, Size, Size], fx.Node] = {}
+
+    def at(self, calls: Calls, q: fx.Node, k: fx.Node) -> fx.Node:
+        rows, columns = known_type(q).shape[-2], known_type(k).shape[-2]
+        key = (q.graph, rows, columns)
+        if key not in self.made:
+            kind = TensorType(torch.bool, (rows, columns))
+            sizes: list[Any] = [calls.size(q, -2), calls.size(k, -2)]
+            ones = self.program.emit(
+                aten.new_ones.default, (q, sizes), {"dtype": torch.bool}, before=calls.before, value=kind
+            )
+            self.made[key] = calls.call(aten.triu.default, ones, 1, kind=kind)
+        return self.made[key]

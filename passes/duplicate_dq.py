@@ -1,0 +1,47 @@
+"""Give each reader of a dequantized tensor a dequantize op of its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import fx
+
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.places import operand_nodes, rewire
+from quantc.program import Program, Stage
+from quantc.qdq import is_dequantize
+
+
+class DuplicateDq(Pass):
+    """Give each reader of a dequantized tensor a dequantize op of its own.
+
+    Some backends take a pattern of ops out of the graph together with the dequantize ops before it, and can only do so
+    if nobody else reads those. `dedup-qdq` undoes it.
+    """
+
+    name: ClassVar[str] = "duplicate-dq"
+    needs: ClassVar[Stage] = Stage.QUANTIZED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    def run(self, program: Program) -> Outcome:
+        made = sum(_duplicate(program, graph) for _, graph in program.graphs())
+        return Outcome(made > 0, (f"{made} ops added",) if made else ())
+
+
+def _duplicate(program: Program, graph: fx.Graph) -> int:
+    shared = {node for node in graph.nodes if is_dequantize(node) and len(node.users) > 1}
+    seen: set[fx.Node] = set()
+    made = 0
+    for reader in list(graph.nodes):
+        if not shared or reader.op == "output" or shared.isdisjoint(reader.all_input_nodes):
+            continue
+        own: dict[fx.Node, fx.Node] = {}
+        read = [source for source in reader.all_input_nodes if source in shared]
+        for source in (source for source in read if source in seen):
+            own[source] = program.emit(source.target, source.args, dict(source.kwargs), before=reader, like=source)
+        seen.update(read)
+        places = {index: own[node] for index, node in enumerate(operand_nodes(reader)) if node in own}
+        if places:
+            rewire(program, reader, places)
+        made += len(own)
+    return made

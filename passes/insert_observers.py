@@ -1,0 +1,72 @@
+"""Put observers into the graph, for programs that somebody else runs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import fx, nn
+
+from quantc.inserted import HOLDER, behind, observer_nodes, redirect
+from quantc.observe.module import ObserverModule
+from quantc.observe.registry import start
+from quantc.observed import data_groups, observed_tensors
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.places import after
+from quantc.plan import Group
+from quantc.program import Program, Stage
+
+
+class InsertObservers(Pass):
+    """Put an observer behind every tensor whose range calibration is to find.
+
+    An observer is a module that gives back what it is given. All observers of a group share one observation, so
+    running `prepared.module` on data calibrates the program: in a loop of somebody else's, inside another model, or
+    while it trains. `qc.convert` reads what they have seen and takes them out again. `qc.calibrate` needs none of this,
+    works with and without, and gives the same numbers.
+
+    A copy of the module has observers of its own. While torch exports or compiles the module, observers are the
+    identity, and what comes out has none. `quantc.observe.observers_off(module)` switches them off for a time. Inside
+    the graphs of higher-order ops they see data only under `torch.no_grad()`.
+    """
+
+    name: ClassVar[str] = "insert-observers"
+    needs: ClassVar[Stage] = Stage.SHARED
+    gives: ClassVar[Stage | None] = Stage.OBSERVED
+    before: ClassVar[Stage | None] = Stage.QUANTIZED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    def run(self, program: Program) -> Outcome:
+        observers = observer_nodes(program)
+        present = {(behind(node, observers), module.group) for node, module in observers.items()}
+        statistics = program.plan.statistics
+        for group, spec in data_groups(program):
+            statistics.setdefault(group.name, start(spec))
+        wanted = {
+            node: missing
+            for node, groups in observed_tensors(program).items()
+            if (missing := [group for group in groups if (node, group.name) not in present])
+        }
+        readers = dict.fromkeys(user for node in wanted for user in node.users)
+        redirect(program, {node: _observe(program, node, groups) for node, groups in wanted.items()}, readers)
+        count = sum(len(groups) for groups in wanted.values())
+        return Outcome(count > 0, (f"{count} observers",) if count else ())
+
+
+def _observe(program: Program, node: fx.Node, groups: list[Group]) -> fx.Node:
+    """Observers behind a node, one for each group; gives the last of them."""
+    holder = _holder(program.owner(node.graph))
+    before = after(node)
+    value = node
+    for group in groups:
+        name = f"n{len(holder._modules)}"
+        observation = program.plan.statistics[group.name]
+        holder.add_module(name, ObserverModule(group.name, observation, program.describe(node)))
+        value = program.emit(f"{HOLDER}.{name}", (value,), before=before, like=node, name=f"observe_{node.name}")
+    return value
+
+
+def _holder(owner: nn.Module) -> nn.Module:
+    """Where the observers of a graph are kept."""
+    if HOLDER not in owner._modules:
+        owner.add_module(HOLDER, nn.Module())
+    return owner.get_submodule(HOLDER)

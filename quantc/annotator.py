@@ -1,0 +1,124 @@
+"""What a quantizer writes its decisions with: claims on nodes, and outcomes for their operands and outputs.
+
+Conflicts are found here, when the second of two decisions about one place is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import islice
+
+import torch
+from torch import fx
+
+from quantc.aliasing import Aliasing
+from quantc.dialect import is_opaque, writes
+from quantc.errors import AnnotationError
+from quantc.formats import Role
+from quantc.nesting import run_in_unknown_ways
+from quantc.outcomes import Float, TensorOutcome
+from quantc.places import Places
+from quantc.plan import Claim, Part, Plan
+from quantc.program import Program
+from quantc.resolve import Resolution
+from quantc.sites import Site
+from quantc.types import TensorType, type_of
+
+QUANTIZABLE = (torch.float32,)
+MOST_READERS = 64
+
+
+class Annotator:
+    """A program, what the user's config says of it, and the decisions made so far."""
+
+    def __init__(self, program: Program, config: Resolution | None = None, plan: Plan | None = None) -> None:
+        self.program = program
+        self.config = config if config is not None else Resolution()
+        self.plan = plan if plan is not None else program.plan
+        self.places = Places(program)
+
+    @cached_property
+    def _aliasing(self) -> dict[fx.Graph, Aliasing]:
+        return {graph: Aliasing(graph, self.program.owner(graph)) for graph in self.places.paths}
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def why_not_tensor(self, value: fx.Node) -> str | None:
+        """Why what a node yields cannot be quantized, whoever uses it; None if it can."""
+        kind = type_of(value)
+        if kind is None:
+            return f"the dtype of {value.name} is unknown; capture with example inputs"
+        if not isinstance(kind, TensorType) or kind.dtype not in QUANTIZABLE:
+            return f"{value.name} is {kind}, and only float32 tensors are quantized"
+        aliasing = self._aliasing[value.graph]
+        if aliasing.has_writes and aliasing.is_written(value):
+            return _why_written(value)
+        return None
+
+    @cached_property
+    def left_out(self) -> dict[fx.Node, str]:
+        """The nodes no rule may take: claimed by an earlier quantizer, left float by the config, or in a nested graph
+        that calibration cannot follow."""
+        reasons = {node: f"{claim}" for node, claim in self.plan.claims.rows.items()}
+        for graph, caller in run_in_unknown_ways(self.program).items():
+            calls = (node for node in graph.nodes if node.op == "call_function")
+            reasons |= dict.fromkeys(calls, f"skipped: nothing is known of how {caller} runs the graph it is in")
+        for node, settings in self.config.nodes.items():
+            if all(isinstance(setting.use, Float) for setting in settings.values()) and len(settings) == len(Role):
+                reasons[node] = f"left float, as the config says: {settings[Role.ACT].rule}"
+        return reasons
+
+    # -- deciding --------------------------------------------------------------------------------------------
+
+    def claim(self, nodes: Iterable[fx.Node], claim: Claim) -> None:
+        """Take nodes for a rule. AnnotationError if one is taken already."""
+        for node in nodes:
+            earlier = self.plan.claims.get(node)
+            if earlier is not None and earlier != claim:
+                raise AnnotationError(
+                    f"{node.name} is claimed twice: {earlier}, and {claim}",
+                    where=self.program.describe(node),
+                    advice="let one of the quantizers leave it alone",
+                )
+            self.plan.claims[node] = claim
+
+    def operand(self, node: fx.Node, index: int, outcome: TensorOutcome) -> Site:
+        """Decide what a node reads at an operand; operands are counted as in `places.operand_nodes`."""
+        if not 0 <= index < len(self.places.operands(node)):
+            raise AnnotationError(
+                f"{node.name} has no operand {index}",
+                where=self.program.describe(node),
+                advice=f"it has {len(self.places.operands(node))}, counted from 0",
+            )
+        return self._decide(self.places.use(node, index), outcome)
+
+    def output(self, node: fx.Node, outcome: TensorOutcome) -> Site:
+        """Decide what a node yields: every reader gets the quantized tensor."""
+        return self._decide(self.places.out(node), outcome)
+
+    def leave(self, node: fx.Node, reason: str) -> None:
+        """Say why a node was left float."""
+        self.plan.left_float[node] = reason
+
+    def _decide(self, site: Site, outcome: TensorOutcome) -> Site:
+        earlier = self.plan.outcomes.setdefault(site, outcome)
+        if earlier != outcome:
+            raise AnnotationError(
+                f"two decisions about {site}: {earlier}, and {outcome}",
+                where=self.program.describe(self.places.node(site)),
+                advice="let one of the quantizers or rules leave it alone",
+            )
+        return site
+
+
+def _why_written(value: fx.Node) -> str:
+    """Somebody writes to a tensor, or may do so: modules and functions that are kept whole do what they like."""
+    around = (value, *islice(value.users, MOST_READERS))
+    unknown = next((node for node in around if is_opaque(node) and not writes(node.target)), None)
+    if unknown is None:
+        return f"{value.name} is written to in place"
+    return f"{unknown.name} is kept whole, and nothing is known of it: it may write to {value.name} in place"
+
+
+__all__ = ["Annotator", "Claim", "Part"]

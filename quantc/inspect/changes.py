@@ -1,0 +1,275 @@
+"""Changes that would let a rule take a node, as data. Those that a machine can make have an `apply`.
+
+A change is for one of three things: the user's config, the program (as captured or as prepared; what comes back is to
+be prepared again), or the backend. What is left is for a person: `by hand`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from quantc.config import ConfigRule, QuantConfig
+from quantc.errors import QuantcError
+from quantc.inspect import surgery
+from quantc.patterns.dsl import op
+from quantc.patterns.table import Rule, RuleTable
+from quantc.program import Program
+from quantc.quantizer import Backend
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Change(Generic[S]):
+    """A change to something of type `S`."""
+
+    kind: ClassVar[str]
+    cost: ClassVar[int]
+    """How much is touched; the smallest change has the lowest."""
+    on: ClassVar[str]
+    """What it is applied to: "config", "program", "backend", or "model" for one to be made by hand."""
+
+    @abstractmethod
+    def apply(self, subject: S) -> S:
+        """The changed thing. The one given is not touched."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """What is particular to the change, as data."""
+
+    def to_data(self) -> dict[str, Any]:
+        return {"kind": self.kind, "on": self.on, **self.fields()}
+
+
+@dataclass(frozen=True)
+class RemoveConfigRule(Change[QuantConfig]):
+    """Drop the rules of the config that leave a node float."""
+
+    kind = "remove-config-rule"
+    cost = 0
+    on = "config"
+    node: str
+    rules: tuple[ConfigRule, ...]
+
+    def apply(self, subject: QuantConfig) -> QuantConfig:
+        missing = [rule for rule in self.rules if rule not in subject.rules]
+        if missing:
+            raise QuantcError(
+                f"the config has no rule {missing[0]}",
+                where=f"change {self}",
+                advice="apply it to the config the program was prepared with",
+            )
+        return QuantConfig(rules=tuple(rule for rule in subject.rules if rule not in self.rules))
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "rules": [rule.model_dump(mode="json") for rule in self.rules]}
+
+    def __str__(self) -> str:
+        return f"remove from the config: {'; '.join(map(str, self.rules))}"
+
+
+@dataclass(frozen=True)
+class SetArgument(Change[Program]):
+    """Give a node other arguments."""
+
+    kind = "set-argument"
+    cost = 1
+    on = "program"
+    node: str
+    arguments: tuple[tuple[str, Any], ...]
+
+    def apply(self, subject: Program) -> Program:
+        return surgery.set_arguments(subject, self.node, dict(self.arguments))
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "arguments": dict(self.arguments)}
+
+    def __str__(self) -> str:
+        return f"call {self.node} with {', '.join(f'{name}={value!r}' for name, value in self.arguments)}"
+
+
+@dataclass(frozen=True)
+class SingleUser(Change[Program]):
+    """Compute a node twice, so that those outside the match have a copy of their own."""
+
+    kind = "single-user"
+    cost = 2
+    on = "program"
+    node: str
+    other: str
+    keep: tuple[str, ...]
+    """The users that are part of the match."""
+
+    def apply(self, subject: Program) -> Program:
+        return surgery.give_others_a_copy(subject, self.node, self.keep)
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "other": self.other, "keep": list(self.keep)}
+
+    def __str__(self) -> str:
+        return f"compute {self.node} a second time for {self.other}, so that it has one user"
+
+
+@dataclass(frozen=True)
+class Cast(Change[Program]):
+    """Compute nodes in float32: cast what they read, and what they yield back."""
+
+    kind = "cast"
+    cost = 2
+    on = "program"
+    nodes: tuple[str, ...]
+    dtype: str
+
+    def apply(self, subject: Program) -> Program:
+        return surgery.compute_in(subject, self.nodes, self.dtype)
+
+    def fields(self) -> dict[str, Any]:
+        return {"nodes": list(self.nodes), "dtype": self.dtype}
+
+    def __str__(self) -> str:
+        return f"compute {', '.join(self.nodes)} in {self.dtype}"
+
+
+@dataclass(frozen=True)
+class MakeConstant(Change[Program]):
+    """Store a tensor that is computed or given as a constant of the program."""
+
+    kind = "make-constant"
+    cost = 3
+    on = "program"
+    node: str
+    operand: str
+
+    def apply(self, subject: Program, value: Tensor | None = None) -> Program:
+        """`value` may be left out where the tensor is computed from constants alone."""
+        return surgery.make_constant(subject, self.node, self.operand, value)
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "operand": self.operand}
+
+    def __str__(self) -> str:
+        return f"make {self.operand}, which {self.node} reads, a constant: a parameter or a buffer"
+
+
+@dataclass(frozen=True)
+class RemoveRule(Change[Backend]):
+    """Drop a rule of the backend that takes nodes another rule needs."""
+
+    kind = "remove-rule"
+    cost = 4
+    on = "backend"
+    node: str
+    rule: str
+
+    def apply(self, subject: Backend) -> Backend:
+        return replace(subject, table=subject.table.without(self.rule))
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "rule": self.rule}
+
+    def __str__(self) -> str:
+        return f"take the rule {self.rule} out of the backend's table: it has {self.node}"
+
+
+@dataclass(frozen=True)
+class AddRule(Change[Backend]):
+    """Give the backend a rule for an op by itself."""
+
+    kind = "add-rule"
+    cost = 5
+    on = "backend"
+    op: str
+    rule: str
+    args: str
+    """The operands of the op, as `quantc.patterns.op` takes them."""
+    roles: tuple[tuple[str, str], ...]
+
+    def apply(self, subject: Backend) -> Backend:
+        rule = Rule(self.rule, op(self.op, args=self.args), dict(self.roles), supports={"qdq"})
+        return replace(
+            subject, table=RuleTable(subject.table.name, (rule, *subject.table))
+        )  # of rules of one size the first wins
+
+    def fields(self) -> dict[str, Any]:
+        return {"op": self.op, "rule": self.rule, "args": self.args, "roles": dict(self.roles)}
+
+    def __str__(self) -> str:
+        return f"add to the backend: Rule({self.rule!r}, op({self.op!r}, args={self.args!r}), {dict(self.roles)})"
+
+
+@dataclass(frozen=True)
+class Through(Change[Any]):
+    """Let another node be quantized, on which this one waits; `change` says how."""
+
+    kind: ClassVar[str] = "quantize-other"
+    cost: ClassVar[int] = 1
+    node: str
+    change: Change[Any]
+
+    @property
+    def on(self) -> str:  # type: ignore[override]
+        return self.change.on
+
+    def apply(self, subject: Any) -> Any:
+        return self.change.apply(subject)
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "change": self.change.to_data()}
+
+    def __str__(self) -> str:
+        return f"let {self.node} be quantized: {self.change}"
+
+
+@dataclass(frozen=True)
+class QuantizeInput(Through):
+    """Let what a node is given be quantized."""
+
+    kind = "quantize-input"
+
+
+@dataclass(frozen=True)
+class QuantizeReader(Through):
+    """Let what reads a node be quantized."""
+
+    kind = "quantize-reader"
+
+
+@dataclass(frozen=True)
+class ByHand(Change[Any]):
+    """A change to the model that only its author can make. `what` is the kind of it in data."""
+
+    kind = "by-hand"
+    cost = 7
+    on = "model"
+    what: str
+    node: str
+    text: str
+
+    def apply(self, subject: Any) -> Any:
+        raise QuantcError(
+            f"this change is to be made by hand: {self.text}",
+            where=self.node,
+            advice="change the model and capture it again",
+        )
+
+    def to_data(self) -> dict[str, Any]:
+        return {"kind": self.what, "on": self.on, **self.fields()}
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "text": self.text}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def total_cost(change: Change[Any]) -> int:
+    """How much a change touches, with the changes it consists of."""
+    cost = change.cost
+    while isinstance(change, Through):
+        change = change.change
+        cost += change.cost
+    return cost

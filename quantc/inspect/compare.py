@@ -1,0 +1,227 @@
+"""How close a quantized program comes to the float one, as a whole and op by op."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from torch import nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from quantc import pipelines
+from quantc.dialect import op_name
+from quantc.errors import DataError, InputError, QuantcError
+from quantc.feeding import check_batches, leaves_of
+from quantc.inspect.lockstep import Lockstep, calls_graphs
+from quantc.inspect.noise import Noise, as_data, shown
+from quantc.inspect.size import Size, size
+from quantc.isolation import Isolation
+from quantc.program import Program, Stage
+from quantc.sites import Origin
+from quantc.types import TensorType
+
+MOST_ROWS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One op of both programs. SQNR is in dB: infinite where they agree to the last bit."""
+
+    node: str
+    op: str
+    rule: str
+    """The rule it was quantized by; empty for float ops."""
+    module: str
+    source: str
+    sqnr: float
+    """Of what it yields in the quantized program: everything before it counts too."""
+    local: float | None
+    """Of what it yields when it alone is quantized, on the float program's values; None if it reads nothing
+    quantized, or cannot be run twice."""
+
+    def to_data(self) -> dict[str, Any]:
+        numbers = {"sqnr": as_data(self.sqnr), "local": as_data(self.local)}
+        texts = {name: getattr(self, name) for name in ("node", "op", "rule", "module", "source")}
+        return {**texts, **numbers}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A quantized program against the float one. Prints as a table, the ops that cost the most first."""
+
+    program: str
+    batches: int
+    sqnr: float
+    """Of all outputs together, in dB."""
+    outputs: tuple[float, ...]
+    """Of each output; NaN for one without floats."""
+    layers: tuple[Layer, ...]
+    """In the order of the program."""
+    size: Size
+    notes: tuple[str, ...] = ()
+
+    def worst(self, count: int | None = None) -> tuple[Layer, ...]:
+        """The ops that cost the most by themselves, the worst first."""
+        own = [layer for layer in self.layers if layer.local is not None]
+        return tuple(sorted(own, key=lambda layer: _cost(layer.local))[:count])
+
+    def layer(self, node: str) -> Layer | None:
+        """The row of a node, if it has one."""
+        return next((layer for layer in self.layers if layer.node == node), None)
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "program": self.program,
+            "batches": self.batches,
+            "sqnr": as_data(self.sqnr),
+            "outputs": [as_data(output) for output in self.outputs],
+            "size": self.size.to_data(),
+            "layers": [layer.to_data() for layer in self.layers],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        from quantc.terminal import plain_rows
+
+        dB = f"SQNR {shown(self.sqnr)}{' dB' if math.isfinite(self.sqnr) else ''}"  # noqa: N806 - the unit
+        lines = [f"{self.program}: {dB} over {self.batches} batches; {self.size}"]
+        worst = self.worst()
+        rows = [
+            (layer.node, layer.op, layer.rule, layer.module, layer.source, shown(layer.local), shown(layer.sqnr))
+            for layer in worst[:MOST_ROWS]
+        ]
+        heads = ("node", "op", "rule", "module", "source", "alone, dB", "here, dB")
+        lines += ["what each quantized op costs, the worst first", *plain_rows(heads, rows)] if rows else []
+        if len(worst) > MOST_ROWS:
+            lines.append(f"  … and {len(worst) - MOST_ROWS} more: comparison.worst()")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _cost(local: float | None) -> float:
+    return -math.inf if local is None or math.isnan(local) else local
+
+
+def compare(reference: Program | nn.Module, quantized: Program, batches: Iterable[Any]) -> Comparison:
+    """Run a float program and the quantized one on batches and say how far apart they are, op by op.
+
+    `reference` is the prepared program, or the captured one, or the model itself: these are brought into the form of
+    the prepared one first. A batch is what `qc.calibrate` takes. Batches are gone through once, and no more values
+    are held than in running both programs.
+    """
+    if not isinstance(quantized, Program):
+        raise InputError(
+            f"qc.compare was given a {type(quantized).__name__} for the quantized program",
+            where="the second argument of qc.compare",
+            advice="give the float model or program first, then the quantized program",
+        )
+    check_batches(batches)
+    source = iter(batches)
+    first = next(source, None)
+    if first is None:
+        raise DataError("compared on zero batches", where=quantized.name, advice="give at least one batch")
+    reference = _reference(reference, quantized, first)
+    _check_inputs(reference, quantized)
+    lockstep = Lockstep(reference, quantized)
+    isolation, own = Isolation(reference), Isolation(quantized)
+    count = 0
+    for index, batch in enumerate(chain([first], source)):
+        expected, leaves = leaves_of(reference, batch, index), leaves_of(quantized, batch, index)
+        with isolation.batch(index, expected) as given, own.batch(index, leaves) as taken:
+            lockstep.run(given, taken)
+        count += 1
+    outputs = tuple(noise.sqnr for noise in lockstep.outputs)
+    return Comparison(
+        program=quantized.name,
+        batches=count,
+        sqnr=_together(lockstep.outputs).sqnr,
+        outputs=outputs,
+        layers=tuple(_layers(quantized, lockstep)),
+        size=size(reference, quantized),
+        notes=tuple(_notes(quantized, lockstep)),
+    )
+
+
+def _reference(given: Program | nn.Module, quantized: Program, batch: Any) -> Program:
+    """The float program in the form it had when it was quantized."""
+    program = given if isinstance(given, Program) else _captured(given, quantized, batch)
+    if program.stage >= Stage.ANNOTATED:
+        return program
+    quantizer = quantized.plan.quantizer
+    if quantizer is None:
+        return pipelines.inference().run_on_copy(program)
+    return pipelines.prepare(quantizer).without("annotate", "share").run_on_copy(program)
+
+
+def _captured(model: nn.Module, quantized: Program, batch: Any) -> Program:
+    """The model, captured as the quantized program was: sizes that are dynamic there are so here."""
+    from quantc.api import capture
+
+    signature = quantized.signature
+    args, kwargs = pytree.tree_unflatten(leaves_of(quantized, batch, 0), signature.in_spec)
+    if quantized.method == "fx":
+        return capture(model, args, "fx", example_kwargs=kwargs)
+    free = [_dynamic(item.type) for item in signature.inputs]
+    shapes, named = pytree.tree_unflatten(free, signature.in_spec)
+    # torch.export takes the sizes of keyword inputs after those of the others
+    dynamic_shapes = (*shapes, *named.values()) if any(free) else None
+    return capture(model, args, example_kwargs=kwargs, dynamic_shapes=dynamic_shapes)
+
+
+def _dynamic(kind: TensorType | None) -> dict[int, Any] | None:
+    """The dimensions of an input that have no fixed size, as torch.export takes them."""
+    sizes = () if kind is None else kind.shape
+    return {index: Dim.AUTO for index, size in enumerate(sizes) if not isinstance(size, int)} or None
+
+
+def _check_inputs(reference: Program, quantized: Program) -> None:
+    if reference.signature.in_spec != quantized.signature.in_spec:
+        raise QuantcError(
+            f"{reference.name} and {quantized.name} take different inputs",
+            where=f"{reference.signature.in_spec} and {quantized.signature.in_spec}",
+            advice="compare a quantized program with the one it was made from",
+        )
+
+
+def _together(outputs: list[Noise]) -> Noise:
+    total = Noise()
+    for noise in outputs:
+        total.signal += noise.signal
+        total.noise += noise.noise
+        total.count += noise.count
+    return total
+
+
+def _layers(quantized: Program, lockstep: Lockstep) -> Iterator[Layer]:
+    for node in quantized.graph.nodes:
+        noise = lockstep.cumulative.get(node.name)
+        if noise is None or not noise.count:
+            continue
+        origin = quantized.origins.get(node) or Origin()
+        claim = quantized.plan.claims.get(node)
+        own = lockstep.local.get(node.name)
+        place = (origin.module_path, origin.source)
+        rule = "" if claim is None else claim.rule
+        yield Layer(node.name, op_name(node), rule, *place, noise.sqnr, None if own is None else own.sqnr)
+
+
+def _notes(quantized: Program, lockstep: Lockstep) -> Iterator[str]:
+    if lockstep.apart:
+        names = ", ".join(node.name for node in lockstep.apart[:5])
+        more = f" and {len(lockstep.apart) - 5} more" if len(lockstep.apart) > 5 else ""
+        yield f"{len(lockstep.apart)} nodes have no counterpart in the float program: {names}{more}"
+    if not lockstep.can_repeat:
+        yield "no op was measured alone: the program writes in place, or holds modules of which nothing is known"
+    nested = [node.name for node in quantized.graph.nodes if calls_graphs(node)]
+    if nested:
+        yield f"ops inside the graphs that {', '.join(nested)} call are not compared one by one"
+    for index, noise in enumerate(lockstep.outputs):
+        if not noise.count:
+            yield f"output {index} holds no floats and is not compared"

@@ -1,0 +1,289 @@
+"""What became of every op of a program: quantized, handed on, or float and why."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from quantc.dialect import SYMBOLIC, is_op, op_name
+from quantc.errors import AnnotationError
+from quantc.inspect.float_view import float_view
+from quantc.inspect.forms import Forms
+from quantc.inspect.macs import Product, example_sizes, products
+from quantc.inspect.reasons import Reasons, Why
+from quantc.plan import Part
+from quantc.program import Program, Stage
+from quantc.qdq import is_dequantize, is_quantize
+from quantc.sites import Origin
+from quantc.types import ScalarType, type_of
+
+MOST_ROWS = 40
+"""How many rows of each kind the text shows."""
+
+
+class Verdict(StrEnum):
+    """What became of an op."""
+
+    QUANTIZED = "quantized"
+    PROPAGATED = "propagated"
+    FLOAT = "float"
+
+
+VerdictName = Literal["quantized", "propagated", "float"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One op, and what became of it."""
+
+    node: str
+    """Its name; `branch/name` in a nested graph."""
+    op: str
+    verdict: Verdict
+    rule: str
+    """The rule that took it; for a float op the rule that came nearest, if any did."""
+    quantizer: str
+    why: Why | None
+    """The kind of reason for which it is float."""
+    reason: str
+    module: str
+    source: str
+    macs: int | None
+    """Its multiply-adds; None where they are not known."""
+    int8_macs: int
+    """Those of them whose factors are all 8-bit integers."""
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        place = ", ".join(part for part in (self.module, self.source) if part)
+        return f"{self.node} ({self.op}{f', {place}' if place else ''}): {self.verdict}, {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Every op of a program in exactly one of three states. Prints as tables; `to_json()` is for machines."""
+
+    program: str
+    stage: str
+    quantizer: str
+    rows: tuple[Row, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many ops there are of each verdict."""
+        found = Counter(row.verdict for row in self.rows)
+        return {verdict.value: found[verdict] for verdict in Verdict}
+
+    @property
+    def macs(self) -> int:
+        """The multiply-adds of all ops, as far as they are known."""
+        return sum(row.macs or 0 for row in self.rows)
+
+    @property
+    def int8_macs(self) -> int:
+        return sum(row.int8_macs for row in self.rows)
+
+    @property
+    def int8_share(self) -> float | None:
+        """Which part of the multiply-adds has 8-bit integers for factors; None if there are none."""
+        return self.int8_macs / self.macs if self.macs else None
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """The ops whose multiply-adds are not known."""
+        return tuple(row.node for row in self.rows if row.macs is None)
+
+    def rows_for(self, verdict: Verdict | VerdictName) -> tuple[Row, ...]:
+        """The ops of one verdict, in the order of the program."""
+        wanted = Verdict(verdict)
+        return tuple(row for row in self.rows if row.verdict is wanted)
+
+    def row(self, node: str) -> Row | None:
+        """The row of a node, if it has one."""
+        return next((row for row in self.rows if row.node == node), None)
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "program": self.program,
+            "stage": self.stage,
+            "quantizer": self.quantizer,
+            "counts": self.counts,
+            "macs": self.macs,
+            "int8_macs": self.int8_macs,
+            "int8_share": self.int8_share,
+            "uncounted": list(self.uncounted),
+            "rows": [row.to_data() for row in self.rows],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    @property
+    def headline(self) -> str:
+        """The totals, in one line."""
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
+        share = self.int8_share
+        products = "no multiply-adds" if share is None else f"{share:.1%} of {self.macs:,} multiply-adds int8 × int8"
+        unknown = f"; not counted: {len(self.uncounted)} ops of unknown size" if self.uncounted else ""
+        return f"{self.program} for {self.quantizer or 'nobody'}: {len(self.rows)} ops, {counted}; {products}{unknown}"
+
+    def __str__(self) -> str:
+        from quantc.terminal import plain_rows
+
+        lines = [self.headline]
+        if self.rows:
+            lines += ["", "by op", *plain_rows(("op", *Verdict, "multiply-adds", "int8"), self._by_op())]
+        for verdict in (Verdict.FLOAT, Verdict.QUANTIZED, Verdict.PROPAGATED):
+            rows = self.rows_for(verdict)
+            if rows:
+                lines += ["", verdict.value, *plain_rows(("node", "op", "module", "source", "why"), _cells(rows))]
+            if len(rows) > MOST_ROWS:
+                lines.append(f"  … and {len(rows) - MOST_ROWS} more: coverage.rows_for({verdict.value!r})")
+        return "\n".join(lines)
+
+    def _by_op(self) -> list[tuple[str, ...]]:
+        by_op: dict[str, list[Row]] = {}
+        for row in self.rows:
+            by_op.setdefault(row.op, []).append(row)
+        found: list[tuple[int, tuple[str, ...]]] = []
+        for op, rows in by_op.items():
+            counts = Counter(row.verdict for row in rows)
+            macs = sum(row.macs or 0 for row in rows)
+            int8 = f"{sum(row.int8_macs for row in rows) / macs:.1%}" if macs else ""
+            cells = (op, *(str(counts[verdict] or "") for verdict in Verdict), f"{macs:,}" if macs else "", int8)
+            found.append((macs, cells))
+        found.sort(key=lambda item: (-item[0], item[1][0]))
+        return [cells for _, cells in found]
+
+
+def _cells(rows: tuple[Row, ...]) -> list[tuple[str, ...]]:
+    return [(row.node, row.op, row.module, row.source, row.reason) for row in rows[:MOST_ROWS]]
+
+
+def coverage(program: Program) -> Coverage:
+    """What became of every op of a program that was prepared."""
+    check_prepared(program)
+    judge = Judge(program)
+    return Coverage(
+        program.name,
+        program.stage.label,
+        judge.quantizer,
+        tuple(judge.row(path, node) for path, node in ops_of(judge.program)),
+    )
+
+
+def why_float(program: Program, most: int = 5) -> list[str]:
+    """Why ops of an annotated program were left float, one line for each kind of op, the most work first."""
+    judge = Judge(program)
+    by_op: dict[str, list[Row]] = {}
+    for path, node in ops_of(judge.program):
+        row = judge.row(path, node)
+        if row.verdict is Verdict.FLOAT:
+            by_op.setdefault(row.op, []).append(row)
+    kinds = sorted(by_op.values(), key=lambda rows: -sum(row.macs or 0 for row in rows))
+    shown = [f"{rows[0].node} ({_several(rows)}): {rows[0].reason}" for rows in kinds[:most]]
+    return shown if len(kinds) <= most else [*shown, f"and {len(kinds) - most} other kinds of ops"]
+
+
+def _several(rows: list[Row]) -> str:
+    return rows[0].op if len(rows) == 1 else f"one of {len(rows)} {rows[0].op}"
+
+
+def check_prepared(program: Program) -> None:
+    if program.stage < Stage.ANNOTATED:
+        raise AnnotationError(
+            f"{program.name} was not prepared, so nothing is decided about its ops",
+            where=f"its stage is {program.stage.label}",
+            advice='call prepared = qc.prepare(program, "x86") and ask the result',
+        )
+
+
+def ops_of(program: Program) -> Iterator[tuple[str, fx.Node]]:
+    """The nodes that compute tensors, with the path of their graph. Sizes, items of tuples, Q/DQ ops and checks that
+    yield nothing are not among them; of a higher-order op, the graphs it calls stand for it."""
+    plan = program.plan
+    for path, graph in program.graphs():
+        for node in graph.nodes:
+            calls_graphs = isinstance(node.target, HigherOrderOperator)
+            if _computes(node) and (not calls_graphs or node in plan.left_float or node in plan.claims):
+                yield path, node
+
+
+def _computes(node: fx.Node) -> bool:
+    if not node.op.startswith("call_") or is_quantize(node) or is_dequantize(node):
+        return False
+    target = node.target
+    if target is operator.getitem or target in SYMBOLIC or is_op(node, "sym_size"):
+        return False
+    if isinstance(target, OpOverload) and not target._schema.returns:
+        return False
+    return not isinstance(type_of(node), ScalarType)
+
+
+class Judge:
+    """Tells what became of the nodes of one program. Tables are tried at most once for all of them."""
+
+    def __init__(self, program: Program) -> None:
+        view = float_view(program)
+        self.program = program if program.stage >= Stage.QUANTIZED else view
+        """Its nodes are the ones to ask for: observers are not among them."""
+        self.reasons = Reasons(view)
+        self.sizes = example_sizes(program)
+        self.forms = Forms(self.program)
+        self._twins: dict[tuple[str, str], fx.Node] = {
+            (path, node.name): node for path, graph in view.graphs() for node in graph.nodes
+        }
+
+    @property
+    def quantizer(self) -> str:
+        quantizer = self.program.plan.quantizer
+        if quantizer is not None:
+            return quantizer.name
+        return "+".join(dict.fromkeys(claim.quantizer for claim in self.program.plan.claims.rows.values()))
+
+    def twin(self, path: str, node: fx.Node) -> fx.Node:
+        """What stands for a node in the program without Q/DQ ops."""
+        return self._twins[path, node.name]
+
+    def row(self, path: str, node: fx.Node) -> Row:
+        """What became of a node of `program`."""
+        macs, int8 = self._multiply_adds(node)
+        origin = self.program.origins.get(node) or Origin()
+        name = f"{path}/{node.name}" if path else node.name
+        verdict, rule, quantizer, why, reason = self._judged(path, node)
+        place = (origin.module_path, origin.source)
+        return Row(name, op_name(node), verdict, rule, quantizer, why, reason, *place, macs, int8)
+
+    def _judged(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, Why | None, str]:
+        claims = self.program.plan.claims
+        claim = claims.get(node)
+        if claim is not None:
+            verdict = Verdict.PROPAGATED if claim.part is Part.PROPAGATED else Verdict.QUANTIZED
+            return verdict, claim.rule, claim.quantizer, None, f"by {claim.rule} of {claim.quantizer}"
+        if not claims and self.forms.reads_quantized(node):
+            return Verdict.QUANTIZED, "", "", None, "it reads quantized tensors; by which rule is not recorded"
+        found = self.reasons(self.twin(path, node))
+        nearest = found.refusal or found.follower
+        rule = nearest.rule.name if nearest is not None else ""
+        return Verdict.FLOAT, rule, found.trial.backend.name if found.trial is not None else "", found.why, found.text
+
+    def _multiply_adds(self, node: fx.Node) -> tuple[int | None, int]:
+        """All of a node's multiply-adds, and those of 8-bit integers."""
+        found = products(node, self.sizes)
+        if found is None:
+            return None, 0
+        int8 = sum(product.count for product in found if self._is_int8(node, product))
+        return sum(product.count for product in found), int8
+
+    def _is_int8(self, node: fx.Node, product: Product) -> bool:
+        return all(self.forms.reads_bytes(node, factor) for factor in product.factors)

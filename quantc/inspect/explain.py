@@ -1,0 +1,106 @@
+"""Why an op is quantized or float, and the smallest change that would make a rule take it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from quantc.dialect import op_name
+from quantc.errors import QuantcError
+from quantc.inspect.changes import Change
+from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared, ops_of
+from quantc.inspect.remedies import Remedies
+from quantc.patterns.explain import Tried
+from quantc.patterns.table import resolve_node
+from quantc.places import operand_nodes
+from quantc.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a node and why. `change` is the smallest change that would let a rule take it."""
+
+    row: Row
+    tried: tuple[Tried, ...]
+    """Every rule that mentions the op: the one that took it first, then the nearest."""
+    changes: tuple[Change[Any], ...]
+    """What would let a rule take it, the smallest first; one is enough for the reason it answers."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.row.verdict
+
+    @property
+    def reason(self) -> str:
+        return self.row.reason
+
+    @property
+    def nearest(self) -> Tried | None:
+        """The rule that took the node, or came nearest to it."""
+        return next(iter(self.tried), None)
+
+    @property
+    def change(self) -> Change[Any] | None:
+        return next(iter(self.changes), None)
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            **self.row.to_data(),
+            "nearest": None if self.nearest is None else self.nearest.rule,
+            "constraint": None if self.nearest is None else self.nearest.to_data()["cause"],
+            "tried": [row.to_data() for row in self.tried],
+            "change": None if self.change is None else self.change.to_data(),
+            "changes": [change.to_data() for change in self.changes],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        lines = [str(self.row)]
+        lines += [f"  {'✓' if tried.matched else '✗'} {tried}" for tried in self.tried]
+        if self.verdict is not Verdict.FLOAT:
+            return "\n".join(lines)
+        if not self.changes:
+            return "\n".join([*lines, "no change to the program, the config or the backend would quantize it"])
+        lines.append(f"smallest change: {self.changes[0]}")
+        return "\n".join([*lines, *(f"  or: {change}" for change in self.changes[1:])])
+
+
+def explain(program: Program, node: fx.Node | str) -> Explanation:
+    """Explain one op of a program that was prepared."""
+    check_prepared(program)
+    found = resolve_node(program, node)
+    judge = Judge(program)
+    path = next((path for path, graph in program.graphs() if graph is found.graph), "")
+    asked = next((op for at, op in ops_of(judge.program) if at == path and op.name == found.name), None)
+    if asked is None:
+        raise _no_op(program, found)
+    row = judge.row(path, asked)
+    twin = judge.twin(path, asked)
+    tried = [tried for trial in judge.reasons.trials.tables for tried in trial.explain(twin).tried]
+    if row.verdict is Verdict.FLOAT:
+        # a rule that fits and is not fed has not taken the node
+        tried = [replace(one, matched=False, reason=_said(row, one)) if one.matched else one for one in tried]
+        changes = Remedies(judge.reasons).for_node(twin)
+    else:
+        tried.sort(key=lambda one: not one.matched)
+        changes = ()
+    return Explanation(row, tuple(tried), changes)
+
+
+def _said(row: Row, tried: Tried) -> str:
+    return row.reason.removeprefix(f"{tried.rule}: ")
+
+
+def _no_op(program: Program, node: fx.Node) -> QuantcError:
+    around = [*node.users, *operand_nodes(node)]
+    names = ", ".join(dict.fromkeys(other.name for other in around if other.op.startswith("call_"))) or "an op"
+    return QuantcError(
+        f"{node.name} is {op_name(node)}, and only ops that compute tensors are quantized or left float",
+        where=program.describe(node),
+        advice=f"ask for {names}",
+    )

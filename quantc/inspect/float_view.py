@@ -1,0 +1,35 @@
+"""A program as it was when rules were tried on it: without Q/DQ ops and observers, node names as they are."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from quantc.inserted import observer_nodes
+from quantc.program import Program, Stage
+from quantc.qdq import is_dequantize, is_quantize
+
+
+def float_view(program: Program) -> Program:
+    """The program itself if nothing was put into it, and else a copy without what was.
+
+    The copy is for looking at: a weight that is stored quantized has the type of a float one, not its numbers.
+    """
+    if program.stage < Stage.QUANTIZED and not observer_nodes(program):
+        return program
+    view = program.draft()
+    for node in observer_nodes(view):
+        _take_out(view, node)
+    for _, graph in view.graphs():
+        for node in [node for node in graph.nodes if is_quantize(node) or is_dequantize(node)]:
+            _take_out(view, node)
+    view.stage = min(view.stage, Stage.SHARED)
+    return view
+
+
+def _take_out(view: Program, node: fx.Node) -> None:
+    source = node.args[0]
+    if not isinstance(source, fx.Node):
+        return
+    if is_dequantize(node) and "val" in node.meta:
+        source.meta["val"] = node.meta["val"]
+    view.forward(node, source)

@@ -1,0 +1,50 @@
+"""In which form a node reads its operands: as 8-bit integers, or as floats."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from quantc.places import Places, operand_nodes
+from quantc.program import Program, Stage
+from quantc.qdq import is_dequantize
+from quantc.scales import spec_of
+from quantc.sites import Site
+from quantc.types import dtype_of
+
+BYTES = (torch.int8, torch.uint8)
+
+
+class Forms:
+    """Reads it off the graph once it is quantized, and off the plan before."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def reads_bytes(self, node: fx.Node, value: fx.Node | None) -> bool:
+        """Whether a node reads what `value` yields as 8-bit integers, wherever it reads it."""
+        if value is None:
+            return False
+        if self.program.stage >= Stage.QUANTIZED:
+            return is_dequantize(value) and dtype_of(value.args[0]) in BYTES
+        places = self._places
+        if places.out(value) in self._stored:
+            return True
+        uses = [places.use(node, index) for index, operand in enumerate(operand_nodes(node)) if operand is value]
+        return bool(uses) and all(use in self._stored for use in uses)
+
+    def reads_quantized(self, node: fx.Node) -> bool:
+        """Whether a node of a quantized program reads any dequantized tensor."""
+        return any(is_dequantize(value) for value in node.all_input_nodes)
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.program)
+
+    @cached_property
+    def _stored(self) -> set[Site]:
+        """The places whose tensors are kept as 8-bit integers."""
+        groups = [group for group in self.program.plan.groups if spec_of(group).dtype.storage in BYTES]
+        return {site for group in groups for site in group.places}

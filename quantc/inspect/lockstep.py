@@ -1,0 +1,181 @@
+"""Runs a float program and a quantized one side by side, node by node, and compares what they compute.
+
+Nodes go by their names, which `convert` keeps. Values are dropped as soon as nobody reads them, in both programs, so
+no more is held than in running the two. Each op that reads quantized tensors is run once more, on the float program's
+values, quantized as its operands are: what is then off is its own doing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator
+from torch.fx.node import map_arg
+
+from quantc.aliasing import Aliasing
+from quantc.dialect import op_name
+from quantc.errors import InputError
+from quantc.guard import NodeByNode
+from quantc.inspect.noise import Noise
+from quantc.places import operand_nodes
+from quantc.program import Program
+from quantc.qdq import is_dequantize, is_quantize
+
+
+class Lane(NodeByNode):
+    """One program, run a node at a time."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.program = program
+        self.order: list[fx.Node] = list(program.graph.nodes)
+
+    def start(self, leaves: Sequence[Any]) -> None:
+        self.env = {}
+        self.args_iter = iter(leaves)
+
+    def step(self, node: fx.Node) -> Any:
+        """Run one node; the nodes before it have been run."""
+        try:
+            value = self.env[node] = self.run_node(node)
+        except Exception as error:
+            raise InputError(
+                f"{self.program.name} does not run on this batch: {type(error).__name__}: {error}",
+                where=self.program.describe(node),
+                advice="give batches that the model takes",
+            ) from error
+        return value
+
+    def drop(self, node: fx.Node) -> list[fx.Node]:
+        """Forget what was read for the last time at a node; says what that was."""
+        last = self.user_to_last_uses.get(node, [])
+        for value in last:
+            self.env.pop(value, None)
+        return last
+
+
+class Lockstep:
+    """Two programs side by side. `cumulative` and `local` hold the noise of each node that both have, by name."""
+
+    def __init__(self, reference: Program, quantized: Program) -> None:
+        self.reference = Lane(reference)
+        self.quantized = Lane(quantized)
+        self.twins, self.apart = twins(reference, quantized)
+        self.cumulative: dict[str, Noise] = {node.name: Noise() for node in self.twins if is_compared(node)}
+        self.local: dict[str, Noise] = {}
+        self.outputs: list[Noise] = []
+        self.can_repeat = not any(_may_write(program) for program in (reference, quantized))
+        """Whether an op can be run again without harm."""
+        self._wanted = frozenset(self.twins.values())
+
+    @torch.no_grad()
+    def run(self, reference_inputs: Sequence[Any], quantized_inputs: Sequence[Any]) -> None:
+        """Run one batch, given as flat inputs."""
+        self.reference.start(reference_inputs)
+        self.quantized.start(quantized_inputs)
+        ahead = iter(self.reference.order)
+        held: dict[fx.Node, Any] = {}
+        shadow: dict[fx.Node, Any] = {}
+        value: Any = ()
+        for node in self.quantized.order:
+            twin = self.twins.get(node)
+            while twin is not None and twin not in held:
+                self._advance(next(ahead), held)
+            value = self.quantized.step(node)
+            if node.op == "output":
+                continue
+            shadow[node] = self._shadow(node, value, shadow) if twin is None else held.pop(twin)
+            if twin is not None and node.name in self.cumulative:
+                self._compare(node, value, shadow)
+            for old in self.quantized.drop(node):
+                shadow.pop(old, None)
+        expected: Any = ()
+        for node in ahead:
+            expected = self._advance(node, held)
+        self._compare_outputs(expected, value)
+
+    def _advance(self, node: fx.Node, held: dict[fx.Node, Any]) -> Any:
+        value = self.reference.step(node)
+        if node in self._wanted:
+            held[node] = value
+        self.reference.drop(node)
+        return value
+
+    def _compare(self, node: fx.Node, value: Any, shadow: dict[fx.Node, Any]) -> None:
+        expected = shadow[node]
+        self.cumulative[node.name].add(expected, value)
+        if not self.can_repeat or not any(is_qdq(operand) for operand in node.all_input_nodes):
+            return
+        self.local.setdefault(node.name, Noise()).add(expected, self._run(node, shadow))
+
+    def _shadow(self, node: fx.Node, value: Any, shadow: dict[fx.Node, Any]) -> Any:
+        """What a node that the float program does not have would make of the float program's values."""
+        env = self.quantized.env
+        if not self.can_repeat or all(env[operand] is shadow[operand] for operand in node.all_input_nodes):
+            return value
+        return self._run(node, shadow)
+
+    def _run(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
+        return getattr(self.quantized, node.op)(node.target, args, kwargs)
+
+    def _compare_outputs(self, expected: Any, value: Any) -> None:
+        """An output node's value is the list of what the program yields."""
+        pairs = list(zip(expected, value, strict=True))
+        if not self.outputs:
+            self.outputs = [Noise() for _ in pairs]
+        for noise, (left, right) in zip(self.outputs, pairs, strict=True):
+            noise.add(left, right)
+
+
+def is_compared(node: fx.Node) -> bool:
+    """Whether a node has a row of its own: it computes, rather than picks an item."""
+    return node.op.startswith("call_") and node.target is not operator.getitem
+
+
+def is_qdq(node: fx.Node) -> bool:
+    return is_quantize(node) or is_dequantize(node)
+
+
+def twins(reference: Program, quantized: Program) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:
+    """From each node of the quantized program to the one it stands for: of the same name, doing the same to the same.
+
+    Also the ops of the quantized program that have none."""
+    named = {node.name: node for node in reference.graph.nodes}
+    found: dict[fx.Node, fx.Node] = {}
+    apart: list[fx.Node] = []
+    for node in quantized.graph.nodes:
+        if is_qdq(node) or node.op in ("output", "get_attr"):
+            continue
+        twin = named.get(node.name)
+        if twin is not None and op_name(twin) == op_name(node) and _reads(twin) == _reads(node):
+            found[node] = twin
+        else:
+            apart.append(node)
+    return found, apart
+
+
+def _reads(node: fx.Node) -> list[str]:
+    """What a node reads, by name, as if there were no Q/DQ ops. Constants go by no name: they are stored anew."""
+    return [_origin(operand) for operand in operand_nodes(node)]
+
+
+def _origin(node: fx.Node) -> str:
+    while is_qdq(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return "" if node.op == "get_attr" else node.name
+
+
+def _may_write(program: Program) -> bool:
+    """Whether running an op twice could do harm: something is written in place, or nothing is known of it."""
+    return any(node.op in ("call_module", "call_method") for node in program.graph.nodes) or any(
+        Aliasing(graph).has_writes for _, graph in program.graphs()
+    )
+
+
+def calls_graphs(node: fx.Node) -> bool:
+    return isinstance(node.target, HigherOrderOperator)

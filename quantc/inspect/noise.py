@@ -1,0 +1,77 @@
+"""Signal and noise, summed over batches: what an SQNR is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class Noise:
+    """The power of a reference and of what differs from it, in float64, over all batches so far."""
+
+    __slots__ = ("count", "noise", "signal")
+
+    def __init__(self) -> None:
+        self.signal = 0.0
+        self.noise = 0.0
+        self.count = 0
+        """How many numbers have been compared."""
+
+    def add(self, reference: Any, value: Any) -> bool:
+        """Compare every float tensor of two values that are built alike. False if they are not, or hold none."""
+        pairs = list(_pairs(reference, value))
+        for left, right in pairs:
+            self._add(left, right)
+        return bool(pairs)
+
+    def _add(self, reference: Tensor, value: Tensor) -> None:
+        signal, noise = _power(reference), _power(value - reference)
+        if not math.isfinite(signal + noise):
+            # an infinity that both have, such as that of a mask, is neither signal nor noise
+            same = (reference == value) | (reference.isnan() & value.isnan())
+            signal = _power(reference[reference.isfinite()])
+            noise = _power((value - reference)[~same])
+        self.signal += signal
+        self.noise += noise
+        self.count += reference.numel()
+
+    @property
+    def sqnr(self) -> float:
+        """In dB; infinite where there is no noise, NaN where the noise is NaN or nothing was compared."""
+        if not self.count or math.isnan(self.noise):
+            return math.nan
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+
+def _power(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 if tensor.numel() else 0.0
+
+
+def _pairs(reference: Any, value: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    left, right = pytree.tree_leaves(reference), pytree.tree_leaves(value)
+    if len(left) != len(right):
+        return
+    for one, other in zip(left, right, strict=True):
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            continue
+        if one.shape == other.shape and one.is_floating_point() and other.is_floating_point():
+            yield one.detach(), other.detach()
+
+
+def shown(sqnr: float | None) -> str:
+    """An SQNR as tables have it."""
+    if sqnr is None:
+        return ""
+    return f"{sqnr:.1f}" if math.isfinite(sqnr) else {math.inf: "equal", -math.inf: "all noise"}.get(sqnr, "NaN")
+
+
+def as_data(sqnr: float | None) -> float | str | None:
+    """An SQNR as JSON can hold it: "inf", "-inf" and "nan" are text."""
+    return sqnr if sqnr is None or math.isfinite(sqnr) else str(sqnr)

@@ -1,0 +1,134 @@
+"""Why an op was left float: the best reason there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from torch import fx
+from torch._ops import HigherOrderOperator
+
+from quantc.dialect import is_opaque, op_name
+from quantc.inspect.trials import Trial, Trials
+from quantc.outcomes import Float
+from quantc.patterns.causes import UnknownType
+from quantc.patterns.match import Match, Refusal
+from quantc.program import Program
+from quantc.resolve import Setting
+from quantc.types import TensorType, TupleType, ValueType, type_of
+
+
+class Why(StrEnum):
+    """What kind of reason it is."""
+
+    CONFIG = "config"
+    """The user's config says so."""
+    NOT_FED = "not-fed"
+    """Its rule hands on what it is given, and it is given floats."""
+    OPAQUE = "opaque"
+    """It has no canonical form, so no rule can name it."""
+    INTEGER = "integer"
+    """It computes on integers or booleans."""
+    NO_RULE = "no-rule"
+    """The backend has no rule for the op."""
+    REFUSED = "refused"
+    """A rule for the op does not fit here."""
+    SAID = "said"
+    """The quantizer gave a reason of its own."""
+    NOT_RECORDED = "not-recorded"
+    """The quantizer is not at hand, or gave no reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a node is float."""
+
+    why: Why
+    text: str
+    refusal: Refusal | None = None
+    follower: Match | None = None
+    trial: Trial | None = None
+
+
+class Reasons:
+    """The reasons of one program. The tables are tried once for all nodes, when the first reason needs it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.trials = Trials(program)
+
+    def __call__(self, node: fx.Node) -> Reason:
+        """Why a node that no rule took is float."""
+        for find in (self._config, self._follower, self._said, self._kind):
+            found = find(node)
+            if found is not None:
+                return found
+        return self._refused(node)
+
+    def setting(self, node: fx.Node) -> Setting | None:
+        """The setting of the config that keeps a node float."""
+        found = self.trials.config.setting(node)
+        return found if found is not None and isinstance(found.use, Float) else None
+
+    def _config(self, node: fx.Node) -> Reason | None:
+        if node in self.trials.left_out:
+            return Reason(Why.CONFIG, self.trials.left_out[node])
+        setting = self.setting(node)
+        if setting is None or not any(trial.follower(node) for trial in self.trials.tables):
+            return None
+        return Reason(Why.CONFIG, f"left float, as the config says: {setting.rule}")
+
+    def _follower(self, node: fx.Node) -> Reason | None:
+        for trial in self.trials.tables:
+            match = trial.follower(node)
+            if match is not None:
+                said = self._left_float.get(match.root) or f"{match.rule.name}: its input is not quantized"
+                return Reason(Why.NOT_FED, said, follower=match, trial=trial)
+        return None
+
+    def _said(self, node: fx.Node) -> Reason | None:
+        said = self._left_float.get(node)
+        return None if said is None else Reason(Why.SAID, said)
+
+    @cached_property
+    def _left_float(self) -> dict[fx.Node, str]:
+        return self.program.plan.left_float.rows
+
+    def _kind(self, node: fx.Node) -> Reason | None:
+        """What the node itself tells, whatever the rules."""
+        if is_opaque(node):
+            return Reason(Why.OPAQUE, f"{op_name(node)} has no canonical form, so no rule can name it")
+        if isinstance(node.target, HigherOrderOperator):
+            return Reason(Why.OPAQUE, f"{op_name(node)} calls other graphs, and those are what rules look at")
+        if not _has_floats(type_of(node)):
+            return Reason(Why.INTEGER, f"it yields {type_of(node)}, and only floats are quantized")
+        return None
+
+    def _refused(self, node: fx.Node) -> Reason:
+        for trial in self.trials.tables:
+            refusal = trial.refusal(node)
+            if refusal is not None:
+                text = f"{refusal.rule.name} of {trial.backend.name}: {refusal.reason}"
+                why = Why.INTEGER if _is_about_integers(refusal) else Why.REFUSED
+                return Reason(why, text, refusal=refusal, trial=trial)
+        if not self.trials.members:
+            return Reason(Why.NOT_RECORDED, "the reason is not recorded, and the quantizer is not at hand")
+        if op_name(node) in self.trials.operators:
+            return Reason(Why.NOT_RECORDED, f"{self.trials.names} knows {op_name(node)}, and left this one out")
+        return Reason(Why.NO_RULE, f"{self.trials.names} has no rule for {op_name(node)}")
+
+
+def _is_about_integers(refusal: Refusal) -> bool:
+    cause = refusal.cause
+    found = getattr(cause, "found", None)
+    return not isinstance(cause, UnknownType) and isinstance(found, TensorType) and not found.dtype.is_floating_point
+
+
+def _has_floats(kind: ValueType | None) -> bool:
+    """Whether a type has a float tensor in it; what is unknown may be one."""
+    if kind is None:
+        return True
+    if isinstance(kind, TupleType):
+        return any(_has_floats(item) for item in kind.items)
+    return isinstance(kind, TensorType) and kind.dtype.is_floating_point

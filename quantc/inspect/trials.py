@@ -1,0 +1,185 @@
+"""The tables of a program's quantizer, tried again to learn why they left nodes alone. Linear in nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from quantc.annotator import QUANTIZABLE, Annotator
+from quantc.formats import Role
+from quantc.patterns.causes import Cause, Said, UnknownType, WrittenTo, WrongOperand, WrongType
+from quantc.patterns.explain import Explanation, best_refusal, explain_among
+from quantc.patterns.leaves import LeafKind
+from quantc.patterns.match import Admission, Match, Matcher, Refusal
+from quantc.patterns.predicates import Predicate
+from quantc.patterns.table import MatchSet, Rule, RuleTable
+from quantc.places import outputs_of
+from quantc.plan import Plan
+from quantc.program import Program
+from quantc.quantizer import PASS, Backend, Quantizer, Quantizers, TableQuantizer
+from quantc.resolve import Resolution
+from quantc.sites import NodeTable
+from quantc.table_annotation import TableAnnotation, slots_of
+from quantc.types import DTYPE_NAMES, TensorType, type_of
+
+
+@dataclass(eq=False)
+class Trial:
+    """One backend's table on a program, as it was when the program was annotated."""
+
+    backend: Backend
+    program: Program
+    admission: Admission
+
+    @property
+    def table(self) -> RuleTable:
+        return self.backend.table
+
+    @cached_property
+    def matches(self) -> MatchSet:
+        return self.table.match(self.program, self.admission)
+
+    @cached_property
+    def nearest(self) -> dict[fx.Node, Refusal]:
+        """For each node that a rule looked at and nobody took, the refusal that came furthest."""
+        found: dict[fx.Node, Refusal] = {}
+        for refusal in self.matches.refusals():
+            for node in dict.fromkeys((refusal.node, *refusal.reached)):
+                known = found.get(node)
+                if known is None or _nearness(refusal) > _nearness(known):
+                    found[node] = refusal
+        return found
+
+    @cached_property
+    def by_target(self) -> dict[Any, list[Rule]]:
+        """The rules that mention an op."""
+        found: dict[Any, list[Rule]] = {}
+        for rule in self.table.by_size:
+            for target in rule.compiled.targets:
+                found.setdefault(target, []).append(rule)
+        return found
+
+    def refusal(self, node: fx.Node) -> Refusal | None:
+        """Why the nearest rule did not take a node; None if no rule mentions its op."""
+        if node in self.nearest:
+            return self.nearest[node]
+        return next(iter(self.refusals(node)), None)
+
+    def refusals(self, node: fx.Node) -> list[Refusal]:
+        """Why each rule that mentions a node's op did not take it, the nearest first."""
+        rules = self.by_target.get(node.target, []) if node.op == "call_function" else []
+        free = Matcher(self.program, self.admission)
+        found = [best_refusal(rule, node, self.matches, free) for rule in rules]
+        return sorted(found, key=_nearness, reverse=True)
+
+    def follower(self, node: fx.Node) -> Match | None:
+        """The match that would hand on what a node is given, if it were given it quantized."""
+        match = self.matches.by_node(node)
+        return match if match is not None and PASS in match.rule.roles.values() else None
+
+    def explain(self, node: fx.Node) -> Explanation:
+        return explain_among(self.matches, node)
+
+
+def _nearness(refusal: Refusal) -> tuple[int, int]:
+    return refusal.progress, refusal.progress - refusal.rule.compiled.required
+
+
+@dataclass(eq=False)
+class Trials:
+    """Everything that had a say about a program: its config, and its quantizers in the order they chose."""
+
+    program: Program
+    members: tuple[Quantizer, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        quantizer = self.program.plan.quantizer
+        self.members = () if quantizer is None else tuple(_members(quantizer))
+
+    @property
+    def names(self) -> str:
+        return ", ".join(member.name for member in self.members)
+
+    @cached_property
+    def config(self) -> Resolution:
+        config = self.program.plan.config
+        return Resolution() if config is None else config.resolve(self.program)
+
+    @cached_property
+    def left_out(self) -> dict[fx.Node, str]:
+        """The nodes the config leaves float altogether."""
+        return Annotator(self.program, self.config, Plan()).left_out
+
+    @cached_property
+    def tables(self) -> tuple[Trial, ...]:
+        """A trial for each quantizer that has a table."""
+        earlier: set[str] = set()
+        found: list[Trial] = []
+        for member in self.members:
+            if isinstance(member, TableQuantizer):
+                found.append(self._trial(member, earlier))
+            earlier.add(member.name)
+        return tuple(found)
+
+    def _trial(self, member: TableQuantizer, earlier: set[str]) -> Trial:
+        claims = self.program.plan.claims.rows.items()
+        taken = {node: claim for node, claim in claims if claim.quantizer in earlier}
+        annotator = Annotator(self.program, self.config, Plan(claims=NodeTable(taken)))
+        admission = TableAnnotation(member.backend, annotator).admission
+        tensors = _Tensors(member.backend, annotator, admission.why_not)
+        return Trial(member.backend, self.program, Admission(admission.left_out, tensors.why_not))
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        """The ops that quantizers without a table know."""
+        others = (member for member in self.members if not isinstance(member, TableQuantizer))
+        return frozenset(op for member in others for op in member.supported_operators())
+
+
+@dataclass(frozen=True, eq=False)
+class _Tensors:
+    """What an annotation has against a match, with the tensor it is about as data where that can be told."""
+
+    backend: Backend
+    annotator: Annotator
+    said: Predicate
+
+    def why_not(self, match: Match) -> str | Cause | None:
+        reason = self.said(match)
+        if not isinstance(reason, str):
+            return reason
+        for value in (*(slot.value for slot in slots_of(match)), *outputs_of(match.root)):
+            if self.annotator.why_not_tensor(value) == reason:
+                return _cause(value, reason)
+        for slot in slots_of(match):
+            role = match.rule.roles[slot.name]
+            if slot.value.op != "get_attr" and role in self.backend.roles and self._is_weight(role):
+                return WrongOperand(slot.value, LeafKind.CONST, slot.name, reason)
+        return reason
+
+    def _is_weight(self, role: str) -> bool:
+        return self.backend.outcome(role).spec.role is Role.WEIGHT
+
+
+def _cause(value: fx.Node, reason: str) -> Cause:
+    kind = type_of(value)
+    if kind is None:
+        return UnknownType(value, reason)
+    if not isinstance(kind, TensorType):
+        return Said(reason)
+    if kind.dtype in QUANTIZABLE:
+        return WrittenTo(value, reason)
+    return WrongType(value, kind, tuple(DTYPE_NAMES[dtype] for dtype in QUANTIZABLE), (), reason)
+
+
+def _members(quantizer: Quantizer) -> Iterator[Quantizer]:
+    """The quantizers a composition consists of."""
+    if not isinstance(quantizer, Quantizers):
+        yield quantizer
+        return
+    for member in quantizer.members:
+        yield from _members(member)

@@ -1,0 +1,169 @@
+"""`qc.quantize`: capture, prepare, calibrate and convert in one call, with a report of what came of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from quantc.api import Method, capture, convert, prepare
+from quantc.calibrate import calibrate
+from quantc.config import QuantConfig
+from quantc.errors import ModeError, UnknownNameError, suggest
+from quantc.feeding import check_batches
+from quantc.inspect.compare import compare
+from quantc.inspect.size import size
+from quantc.program import Program
+from quantc.progress import Style
+from quantc.quantizer import Backend, Quantizer
+from quantc.report import Report, Step
+
+Mode = Literal["static", "dynamic", "weight-only"]
+MODES = ("static", "dynamic", "weight-only")
+KEPT = 2
+"""How many batches are kept to measure the outcome on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `qc.quantize` gives. It can be called like the model."""
+
+    program: Program
+    """The quantized program, in Q/DQ form."""
+    prepared: Program
+    """The plan with its statistics: can be calibrated further and converted again."""
+    captured: Program
+    """The float program."""
+    report: Report
+    """What was quantized, how close it comes, how large it is; prints as text, `to_json()` is for machines."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.program(*args, **kwargs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the quantized program to a file that `qc.load` reads."""
+        self.program.save(path)
+
+
+def quantize(
+    model: nn.Module | ExportedProgram | Program | str | os.PathLike[str],
+    example_inputs: tuple[Any, ...] | None,
+    batches: Iterable[Any],
+    backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer] = "x86",
+    *,
+    config: QuantConfig | None = None,
+    mode: Mode = "static",
+    example_kwargs: dict[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    method: Method = "auto",
+    allow_empty: bool = False,
+) -> Result:
+    """Quantize a model for a backend: capture, prepare, calibrate, convert.
+
+    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes` and `method` are as `qc.capture` takes them; a Program
+    that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a tuple of the model's
+    inputs; it is gone through once. The model itself is not changed.
+    """
+    _check_mode(mode)
+    steps = Steps()
+    if isinstance(model, Program):
+        return quantize_program(model, batches, backend, steps=steps, config=config, allow_empty=allow_empty)
+    with steps("capture"):
+        captured = capture(model, example_inputs, method, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes)
+    return quantize_program(captured, batches, backend, steps=steps, config=config, allow_empty=allow_empty)
+
+
+@dataclass
+class Steps:
+    """How long each step took; `begun` is told when one begins."""
+
+    begun: Callable[[str], None] = lambda name: None
+    done: list[Step] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.begun(name)
+        start = time.perf_counter()
+        yield
+        self.done.append(Step(name, time.perf_counter() - start))
+
+
+def quantize_program(
+    captured: Program,
+    batches: Iterable[Any],
+    backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer],
+    *,
+    steps: Steps,
+    config: QuantConfig | None = None,
+    allow_empty: bool = False,
+    progress: Style = "auto",
+) -> Result:
+    """The steps after the capture."""
+    check_batches(batches)
+    _check_inference(captured)
+    with steps("prepare"):
+        prepared = prepare(captured, backend, config=config, allow_empty=allow_empty)
+    watched = _Watched(batches)
+    with steps("calibrate"):
+        calibration = calibrate(prepared, watched, progress=progress)
+    with steps("convert"):
+        program = convert(prepared)
+    with steps("compare"):
+        coverage, comparison = prepared.coverage(), compare(prepared, program, watched.first)
+    report = Report(
+        name=captured.name,
+        backend=coverage.quantizer,
+        coverage=coverage,
+        calibration=calibration,
+        comparison=comparison,
+        size=size(captured, program),
+        steps=tuple(steps.done),
+        log=tuple(program.log),
+    )
+    return Result(program, prepared, captured, report)
+
+
+class _Watched:
+    """Batches on their way to the calibration, of which the first are kept: what gives them once is not asked twice."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+        self.first: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            if len(self.first) < KEPT:
+                self.first.append(batch)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # TypeError where the length is not known, as len() has it
+
+
+def _check_inference(captured: Program) -> None:
+    """Dropout that still drops, or a batch norm that still learns, is no model to take the numbers of."""
+    if captured.training:
+        raise ModeError(
+            f"{captured.name} is in training mode",
+            where="qc.quantize",
+            advice="call model.eval() first, or program.eval() on what was captured",
+        )
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise UnknownNameError(
+            f"there is no mode {mode!r}", where=f"mode={mode!r}", advice=suggest(mode, MODES, noun="modes")
+        )
+    if mode != "static":
+        raise UnknownNameError(
+            f"mode={mode!r} is not built yet",
+            where="qc.quantize",
+            advice="use mode='static'; what must stay float is said with config=QuantConfig().set(..., FLOAT)",
+        )

@@ -1,0 +1,117 @@
+"""What `quantc quantize` does: finds a model and its batches, quantizes it, and measures what it can measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import typer
+from torch.export import Dim
+
+from quantc.api import Method, capture
+from quantc.batches import batches_of, read_batches
+from quantc.config import QuantConfig
+from quantc.example import Digits, digits_cnn, digits_data
+from quantc.one_call import Result, Steps, quantize_program
+from quantc.program import Program
+from quantc.progress import Style
+from quantc.source import load_all
+from quantc.terminal import Screen
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The share of held-out images that are recognised."""
+
+    before: float
+    after: float
+    images: int
+
+    def __str__(self) -> str:
+        return f"float {self.before:.2%}, quantized {self.after:.2%} of {self.images} held-out images"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A float program, batches to calibrate with, and the images to measure it on if there are any."""
+
+    program: Program
+    batches: Iterable[Any]
+    notes: tuple[str, ...] = ()
+    held_out: Digits | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job."""
+
+    result: Result
+    accuracy: Accuracy | None
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            **self.result.report.to_data(),
+            "accuracy": asdict(self.accuracy) if self.accuracy is not None else None,
+        }
+
+    def show(self, screen: Screen) -> None:
+        """Print it."""
+        extra = {"accuracy": str(self.accuracy)} if self.accuracy is not None else {}
+        self.result.report.show(screen, extra)
+
+
+def find(source: str | None, data: str | None, method: Method) -> Job:
+    """The job of a SOURCE and a --data; without SOURCE, the embedded example with its own data."""
+    if source is None:
+        return _example(data, method)
+    loaded = load_all(source, method)
+    if data is not None:
+        batches = read_batches(data, loaded.program)
+        return Job(loaded.program, batches.values, batches.notes)
+    if loaded.batches is None:
+        raise typer.BadParameter(
+            f"there is nothing to calibrate {loaded.program.name} with. Give FILE.npz, FILE.safetensors or "
+            "package.module:factory, or let the model's factory return (model, example_inputs, batches).",
+            param_hint="--data",
+        )
+    return Job(loaded.program, batches_of(source, loaded.batches))
+
+
+def _example(data: str | None, method: Method) -> Job:
+    model, inputs = digits_cnn()
+    batches, held_out = digits_data()
+    program = capture(model, inputs, method, dynamic_shapes=({0: Dim("batch")},))
+    if data is None:
+        return Job(program, batches, held_out=held_out)
+    given = read_batches(data, program)
+    return Job(program, given.values, given.notes, held_out)
+
+
+def carry_out(
+    source: str | None,
+    data: str | None,
+    backend: Any,
+    config: QuantConfig | None,
+    method: Method,
+    say: Callable[[str], None],
+    progress: Style,
+) -> Done:
+    """Quantize, and measure on held-out images where there are some; `say` is told what is going on."""
+    steps = Steps(lambda name: say(f"{name} ..."))
+    with steps("capture"):
+        job = find(source, data, method)
+    for note in job.notes:
+        say(f"note: {note}")
+    result = quantize_program(job.program, job.batches, backend, steps=steps, config=config, progress=progress)
+    if job.held_out is None:
+        return Done(result, None)
+    say("measure ...")
+    before, after = (_recognised(program, job.held_out) for program in (job.program, result.program))
+    return Done(result, Accuracy(before, after, len(job.held_out.labels)))
+
+
+@torch.inference_mode()
+def _recognised(program: Program, held_out: Digits) -> float:
+    return float((program(held_out.images).argmax(1) == held_out.labels).double().mean())

@@ -1,0 +1,123 @@
+"""What came of quantizing a model: the data behind `print(result.report)` and `quantc quantize`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from quantc.calibration_report import CalibrationReport
+from quantc.inspect.compare import Comparison, Layer
+from quantc.inspect.coverage import Coverage, Verdict
+from quantc.inspect.noise import shown
+from quantc.inspect.size import Size
+from quantc.program import LogEntry
+from quantc.terminal import Screen
+
+MOST_ROWS = 20
+"""How many rows of each table the text shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One verb, and how long it took."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was quantized and why the rest was not, how close the numbers come, how large the program is."""
+
+    name: str
+    backend: str
+    coverage: Coverage
+    calibration: CalibrationReport
+    comparison: Comparison
+    """Against the float program, on the first calibration batches."""
+    size: Size
+    steps: tuple[Step, ...]
+    log: tuple[LogEntry, ...]
+    """What each pass did, and what it had to say."""
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "backend": self.backend,
+            "coverage": self.coverage.to_data(),
+            "calibration": self.calibration.to_json(),
+            "comparison": self.comparison.to_data(),
+            "size": self.size.to_data(),
+            "steps": [asdict(step) for step in self.steps],
+            "log": [asdict(entry) for entry in self.log],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
+        """Print it, with more lines at the top if there are any."""
+        found = self.comparison
+        screen.fields(
+            f"{self.name}, quantized for {self.backend}",
+            {
+                **(extra or {}),
+                "coverage": self.coverage.headline.partition(": ")[2],
+                "calibrated with": f"{self.calibration.batches} batches",
+                "SQNR": f"{shown(found.sqnr)} dB over {found.batches} batches",
+                "size": f"{readable(self.size.before)} -> {readable(self.size.after)} ({self.size.ratio:.1%})",
+                "time": ", ".join(f"{step.name} {step.seconds:.2f} s" for step in self.steps),
+            },
+        )
+        _rows(
+            screen,
+            "what each quantized op costs, the worst first",
+            ("node", "op", "rule", "module", "alone, dB", "here, dB"),
+            [_layer_cells(layer) for layer in found.worst()],
+            "result.report.comparison.worst()",
+        )
+        _rows(
+            screen,
+            "left float",
+            ("node", "op", "module", "why"),
+            [(row.node, row.op, row.module, row.reason) for row in self.coverage.rows_for(Verdict.FLOAT)],
+            "result.report.coverage.rows_for('float')",
+        )
+        noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes]
+        _rows(screen, "what was done", ("pass", "notes"), noted, "result.program.log")
+        unseen = [f"no batch reached {group}" for group in self.calibration.unseen]
+        for note in (*self.calibration.notes, *unseen, *found.notes):
+            screen.text(f"note: {note}")
+
+    def __str__(self) -> str:
+        text = StringIO()
+        self.show(Screen(Console(file=text, highlight=False, force_terminal=False)))
+        return text.getvalue().rstrip("\n")
+
+
+def _layer_cells(layer: Layer) -> tuple[str, ...]:
+    return layer.node, layer.op, layer.rule, layer.module, shown(layer.local), shown(layer.sqnr)
+
+
+def _rows(
+    screen: Screen, title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], all_of_them: str
+) -> None:
+    """A table of the first rows, and where the others are; nothing if there are none."""
+    if rows:
+        screen.table(title, columns, rows[:MOST_ROWS])
+    if len(rows) > MOST_ROWS:
+        screen.text(f"  … and {len(rows) - MOST_ROWS} more: {all_of_them}")
+
+
+def readable(count: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

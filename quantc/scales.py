@@ -1,0 +1,130 @@
+"""From the statistics of a plan to the scale and zero point of each group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from quantc.errors import CalibrationError, DataError, QuantcError
+from quantc.formats import PerChannel
+from quantc.numerics import QParams, fit_weight_scale, scale_product
+from quantc.observe.observation import Observation
+from quantc.observe.registry import start
+from quantc.outcomes import Derived, Fixed, Quantize
+from quantc.places import Places
+from quantc.plan import Group, Source
+from quantc.program import Program
+from quantc.sites import Site
+from quantc.spec import INT32_BIAS, QuantSpec
+
+
+def spec_of(group: Group, qparams: QParams | None = None) -> QuantSpec:
+    """The spec of a group. What is derived has a scale for each channel if its qparams do."""
+    if not isinstance(group.outcome, Derived):
+        return group.outcome.spec
+    by_channel = qparams is not None and qparams.scale.dim() > 0
+    return INT32_BIAS.but(granularity=PerChannel(axis=0)) if by_channel else INT32_BIAS
+
+
+def find_qparams(program: Program) -> tuple[dict[str, QParams], list[str]]:
+    """The qparams of every group by name, and what there is to say about them."""
+    places = Places(program)
+    found: dict[str, QParams] = {}
+    of_site: dict[Site, str] = {site: group.name for group in program.plan.groups for site in group.places}
+    for group in program.plan.groups:
+        if group.source not in (Source.DERIVED, Source.RUN_TIME):
+            found[group.name] = _qparams(program, group, places)
+    notes = [note for group in program.plan.groups if (note := _too_fine(program, group, places, found)) is not None]
+    for group in program.plan.groups:
+        if isinstance(group.outcome, Derived):
+            parents = [of_site[site] for site in group.outcome.sites]
+            notes += _make_room(program, group, parents, found, places)
+            found[group.name] = scale_product(*(found[parent] for parent in parents))
+    return found, notes
+
+
+def _too_fine(program: Program, group: Group, places: Places, found: dict[str, QParams]) -> str | None:
+    """Says so where the smallest scale allowed is coarser than what calibration saw asks for."""
+    if group.source is not Source.DATA or not isinstance(group.outcome, Quantize):
+        return None
+    spec = group.outcome.spec
+    if spec.dtype.is_float or bool((found[group.name].scale > torch.tensor(spec.eps)).any()):
+        return None
+    place = program.describe(places.value(group.places[0]))
+    return f"{place}: calibration saw only numbers within {spec.levels} steps of the smallest scale, {spec.eps:.3g}"
+
+
+def _qparams(program: Program, group: Group, places: Places) -> QParams:
+    if isinstance(group.outcome, Fixed):
+        scale = torch.tensor(group.outcome.scale, dtype=torch.float32)
+        return QParams(scale, torch.tensor(group.outcome.zero_point))
+    if not isinstance(group.outcome, Quantize):
+        raise QuantcError(f"group {group.name} has no qparams of its own", advice="derive them from its parents")
+    where = f"{group.name} ({program.describe(places.value(group.places[0]))})"
+    observation = _observed(program, group, places, group.outcome.spec, where)
+    return observation.qparams(group.outcome.spec, where=where)
+
+
+def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, where: str) -> Observation:
+    """What is known of a group's tensors: from calibration, and from those that are constants."""
+    constants = [
+        tensor
+        for site in group.values
+        if (node := places.node(site)).op == "get_attr" and (tensor := program.tensor(node)) is not None
+    ]
+    total = program.plan.statistics.get(group.name) if group.source is Source.DATA else None
+    if group.source is Source.DATA and (total is None or not total.seen):
+        raise _unobserved(program, group, where)
+    if constants:
+        own = start(spec)
+        for constant in constants:
+            _refuse_bad(constant, where)
+            own.update(constant.detach(), where=where)
+        total = own if total is None else total.merge(own)
+    if total is None:
+        raise CalibrationError(f"{group.name} has nothing to observe", where=where, advice="capture the model again")
+    return total
+
+
+def _unobserved(program: Program, group: Group, where: str) -> CalibrationError:
+    """Calibration saw nothing of a group: it was not run, or it never entered the branch or loop this is in."""
+    path, statistics = group.places[0].graph, program.plan.statistics
+    seen = {other.places[0].graph for other in program.plan.groups if _has_seen(statistics.get(other.name))}
+    if path and path not in seen and program.plan.batches:
+        return CalibrationError(
+            f"no batch entered {path}, so {group.name} was never observed",
+            where=where,
+            advice=f'calibrate with a batch that takes it, or leave it float: config.set_node("{path}/*", FLOAT)',
+        )
+    return CalibrationError(
+        f"{group.name} was never observed",
+        where=where,
+        advice="call qc.calibrate(prepared, batches) with a batch that reaches it, before qc.convert",
+    )
+
+
+def _has_seen(observation: Observation | None) -> bool:
+    return observation is not None and observation.seen > 0
+
+
+def _refuse_bad(constant: Tensor, where: str) -> None:
+    if constant.numel() == 0:
+        raise DataError("an empty tensor has no range", where=where, advice="leave it float")
+
+
+def _make_room(
+    program: Program, group: Group, parents: list[str], found: dict[str, QParams], places: Places
+) -> list[str]:
+    """Raise the weight's scales where a bias would not fit its 32-bit accumulator. Says where that was needed."""
+    node: fx.Node = places.value(group.places[0])
+    bias = program.tensor(node)
+    if bias is None or len(parents) != 2:
+        return []
+    x, weight = found[parents[0]], found[parents[1]]
+    fitted = fit_weight_scale(bias.detach(), x.scale, weight.scale.expand(bias.shape))
+    raised = fitted > weight.scale
+    if not bool(raised.any()):
+        return []
+    scale = fitted if weight.scale.dim() else fitted.max()
+    found[parents[1]] = QParams(scale, weight.zero_point)
+    return [f"{program.describe(node)}: {int(raised.sum())} weight scales raised so that the bias fits 32 bits"]

@@ -1,0 +1,110 @@
+"""Which places share a scale: connected components of what is tied together, whatever the order of annotation.
+
+Two places are tied if one is declared to be like the other; if they are uses of one tensor that ask for the same; or if
+one is a use of a tensor that its producer yields in just that form.
+"""
+
+from __future__ import annotations
+
+import networkx as nx
+from torch import fx
+
+from quantc.errors import AnnotationError
+from quantc.formats import Timing
+from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs
+from quantc.places import Places
+from quantc.plan import Group, Source
+from quantc.program import Program
+from quantc.sites import Site
+
+Rooted = Quantize | Fixed | Derived
+
+
+def resolve_groups(program: Program) -> tuple[Group, ...]:
+    """The groups of a plan, in the order of the program."""
+    outcomes = program.plan.outcomes
+    places = Places(program)
+    roots = _roots(program)
+    ties: nx.Graph[Site] = nx.Graph()
+    ties.add_nodes_from(roots)
+    ties.add_edges_from((site, outcome.site) for site, outcome in outcomes.items() if isinstance(outcome, SameAs))
+    by_value: dict[tuple[fx.Node, Rooted], Site] = {}
+    values = {site: places.value(site) for site in roots}
+    for site, root in roots.items():
+        first = by_value.setdefault((values[site], root), site)
+        if first != site:
+            ties.add_edge(first, site)
+    order = _Order(places)
+    components = (sorted(members, key=order) for members in nx.connected_components(ties))
+    groups = [_group(members, roots, values, places, order) for members in components]
+    return tuple(sorted(groups, key=lambda group: order(group.places[0])))
+
+
+def _roots(program: Program) -> dict[Site, Rooted]:
+    """What each place comes to, following what it is like. A circle, or a place like a float one, is an error."""
+    outcomes = program.plan.outcomes
+    known: dict[Site, Rooted | None] = {}
+    for start in outcomes:
+        path: dict[Site, None] = {}
+        site = start
+        while site not in known:
+            if site in path:
+                raise _circle([*path], site)
+            path[site] = None
+            outcome = outcomes.get(site)
+            if isinstance(outcome, SameAs):
+                site = outcome.site
+                continue
+            known[site] = None if outcome is None or isinstance(outcome, Float) else outcome
+        root = known[site]
+        if root is None and len(path) > 1:
+            raise AnnotationError(
+                f"{start} is to be quantized like {site}, which is float",
+                where=", ".join(map(str, path)),
+                advice="quantize that place too, or leave both float",
+            )
+        known.update(dict.fromkeys(path, root))
+    return {site: root for site in outcomes if (root := known[site]) is not None}
+
+
+def _circle(path: list[Site], site: Site) -> AnnotationError:
+    members = [str(member) for member in path[path.index(site) :]]
+    return AnnotationError(
+        f"places are like each other in a circle: {' -> '.join([*members, str(site)])}",
+        where=", ".join(members),
+        advice="give one of them a spec of its own",
+    )
+
+
+class _Order:
+    """Sites in the order of the program: by graph, by node, operands before outputs."""
+
+    def __init__(self, places: Places) -> None:
+        self.at: dict[tuple[str, str], tuple[int, int]] = {}
+        for number, (graph, path) in enumerate(places.paths.items()):
+            for position, node in enumerate(graph.nodes):
+                self.at[path, node.name] = (number, position)
+
+    def __call__(self, site: Site) -> tuple[tuple[int, int], int, int]:
+        is_output = site.operand is None
+        return self.at[site.graph, site.node], int(is_output), (site.out or 0) if is_output else site.operand or 0
+
+
+def _group(
+    members: list[Site], roots: dict[Site, Rooted], values: dict[Site, fx.Node], places: Places, order: _Order
+) -> Group:
+    # ties are made between places that come to the same, so any member speaks for all
+    outcome = roots[members[0]]
+    made = dict.fromkeys(values[member] for member in members)
+    sites = tuple(sorted((places.out(value) for value in made), key=order))
+    return Group(str(members[0]), outcome, sites, tuple(members), _source(outcome, list(made)))
+
+
+def _source(outcome: Rooted, values: list[fx.Node]) -> Source:
+    if isinstance(outcome, Fixed):
+        return Source.GIVEN
+    if isinstance(outcome, Derived):
+        return Source.DERIVED
+    if outcome.spec.timing is Timing.DYNAMIC:
+        return Source.RUN_TIME
+    return Source.CONSTANTS if all(value.op == "get_attr" for value in values) else Source.DATA

@@ -1,0 +1,227 @@
+"""Saving and loading programs. Nothing is pickled, and reading a file executes nothing that is in it.
+
+A file is a safetensors container (`quantc.store.container`) with the program's tensors and, as bytes, one JSON document: the
+program's text, as `program.dump()` gives it, and what text does not carry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from torch import fx
+
+from quantc.capture.archive_members import inside
+from quantc.digests import constants
+from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
+from quantc.frozen import faults_of
+from quantc.parse import parse
+from quantc.program import LogEntry, Program
+from quantc.sites import NodeTable, Origin
+from quantc.store import container
+from quantc.store.container import ADVICE
+from quantc.store.observers import ObserverData, observer_data, put_observers, with_observed
+from quantc.store.plan import PlanData, plan_data, plan_of
+from quantc.store.tensors import Record, TensorReader, TensorWriter
+from quantc.store.vetting import faults, why_not_tensor
+
+DOCUMENT = "document"
+CONSTANTS = "constants/"
+INPUTS = "inputs/"
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Log(_Data):
+    name: str
+    seconds: float
+    changed: bool
+    notes: list[str]
+
+
+class _Origins(_Data):
+    """Origins, each written once, and which node has which."""
+
+    known: list[tuple[str, str, str, NonNegativeInt]]
+    nodes: dict[str, NonNegativeInt]
+
+
+class _Document(_Data):
+    written_by: str
+    text: str
+    log: list[_Log]
+    origins: _Origins
+    inputs: list[str | int | float | bool | None] | None
+    """For each flat input: the name of its tensor below `inputs/`, or the number it is; None where it is fixed."""
+    observers: dict[str, ObserverData]
+    plan: PlanData
+    records: dict[str, Record]
+
+
+def save(program: Program, path: str | os.PathLike[str]) -> None:
+    """Write a program to a file, whole or not at all. SaveError, naming the node, if it holds what a file cannot."""
+    program.verify()
+    for what, where, advice in faults(program):
+        raise SaveError(f"{program.name} cannot be saved: {what}", where=where, advice=advice)
+    tensors = TensorWriter()
+    for name, tensor in _apart(constants(program)).items():
+        tensors.add(f"{CONSTANTS}{name}", tensor)
+    names = {node: name for name, node in _nodes(program).items()}
+    document = _Document(
+        written_by=f"quantc {version('quantc')}, torch {torch.__version__}",
+        text=program.dump("text"),
+        log=[_Log(name=row.name, seconds=row.seconds, changed=row.changed, notes=[*row.notes]) for row in program.log],
+        origins=_origins(program, names),
+        inputs=_inputs(program, tensors),
+        observers=observer_data(program, names),
+        plan=plan_data(with_observed(program), names, tensors),
+        records=tensors.records,
+    )
+    text = json.dumps(document.model_dump(mode="json"), separators=(",", ":")).encode("ascii")
+    stored = {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors.stored}
+    container.write(Path(path), stored)
+
+
+def load(path: str | os.PathLike[str]) -> Program:
+    """The program in a file that `save` wrote. LoadError, naming the field, on anything else."""
+    place = Path(path)
+    with inside(str(place)):
+        stored = container.read(place)
+        try:
+            return _program(_document(stored.pop(DOCUMENT, None)), stored)
+        except LoadError:
+            raise
+        except ParseError as error:
+            where = f"line {error.line}, column {error.column} of the program's text"
+            raise LoadError(
+                f"its text does not read: {error.what}", where=where, advice=error.advice or ADVICE
+            ) from error
+        except QuantcError as error:
+            raise LoadError(
+                f"it does not read: {error.what}", where=error.where, advice=error.advice or ADVICE
+            ) from error
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+def _nodes(program: Program) -> dict[str, fx.Node]:
+    """Every node by its name, with its path if it is in a nested graph."""
+    return {
+        f"{path}/{node.name}" if path else node.name: node for path, graph in program.graphs() for node in graph.nodes
+    }
+
+
+def _apart(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each tensor once; of several names for one, the text ties the others to the first in alphabetical order."""
+    first: dict[int, str] = {}
+    for name in sorted(named):
+        first.setdefault(id(named[name]), name)
+    return {name: named[name] for name in first.values()}
+
+
+def _origins(program: Program, names: Mapping[fx.Node, str]) -> _Origins:
+    known: dict[tuple[str, str, str, int], int] = {}
+    nodes: dict[str, int] = {}
+    for node, origin in program.origins.rows.items():
+        # only the name of the source file: where it lay on this machine is nobody's business
+        file = origin.source.rpartition(":")[0]
+        row = (origin.module_path, origin.module_type, file, origin.line)
+        nodes[names[node]] = known.setdefault(row, len(known))
+    return _Origins(known=list(known), nodes=nodes)
+
+
+def _inputs(program: Program, tensors: TensorWriter) -> list[str | int | float | bool | None] | None:
+    given, wanted = program.example_inputs, program.signature.inputs
+    if given is None:
+        return None
+    if len(given) != len(wanted):
+        raise _bad_example(program, f"there are {len(given)} example inputs for {len(wanted)}")
+    rows: list[str | int | float | bool | None] = []
+    for index, (item, leaf) in enumerate(zip(wanted, given, strict=True)):
+        if item.is_constant:
+            rows.append(None)
+        elif isinstance(leaf, torch.Tensor) and why_not_tensor(leaf) is None:
+            rows.append(str(index))
+            tensors.add(f"{INPUTS}{index}", leaf)
+        elif isinstance(leaf, int | float):
+            rows.append(leaf)
+        else:
+            raise _bad_example(program, f"example input {item.name!r} is a {type(leaf).__name__} of a special kind")
+    try:
+        program.signature.check(given, program.signature.in_spec)
+    except InputError as error:
+        raise _bad_example(program, f"its example inputs do not fit: {error.what}") from error
+    return rows
+
+
+def _bad_example(program: Program, what: str) -> SaveError:
+    advice = "set program.example_inputs to None, or to plain tensors"
+    return SaveError(f"{program.name} cannot be saved: {what}", where="example_inputs", advice=advice)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def _document(stored: torch.Tensor | None) -> _Document:
+    if stored is None or stored.dtype != torch.uint8 or stored.dim() != 1:
+        raise LoadError(f"the tensor {DOCUMENT!r} is missing, or is not bytes", advice=ADVICE)
+    try:
+        return _Document.model_validate_json(stored.numpy().tobytes())
+    except ValidationError as error:
+        raise LoadError(f"its document does not read: {'; '.join(faults_of(error)[:3])}", advice=ADVICE) from error
+
+
+def _program(document: _Document, stored: Mapping[str, torch.Tensor]) -> Program:
+    tensors = TensorReader(document.records, stored)
+    program = parse(document.text, tensors.take_all(CONSTANTS))
+    nodes = _nodes(program)
+    program.log = [LogEntry(row.name, row.seconds, row.changed, tuple(row.notes)) for row in document.log]
+    program.origins = _origin_table(document.origins, nodes)
+    program.example_inputs = _example_inputs(program, document.inputs, tensors)
+    program.plan, notes = plan_of(document.plan, nodes, tensors)
+    put_observers(program, document.observers, nodes)
+    for what, where, _ in faults(program):
+        raise LoadError(f"a file may not hold this: {what}", where=where, advice=ADVICE)
+    tensors.finish()
+    program.verify()
+    if notes:
+        program.log.append(LogEntry("load", 0.0, False, tuple(notes)))
+    return program
+
+
+def _origin_table(data: _Origins, nodes: Mapping[str, fx.Node]) -> NodeTable[Origin]:
+    known = [Origin(*row) for row in data.known]
+    table: NodeTable[Origin] = NodeTable()
+    for name, index in data.nodes.items():
+        if name not in nodes or index >= len(known):
+            raise LoadError(
+                f"there is no node {name[:60]!r}, or no origin {index}", where="origins.nodes", advice=ADVICE
+            )
+        table[nodes[name]] = known[index]
+    return table
+
+
+def _example_inputs(
+    program: Program, rows: list[str | int | float | bool | None] | None, tensors: TensorReader
+) -> tuple[Any, ...] | None:
+    if rows is None:
+        return None
+    if len(rows) != len(program.signature.inputs):
+        raise LoadError(f"{len(rows)} inputs for {len(program.signature.inputs)}", where="inputs", advice=ADVICE)
+    leaves: list[Any] = []
+    for row, item in zip(rows, program.signature.inputs, strict=True):
+        if item.is_constant:
+            leaves.append(item.constant)
+        else:
+            leaves.append(tensors.take(f"{INPUTS}{row}") if isinstance(row, str) else row)
+    program.signature.check(leaves, program.signature.in_spec)
+    return tuple(leaves)

@@ -1,0 +1,351 @@
+"""How a backend's table is applied to a program.
+
+Rules that ask for quantized tensors go first. Rules with a `pass` operand follow: they take part where what they are
+given comes quantized. One that moves values (its result is like its operand) also takes part where its operand can be
+had quantized and those who read its result want it so: nothing is lost by quantizing before the move and not after it.
+One that computes does not ask, since its operands would be rounded for its sake alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from quantc.annotator import Annotator
+from quantc.errors import AnnotationError
+from quantc.formats import PerChannel, PerTensor, Role
+from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
+from quantc.places import operand_nodes, outputs_of
+from quantc.plan import Claim, Part
+from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
+from quantc.resolve import Setting
+from quantc.sites import Site
+from quantc.spec import name_of
+from quantc.types import rank_of
+
+if TYPE_CHECKING:
+    from quantc.patterns.match import Admission, Match
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An operand of a matched node that the match binds by a name: the node, which operand, what it reads, as what."""
+
+    name: str
+    node: fx.Node
+    operand: int
+    value: fx.Node
+    role: str
+
+
+def slots_of(match: Match) -> Iterator[Slot]:
+    """The operands of a match that come from outside it, by the names the pattern gives them."""
+    roles = match.rule.roles
+    names: dict[fx.Node, list[str]] = {}
+    for name in roles:
+        bound = match.bindings.get(name)
+        for value in bound if isinstance(bound, tuple) else (bound,):
+            if isinstance(value, fx.Node) and value not in match.nodes:
+                names.setdefault(value, []).append(name)
+    for node in match.nodes:
+        counts: dict[fx.Node, int] = {}
+        for operand, value in enumerate(operand_nodes(node)):
+            if value not in names:
+                continue
+            # the same tensor under two names: they come in the order they are written
+            nth = counts[value] = counts.get(value, -1) + 1
+            name = names[value][min(nth, len(names[value]) - 1)]
+            yield Slot(name, node, operand, value, roles[name])
+
+
+def follows(match: Match) -> bool:
+    """Whether a match hands on what it is given, rather than asking for it."""
+    return PASS in match.rule.roles.values()
+
+
+def moves(match: Match) -> bool:
+    """Whether the result of a match has the scale of an operand."""
+    return match.rule.roles.get("out", "").startswith(LIKE)
+
+
+class TableAnnotation:
+    """One run of a table over a program."""
+
+    def __init__(self, backend: Backend, annotator: Annotator) -> None:
+        from quantc.patterns.match import Admission
+
+        self.backend = backend
+        self.annotator = annotator
+        self.config = annotator.config
+        self.admission: Admission = Admission(annotator.left_out, self._why_not)
+        self.on_demand: dict[fx.Node, Quantize | Fixed] = {}
+        """What can be had quantized but need not be."""
+
+    def run(self) -> None:
+        matches = list(self.backend.table.match(self.annotator.program, self.admission))
+        for match in matches:
+            if not follows(match):
+                self._anchor(match)
+        for node, reason in self.annotator.left_out.items():
+            if node not in self.annotator.plan.claims:
+                self.annotator.leave(node, reason)
+        able = self._able([match for match in matches if follows(match)])
+        asked = self._asked_for(able)
+        for match in able:
+            self._follow(match, match.root in asked)
+
+    # -- what may be matched -----------------------------------------------------------------------------------
+
+    def _why_not(self, match: Match) -> str | None:
+        """Only float tensors that nobody writes to can be quantized, and weights are constants."""
+        for slot in slots_of(match):
+            setting = self._setting(slot)
+            if (setting is not None and isinstance(setting.use, Float)) or self._is_bias(slot):
+                continue
+            reason = self.annotator.why_not_tensor(slot.value) or self._why_not_weight(slot)
+            if reason is not None:
+                return reason
+        if "out" in match.rule.roles:
+            reasons = (self.annotator.why_not_tensor(output) for output in outputs_of(match.root))
+            return next((reason for reason in reasons if reason is not None), None)
+        return None
+
+    def _own(self, role: str) -> Quantize | Fixed | None:
+        """What the backend has for a role; nothing for one that refers to other places."""
+        return None if role == PASS or role.startswith(LIKE) else self.backend.outcome(role)
+
+    def _why_not_weight(self, slot: Slot) -> str | None:
+        own = self._own(slot.role)
+        if own is None or own.spec.role is not Role.WEIGHT:
+            return None
+        if slot.value.op != "get_attr":
+            return f"{slot.value.name} is computed, and {slot.name} must be a constant to be quantized as a weight"
+        granularity, rank = own.spec.granularity, rank_of(slot.value)
+        if isinstance(granularity, PerChannel) and rank is not None and not -rank <= granularity.axis < rank:
+            return f"{slot.value.name} has {rank} axes, and its channels are to lie on axis {granularity.axis}"
+        return None
+
+    def _is_bias(self, slot: Slot) -> bool:
+        """Recurrent ops take weights and biases in one list: those with a single axis are biases, and stay float."""
+        own = self._own(slot.role)
+        return own is not None and own.spec.role is Role.WEIGHT and rank_of(slot.value) == 1
+
+    # -- rules that compute ------------------------------------------------------------------------------------
+
+    def _anchor(self, match: Match) -> None:
+        sites: dict[str, Site] = {}
+        for slot in slots_of(match):
+            if self._is_bias(slot):
+                continue
+            outcome = self._like(slot.role, sites) or self._chosen(
+                slot.name, slot.role, self._setting(slot), sites, slot.node
+            )
+            if outcome is None:
+                continue
+            site = self.annotator.operand(slot.node, slot.operand, outcome)
+            sites.setdefault(slot.name, site)
+        self._share_lists(match, sites)
+        self._output(match, sites)
+        self._claim(match, Part.QUANTIZED)
+
+    def _shares(self, match: Match, name: str) -> bool:
+        return f"{LIKE}{name}" in match.rule.roles.values()
+
+    def _share_lists(self, match: Match, sites: dict[str, Site]) -> None:
+        """The members of a list that something else is like have one scale."""
+        outcomes = self.annotator.plan.outcomes
+        for name, first in sites.items():
+            if not self._shares(match, name) or isinstance(outcomes[first], Float):
+                continue
+            for slot in slots_of(match):
+                site = self.annotator.places.use(slot.node, slot.operand)
+                if slot.name != name or site == first or isinstance(outcomes[site], Float):
+                    continue
+                if outcomes[site] != outcomes[first]:
+                    raise _conflict(match, {first: outcomes[first], site: outcomes[site]})
+                outcomes[site] = SameAs(first)
+
+    def _output(self, match: Match, sites: dict[str, Site]) -> None:
+        role = match.rule.roles.get("out")
+        setting = self.config.setting(match.root)
+        if role is None or (setting is not None and isinstance(setting.use, Float)):
+            return
+        outcome = self._like(role, sites) or self._chosen("out", role, setting, sites, match.root)
+        if outcome is None:
+            return
+        for output in outputs_of(match.root):
+            if role.endswith(ON_DEMAND) and isinstance(outcome, Quantize | Fixed):
+                self.on_demand[output] = outcome
+            else:
+                self.annotator.output(output, outcome)
+
+    def _like(self, role: str, sites: dict[str, Site]) -> TensorOutcome | None:
+        site = sites.get(role.removeprefix(LIKE)) if role.startswith(LIKE) else None
+        if site is None or isinstance(self.annotator.plan.outcomes[site], Float):
+            return None
+        return SameAs(site)
+
+    def _setting(self, slot: Slot) -> Setting | None:
+        """What the config says of an operand: for this edge, or for tensors of its kind at this node."""
+        edge = self.config.edges.get((slot.value, slot.node))
+        if edge is not None:
+            return edge
+        own = self._own(slot.role)
+        return self.config.setting(slot.node, Role.ACT if own is None else own.spec.role)
+
+    def _chosen(
+        self, name: str, role: str, setting: Setting | None, sites: dict[str, Site], node: fx.Node
+    ) -> TensorOutcome | None:
+        """What the backend has for a role, unless the config says otherwise."""
+        own = self._own(role)
+        if own is None:
+            return None
+        if own.spec.role is Role.BIAS:
+            parents = [sites[parent] for parent in sites if parent != name]
+            return Derived(tuple(parents)) if len(parents) > 1 else None
+        if setting is None:
+            return own
+        if isinstance(setting.use, Float):
+            return Float(str(setting))
+        return self._asked(own, setting.use, node, setting)
+
+    def _asked(self, own: Quantize | Fixed, use: Quantize | Fixed, node: fx.Node, setting: Setting) -> Quantize | Fixed:
+        """What the config asks for, if the backend can run it.
+
+        What follows from the op is the op's and not the config's: the axis of the channels, and a range known
+        beforehand.
+        """
+        if use.spec.role is not own.spec.role:
+            return own
+        if isinstance(own, Fixed) and isinstance(use, Quantize) and _same_numbers(own, use):
+            return own
+        theirs, ours = use.spec.granularity, own.spec.granularity
+        if isinstance(use, Quantize) and isinstance(theirs, PerChannel) and isinstance(ours, PerChannel):
+            use = Quantize(use.spec.but(granularity=ours))
+        reason = self.backend.why_not(use.spec)
+        if reason is None and isinstance(theirs, PerChannel) and isinstance(ours, PerTensor):
+            reason = "the tensor has no axis of channels here, so granularity must be per-tensor"
+        if reason is not None:
+            raise AnnotationError(
+                f"backend {self.backend.name!r} cannot run {name_of(use.spec)}: {reason}",
+                where=f"{self.annotator.program.describe(node)}, by the config's rule {setting.rule}",
+                advice="choose another spec in the config, or FLOAT",
+            )
+        return use
+
+    def _claim(self, match: Match, part: Part) -> None:
+        nodes = dict.fromkeys([*match.nodes, *outputs_of(match.root)])
+        self.annotator.claim(nodes, Claim(self.backend.name, match.rule.name, match.root.name, part))
+
+    # -- rules that follow -------------------------------------------------------------------------------------
+
+    def _able(self, followers: list[Match]) -> list[Match]:
+        """The matches all of whose inputs can be had quantized; why not, for the others."""
+        able: list[Match] = []
+        handed_on: set[fx.Node] = set()
+        for match in followers:
+            reason = self._why_not_able(match, handed_on)
+            if reason is not None:
+                self.annotator.leave(match.root, reason)
+                continue
+            able.append(match)
+            if "out" in match.rule.roles:
+                handed_on.update(outputs_of(match.root))
+        return able
+
+    def _why_not_able(self, match: Match, handed_on: set[fx.Node]) -> str | None:
+        setting = self.config.setting(match.root)
+        if setting is not None and isinstance(setting.use, Float):
+            return f"left float, as the config says: {setting.rule}"
+        for slot in slots_of(match):
+            edge = self._setting(slot)
+            if edge is not None and isinstance(edge.use, Float):
+                return f"{match.rule.name}: its input {slot.value.name} is left float, as the config says: {edge.rule}"
+            known = slot.value in self.on_demand or slot.value in handed_on or self._decided(slot.value)
+            if slot.role == PASS and not known:
+                return f"{match.rule.name}: its input {slot.value.name} is not quantized"
+        return None
+
+    def _decided(self, value: fx.Node) -> bool:
+        """Whether everybody gets a tensor quantized."""
+        outcome = self.annotator.plan.outcomes.get(self.annotator.places.out(value))
+        return outcome is not None and not isinstance(outcome, Float)
+
+    def _asked_for(self, followers: list[Match]) -> set[fx.Node]:
+        """The roots of moves whose results somebody wants quantized, and nobody wants in float.
+
+        Where somebody reads the result in float, it is better to quantize for the others alone, after the move.
+        Followers that compute take what comes.
+        """
+        outcomes, places = self.annotator.plan.outcomes, self.annotator.places
+        wanted: set[tuple[fx.Node, int]] = {
+            (places.node(site), site.operand)
+            for site, outcome in outcomes.items()
+            if site.operand is not None and not isinstance(outcome, Float)
+        }
+        asked: set[fx.Node] = set()
+        computing = {node for match in followers if not moves(match) for node in match.nodes}
+        for match in reversed(followers):
+            if not moves(match):
+                continue
+            reads = [read for output in outputs_of(match.root) for read in places.reads(output)]
+            if any(read in wanted for read in reads) and all(read in wanted or read[0] in computing for read in reads):
+                asked.add(match.root)
+                wanted.update((slot.node, slot.operand) for slot in slots_of(match))
+        return asked
+
+    def _follow(self, match: Match, asked: bool) -> None:
+        given = {slot: self._given(slot, asked) for slot in slots_of(match) if slot.role == PASS}
+        missing = next((slot.value for slot, outcome in given.items() if outcome is None), None)
+        if missing is not None:
+            return self.annotator.leave(match.root, self._why_not_given(match, missing))
+        sites: dict[str, Site] = {}
+        for slot in self._in_order(match, given):
+            known = sites.get(slot.name)
+            if slot.role != PASS:
+                outcome = self._like(slot.role, sites) or self._chosen(
+                    slot.name, slot.role, self._setting(slot), sites, slot.node
+                )
+            else:
+                outcome = SameAs(known) if known is not None and self._shares(match, slot.name) else given[slot]
+            if outcome is not None:
+                sites.setdefault(slot.name, self.annotator.operand(slot.node, slot.operand, outcome))
+        self._output(match, sites)
+        return self._claim(match, Part.PROPAGATED if moves(match) else Part.QUANTIZED)
+
+    def _given(self, slot: Slot, asked: bool) -> TensorOutcome | None:
+        """How a tensor comes to a rule that passes it on; None if it comes as float."""
+        if self._decided(slot.value):
+            return SameAs(self.annotator.places.out(slot.value))
+        return self.on_demand.get(slot.value) if asked else None
+
+    def _why_not_given(self, match: Match, missing: fx.Node) -> str:
+        if missing not in self.on_demand or not moves(match):
+            return f"{match.rule.name}: its input {missing.name} is not quantized"
+        return f"{match.rule.name}: not all that reads its result wants it quantized, so {missing.name} stays float"
+
+    def _in_order(self, match: Match, given: dict[Slot, TensorOutcome | None]) -> list[Slot]:
+        """The operands, the one the others are like first: not one with fixed qparams, if there is another."""
+        return sorted(slots_of(match), key=lambda slot: not isinstance(self._root(given.get(slot)), Quantize))
+
+    def _root(self, outcome: TensorOutcome | None) -> TensorOutcome | None:
+        while isinstance(outcome, SameAs):
+            outcome = self.annotator.plan.outcomes[outcome.site]
+        return outcome
+
+
+def _same_numbers(own: Fixed, use: Quantize) -> bool:
+    """Whether two specs differ in how the range is found at most."""
+    return own.spec.but(observe=None, eps=None) == use.spec.but(observe=None, eps=None)
+
+
+def _conflict(match: Match, members: dict[Site, TensorOutcome]) -> AnnotationError:
+    shown = "; ".join(f"{site}: {outcome}" for site, outcome in members.items())
+    return AnnotationError(
+        f"{match.rule.name} gives its inputs one scale, and the config asks for different ones: {shown}",
+        where=match.program.describe(match.root),
+        advice="set one spec for all of them, or FLOAT",
+    )

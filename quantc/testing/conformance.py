@@ -1,0 +1,180 @@
+"""What a conformance check found: one row for each rule and check."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from quantc.errors import ConformanceError
+from quantc.terminal import plain_rows
+
+
+class Check(StrEnum):
+    """What is checked. Those of a whole backend come first, then those of its rules."""
+
+    JSON = "json"
+    """The table can be written as JSON and read back."""
+    SPECS = "specs"
+    """The backend itself takes the specs of its roles, and they are of a kind that kernels can compute with."""
+    ROLES = "roles"
+    """Every role is used by some rule."""
+    SUPPORTS = "supports"
+    """The rule says at which levels it can be carried out."""
+    MODELS = "models"
+    """There is a model for each alternative of the pattern."""
+    TAKEN = "taken"
+    """The rule takes the models made for it; it is not dead."""
+    OPERANDS = "operands"
+    """Weights are constants, and have the role of weights; biases that of biases."""
+    RUNS = "runs"
+    """Preparing, calibrating, converting, verifying and running work."""
+    PLACED = "placed"
+    """Each operand and output is quantized as its role says."""
+    ZERO = "zero"
+    """Zero is exact, zero points lie in range, symmetric is symmetric."""
+    SHARING = "sharing"
+    """What is alike has one scale; what only moves values keeps it; nothing else is tied."""
+    RANGE = "range"
+    """Fixed qparams cover what the op yields."""
+    BIAS = "bias"
+    """A quantized bias is int32, on the product of the scales of input and weight."""
+    CHANNELS = "channels"
+    """The axis of per-channel scales is that of the output channels."""
+    FIDELITY = "fidelity"
+    """The quantized model is close to the float one."""
+    BATCHES = "batches"
+    """The quantized model runs on batches of other sizes."""
+    INTEGERS = "integers"
+    """Tensors of integers are left alone."""
+    REPEATABLE = "repeatable"
+    """Preparing twice decides the same."""
+    UNCHANGED = "unchanged"
+    """The captured program is left as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is wrong, and what to do."""
+
+    what: str
+    advice: str
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rule (the empty name: the backend as a whole) and one check of it."""
+
+    rule: str
+    check: Check
+    passed: bool
+    models: int
+    """How many models were looked at."""
+    what: str = ""
+    """What is wrong; if nothing is, what there is to know."""
+    where: str = ""
+    advice: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.rule or 'backend'}, {self.check}: {self.what or 'passed'}"
+        return "; ".join([text, *(part for part in (self.where, self.advice) if part)])
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """The rows of a backend. It prints as a table, and `raise_if_failed()` makes it a test."""
+
+    backend: str
+    rows: tuple[Row, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row.passed)
+
+    def row(self, rule: str, check: Check | str) -> Row | None:
+        """The row of a rule and a check; None if the check does not apply."""
+        return next((row for row in self.rows if row.rule == rule and row.check == check), None)
+
+    def raise_if_failed(self) -> None:
+        """Raise one ConformanceError that lists every failure."""
+        if self.passed:
+            return
+        first = self.failures[0]
+        raise ConformanceError(
+            f"backend {self.backend!r} fails {len(self.failures)} of {len(self.rows)} checks",
+            [str(row) for row in self.failures],
+            where=f"{first.rule or 'the backend as a whole'}, {first.check}",
+            advice=first.advice,
+        )
+
+    def to_json(self) -> str:
+        data: dict[str, Any] = {"backend": self.backend, "passed": self.passed}
+        return json.dumps({**data, "rows": [asdict(row) for row in self.rows]}, indent=2)
+
+    def __str__(self) -> str:
+        head = f"{self.backend}: {len(self.rows) - len(self.failures)} of {len(self.rows)} checks passed"
+        columns = ("rule", "checks passed", "failed")
+        by_rule: dict[str, list[Row]] = {}
+        for row in self.rows:
+            by_rule.setdefault(row.rule, []).append(row)
+        cells = [
+            (
+                rule or "(backend)",
+                str(sum(row.passed for row in rows)),
+                " ".join(row.check for row in rows if not row.passed) or "-",
+            )
+            for rule, rows in by_rule.items()
+        ]
+        lines = [head, *plain_rows(columns, cells)]
+        for row in self.failures:
+            lines += [f"{row.rule or '(backend)'}, {row.check}: {row.what}"]
+            lines += [f"  where: {row.where}"] if row.where else []
+            lines += [f"  what to do: {row.advice}"] if row.advice else []
+        return "\n".join(lines)
+
+
+@dataclass
+class _Entry:
+    models: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    faulty: int = 0
+    note: str = ""
+
+
+@dataclass
+class Ledger:
+    """Where rows are written while checks run: the findings for several models become one row."""
+
+    backend: str
+    entries: dict[tuple[str, Check], _Entry] = field(default_factory=dict)
+
+    def add(self, rule: str, check: Check, faults: list[Fault] | None, *, where: str = "", note: str = "") -> None:
+        """Note what a check found for one model, named by `where`; None if the check does not apply to it."""
+        if faults is None:
+            return
+        entry = self.entries.setdefault((rule, check), _Entry())
+        entry.models += 1
+        entry.faulty += bool(faults)
+        entry.faults += [Fault(fault.what, fault.advice, fault.where or where) for fault in faults]
+        entry.note = note or entry.note
+
+    def conformance(self, rules: tuple[str, ...]) -> Conformance:
+        order = {rule: number for number, rule in enumerate(("", *rules))}
+        checks = list(Check)
+        keys = sorted(self.entries, key=lambda key: (order[key[0]], checks.index(key[1])))
+        return Conformance(self.backend, tuple(_row(*key, self.entries[key]) for key in keys))
+
+
+def _row(rule: str, check: Check, entry: _Entry) -> Row:
+    if not entry.faults:
+        return Row(rule, check, True, entry.models, entry.note)
+    first = entry.faults[0]
+    others = f" (and {entry.faulty - 1} models more)" if entry.faulty > 1 else ""
+    others = others or (f" (and {len(entry.faults) - 1} faults more)" if len(entry.faults) > 1 else "")
+    return Row(rule, check, False, entry.models, first.what + others, first.where, first.advice)

@@ -1,0 +1,36 @@
+"""A backend of a few rules for tests that must not change when the real tables grow."""
+
+from __future__ import annotations
+
+from quantc.outcomes import Fixed
+from quantc.patterns import aten
+from quantc.patterns.dsl import optional
+from quantc.patterns.leaves import const
+from quantc.patterns.table import Rule, RuleTable
+from quantc.quantizer import Backend
+from quantc.registry import BACKENDS
+from quantc.spec import INT8_WEIGHT, UINT8
+
+SMALL = Backend(
+    "small",
+    RuleTable(
+        "small",
+        (
+            Rule(
+                "conv-relu",
+                aten.conv("x", const("w"), const("b?")) >> optional(aten.relu),
+                {"x": "act", "w": "weight", "out": "act?"},
+            ),
+            Rule("linear", aten.linear("x", const("w"), const("b?")), {"x": "act", "w": "weight", "out": "act"}),
+            Rule("add", aten.add, {"x": "act", "y": "act", "out": "act"}),
+            Rule("cat", aten.cat, {"xs": "act", "out": "like xs"}),
+            Rule("max-pool", aten.max_pool, {"x": "pass", "out": "like x"}),
+            Rule("reshape", aten.reshape, {"x": "pass", "out": "like x"}),
+            Rule("sigmoid", aten.sigmoid, {"x": "act", "out": "unit"}),
+        ),
+    ),
+    roles={"act": UINT8, "weight": INT8_WEIGHT, "unit": Fixed(1 / 256, 0, UINT8)},
+    summary="a few rules, for tests",
+)
+
+BACKENDS.register(SMALL.name, SMALL)

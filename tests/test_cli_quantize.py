@@ -1,0 +1,303 @@
+"""`quantc quantize`: where the model and the data come from, what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner, Result
+
+import quantc as qc
+from quantc.cli import app
+from quantc.registry import BACKENDS
+
+MODELS = """
+import torch
+from torch import nn
+import quantc as qc
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 8), nn.Linear(3, 8)
+
+    def forward(self, a, b):
+        return torch.relu(self.left(a) + self.right(b))
+
+def plain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (torch.ones(2, 4),)
+
+def two():
+    torch.manual_seed(0)
+    return Two().eval(), (torch.ones(2, 4), torch.ones(2, 3))
+
+def any_size():
+    model, inputs = plain()
+    return qc.capture(model, inputs, dynamic_shapes=({0: torch.export.Dim("n")},))
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, 4, generator=generator) for _ in range(3)]
+
+def stream():
+    yield from batches()
+
+def complete():
+    return (*plain(), batches())
+
+def training():
+    model, inputs = plain()
+    return model.train(), inputs
+
+def soft():
+    return nn.Softplus().eval(), (torch.ones(2, 4),)
+
+def number():
+    return 3
+
+listed = batches()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    torch.set_num_threads(1)
+    (tmp_path / "quantize_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("quantize_models", None)
+    yield tmp_path
+    sys.modules.pop("quantize_models", None)
+
+
+def quantc(*args: str) -> Result:
+    return CliRunner().invoke(app, ["quantize", *args])
+
+
+def succeed(*args: str) -> Result:
+    result = quantc(*args)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def report(*args: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(succeed(*args, "--json").stdout)
+    return found
+
+
+def refuse(*args: str) -> str:
+    result = quantc(*args)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "what to do: " in result.stderr
+    return result.stderr
+
+
+def samples(count: int, width: int = 4, seed: int = 1) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+# -- the example ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["x86", "qnnpack", "executorch"])
+def test_the_example_keeps_its_accuracy(backend: str) -> None:
+    found = report("--backend", backend)
+    assert found["backend"] == backend
+    accuracy = found["accuracy"]
+    assert accuracy["images"] == 719
+    assert accuracy["before"] > 0.99
+    assert abs(accuracy["before"] - accuracy["after"]) <= 0.003
+    assert found["size"]["ratio"] < 0.27
+    assert found["coverage"]["int8_share"] == 1.0
+    assert len([layer for layer in found["comparison"]["layers"] if layer["op"] == "conv2d"]) == 6
+
+
+def test_the_example_prints_plain_lines_in_a_pipe() -> None:
+    result = succeed()
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert lines[0] == "DigitsCNN, quantized for x86"
+    for start in ("accuracy: float 99.", "coverage: ", "SQNR: ", "size: ", "time: capture"):
+        assert any(line.startswith(start) for line in lines), start
+    assert any(line.startswith("conv2d_3") and "down.0" in line for line in lines)
+    assert "\x1b" not in result.output
+    said = result.stderr.splitlines()
+    assert [line for line in said if line.endswith("...")] == [
+        f"{step} ..." for step in ("capture", "prepare", "calibrate", "convert", "compare", "measure")
+    ]
+    assert any("8 of 8 batches" in line for line in said)
+
+
+# -- models and data ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", ["quantize_models:batches", "quantize_models:stream", "quantize_models:listed"])
+def test_batches_from_python(data: str) -> None:
+    expected = report("quantize_models:complete")
+    found = report("quantize_models:plain", "--data", data)
+    assert found["calibration"]["batches"] == 3
+    assert found["accuracy"] is None
+    assert found["calibration"]["groups"] == expected["calibration"]["groups"]
+
+
+def test_a_pt2_file(folder: Path) -> None:
+    model = nn.Linear(4, 2).eval()
+    torch.export.save(torch.export.export(model, (torch.ones(2, 4),)), folder / "linear.pt2")
+    np.savez(folder / "data.npz", samples(6))
+    assert report("linear.pt2", "--data", "data.npz")["coverage"]["counts"]["quantized"] == 1
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_samples_are_cut_into_batches(suffix: str, folder: Path) -> None:
+    array = samples(7)
+    path = folder / f"data{suffix}"
+    if suffix == ".npz":
+        np.savez(path, input=array)
+    else:
+        save_file({"input": torch.from_numpy(array)}, path)
+    result = succeed("quantize_models:plain", "--data", path.name, "--json")
+    assert "note: 1 of 7 samples of input_1 do not fill a batch and are left out" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["calibration"]["batches"] == 3
+    (seen,) = [group for group in found["calibration"]["groups"] if group["where"].startswith("input")]
+    assert (seen["low"], seen["high"]) == (float(array[:6].min()), float(array[:6].max()))
+
+
+def test_whole_batches_and_batches_of_any_size(folder: Path) -> None:
+    np.savez(folder / "whole.npz", samples(10).reshape(5, 2, 4))
+    assert report("quantize_models:plain", "--data", "whole.npz")["calibration"]["batches"] == 5
+    np.savez(folder / "many.npz", samples(70))
+    found = report("quantize_models:any_size", "--data", "many.npz")["calibration"]
+    assert (found["batches"], found["samples"]) == (3, 70)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("arr_0", "arr_1")], ids=["named", "unnamed"])
+def test_several_inputs(names: tuple[str, str], folder: Path) -> None:
+    left, right = samples(8), samples(8, 3, seed=2)
+    arrays: dict[str, Any] = dict(zip(names, (left, right), strict=True))
+    np.savez(folder / "two.npz", **dict(reversed(arrays.items())))
+    groups = report("quantize_models:two", "--data", "two.npz")["calibration"]["groups"]
+    seen = {group["where"]: (group["low"], group["high"]) for group in groups}
+    assert seen["a"] == (float(left.min()), float(left.max()))
+    assert seen["b"] == (float(right.min()), float(right.max()))
+
+
+def test_a_config_file_is_followed(folder: Path) -> None:
+    qc.QuantConfig().set("2", qc.FLOAT).save(folder / "config.toml")
+    found = report("quantize_models:complete", "--config", "config.toml")
+    (row,) = [row for row in found["coverage"]["rows"] if row["module"] == "2"]
+    assert row["verdict"] == "float"
+    assert "config" in row["reason"]
+
+
+def test_the_result_is_written_and_reads_back(folder: Path) -> None:
+    result = succeed("quantize_models:complete", "--out", "deep/model.qc")
+    assert "written to deep/model.qc" in result.stderr
+    program = qc.load(folder / "deep" / "model.qc")
+    assert program.stage is qc.Stage.FOLDED
+    assert program(torch.ones(2, 4)).shape == (2, 3)
+    found = report("quantize_models:complete", "--out", "model.qc")
+    assert found["out"] == "model.qc"
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    result = quantc("quantize_models:plain")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "--data" in result.stderr
+    assert quantc("--bakend", "x86").exit_code == 2
+    assert quantc("quantize_models:plain", "--method", "guess").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--backend", "toaster"], "no backend 'toaster'"),
+        (["quantize_models:complete", "--config", "nowhere.toml"], "nowhere.toml does not read"),
+        (["quantize_models:complete", "--config", "wrong.toml"], "did you mean"),
+        (["nowhere.pt2"], "no file nowhere.pt2"),
+        (["quantize_models:plain", "--data", "nowhere.npz"], "no file nowhere.npz"),
+        (["quantize_models:plain", "--data", "something"], "is not a source of batches"),
+        (["quantize_models:plain", "--data", "quantize_models:bathces"], "did you mean batches"),
+        (["quantize_models:plain", "--data", "quantize_models:number"], "cannot be gone through"),
+        (["quantize_models:plain", "--data", "broken.npz"], "broken.npz cannot be read"),
+        (["quantize_models:plain", "--data", "broken.safetensors"], "broken.safetensors cannot be read"),
+        (["quantize_models:plain", "--data", "objects.npz"], "objects.npz cannot be read"),
+        (["quantize_models:plain", "--data", "wide.npz"], "batch 0 does not fit"),
+        (["quantize_models:plain", "--data", "double.npz"], "f64"),
+        (["quantize_models:plain", "--data", "flat.npz"], "has 1 dimensions"),
+        (["quantize_models:plain", "--data", "one.npz"], "holds 1 samples, and a batch is 2"),
+        (["quantize_models:two", "--data", "ac.npz"], "the arrays are a, c"),
+        (["quantize_models:two", "--data", "uneven.npz"], "different numbers of batches"),
+        (["quantize_models:plain", "--data", "nan.npz"], "NaN"),
+        (["quantize_models:training", "--data", "quantize_models:batches"], "training mode"),
+        (["quantize_models:soft", "--data", "quantize_models:batches"], "nothing was quantized"),
+    ],
+    ids=lambda value: "-".join(value[:3]).replace("quantize_models:", "") if isinstance(value, list) else "",
+)
+def test_refusals_say_what_to_do(args: list[str], says: str, folder: Path) -> None:
+    (folder / "wrong.toml").write_text('[[rules]]\nselect = { by = "op", op = "liner" }\nuse = "FLOAT"\n')
+    (folder / "broken.npz").write_bytes(b"PK not really")
+    (folder / "broken.safetensors").write_bytes(b"no")
+    np.savez(folder / "objects.npz", np.array([{}, []], dtype=object))
+    np.savez(folder / "wide.npz", samples(4, 5))
+    np.savez(folder / "double.npz", samples(4).astype(np.float64))
+    np.savez(folder / "flat.npz", samples(4)[0])
+    np.savez(folder / "one.npz", samples(1))
+    np.savez(folder / "ac.npz", a=samples(4), c=samples(4, 3))
+    np.savez(folder / "uneven.npz", a=samples(4), b=samples(8, 3))
+    np.savez(folder / "nan.npz", np.full((2, 4), np.nan, dtype=np.float32))
+    assert says in refuse(*args)
+
+
+def test_nothing_is_written_where_it_is_refused(folder: Path) -> None:
+    refuse("quantize_models:soft", "--data", "quantize_models:batches", "--out", "model.qc")
+    assert not (folder / "model.qc").exists()
+
+
+def test_an_object_array_executes_nothing(folder: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (folder / "sprung",))
+
+    np.savez(folder / "trap.npz", np.array([Trap()], dtype=object))
+    refuse("quantize_models:plain", "--data", "trap.npz")
+    assert not (folder / "sprung").exists()
+
+
+# -- backends -------------------------------------------------------------------------------------------------
+
+
+def test_backends_are_listed_with_their_rules() -> None:
+    result = CliRunner().invoke(app, ["backends", "--json"])
+    rows = {row["name"]: row for row in json.loads(result.stdout)["backends"]}
+    for name in ("x86", "qnnpack", "executorch"):
+        assert rows[name]["rules"] == len(BACKENDS[name].table) > 0
+        assert rows[name]["provider"] == "quantc"
+        assert rows[name]["summary"]
+    assert "x86" in CliRunner().invoke(app, ["backends"]).stdout
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_keeps_stdout_clean() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from quantc.cli import main; main()", "quantize", "quantize_models:complete", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["name"] == "Sequential"
