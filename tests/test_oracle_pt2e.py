@@ -16,8 +16,6 @@ from quantc.spec import INT8_WEIGHT
 from tests.oracle_models import SUBJECTS, Subject
 from tests.oracles import EPS, Batches, differences, min_max, placement, pt2e, whole_sqnr, worst_op_error
 
-pytest.importorskip("torchao.quantization.pt2e")
-
 SAME_SPEC = min_max(X86.but(weight=INT8_WEIGHT))
 """With the whole range of int8 for weights, as theirs has it."""
 
