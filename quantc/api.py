@@ -24,6 +24,7 @@ from quantc.collector import paused_collector
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, CaptureError, ModeError, QuantcError, suggest
 from quantc.inserted import read_observers
+from quantc.integer.task import MultiplierForm
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
 from quantc.plan import Source
@@ -185,19 +186,21 @@ def prepare(
         return pipelines.prepare(backend, config, allow_empty).run_on_copy(program)
 
 
-Form = Literal["qdq"]
+Form = Literal["qdq", "integer"]
+FORMS: tuple[Form, ...] = ("qdq", "integer")
 
 
-def convert(prepared: Program, to: Form = "qdq") -> Program:
+def convert(prepared: Program, to: Form = "qdq", *, multiplier: MultiplierForm = "float64") -> Program:
     """Carry out what was prepared and calibrated: the program in Q/DQ form, weights stored quantized.
 
-    The prepared program is not changed and can be calibrated further. The pipeline this runs is
-    `qc.pipelines.convert()`.
+    `to="integer"` goes on to integer arithmetic: exact sums, and one rounding onto the grid of each result.
+    `multiplier="fixed"` has that rounding done with a 32-bit mantissa and a shift, as hardware does it.
+
+    The prepared program is not changed and can be calibrated further. The pipelines this runs are
+    `qc.pipelines.convert()` and `qc.pipelines.integer()`.
     """
-    if to != "qdq":
-        raise QuantcError(
-            f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), ["qdq"], noun="forms")
-        )
+    if to not in FORMS:
+        raise QuantcError(f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
     check_program(prepared, "convert", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
     if prepared.stage < Stage.SHARED:
         raise CalibrationError(
@@ -207,7 +210,8 @@ def convert(prepared: Program, to: Form = "qdq") -> Program:
         )
     _check_stage(prepared, Stage.QUANTIZED, "converted")
     with paused_collector():
-        return _converted(prepared)
+        converted = _converted(prepared)
+        return pipelines.integer(multiplier).run(converted) if to == "integer" else converted
 
 
 def _converted(prepared: Program) -> Program:

@@ -32,3 +32,8 @@ def convert(backend: Any = None) -> Pipeline:
     the backend wants done at the end."""
     last = finishing(quantizer_of(backend)) if backend is not None else ()
     return Pipeline.parse("quantize,dedup-qdq,fold").then(*last)
+
+
+def integer(multiplier: str = "float64") -> Pipeline:
+    """What `qc.convert(prepared, to="integer")` runs after `quantize` and `fold`: integer ops in place of Q/DQ."""
+    return Pipeline.parse(f"lower-integer{{multiplier={multiplier}}},eliminate-dead")

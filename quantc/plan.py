@@ -88,6 +88,8 @@ class Plan:
     claims: NodeTable[Claim] = field(default_factory=NodeTable[Claim])
     left_float: NodeTable[str] = field(default_factory=NodeTable[str])
     """Why a node was left float, where the reason is known from annotating."""
+    lowered: NodeTable[str] = field(default_factory=NodeTable[str])
+    """In the integer form: the node of the Q/DQ form, by name, whose value a node has."""
     outcomes: dict[Site, TensorOutcome] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     statistics: dict[str, Observation] = field(default_factory=dict)
@@ -107,9 +109,9 @@ class Plan:
         return self.outcomes == other.outcomes and mine == theirs
 
     @property
-    def tables(self) -> tuple[NodeTable[Claim], NodeTable[str]]:
+    def tables(self) -> tuple[NodeTable[Claim], NodeTable[str], NodeTable[str]]:
         """The tables whose rows follow their nodes."""
-        return self.claims, self.left_float
+        return self.claims, self.left_float, self.lowered
 
     def renamed(self, nodes: Mapping[fx.Node, fx.Node]) -> Plan:
         """The plan for a copy of the graph; `nodes` maps old nodes to new ones. The statistics are the same objects."""
@@ -118,6 +120,7 @@ class Plan:
             self.config,
             self.claims.renamed(nodes),
             self.left_float.renamed(nodes),
+            self.lowered.renamed(nodes),
             dict(self.outcomes),
             self.groups,
             dict(self.statistics),

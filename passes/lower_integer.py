@@ -1,0 +1,70 @@
+"""Integer arithmetic in place of Q/DQ."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import fx
+
+from quantc.integer.boundary import open_boundaries
+from quantc.integer.semantics import semantics_of
+from quantc.integer.task import MultiplierForm, NotIntegerError, Task
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import Program, Stage
+
+
+class LowerInteger(Pass):
+    """Let every op that was quantized compute on integers.
+
+    What an op computes is written in the table of the integer form (docs/integer-form.md): exact sums in int32, then one
+    rounding in float64 onto the grid of the result. Ops that have no integer form stay as dequantize, op, quantize,
+    with the quantize and dequantize ops spelled out in ATen; `coverage()` lists them with the reason.
+
+    `multiplier` says how accumulators are brought to the result's grid: "float64", or "fixed" with a 32-bit mantissa
+    and a shift.
+    """
+
+    name: ClassVar[str] = "lower-integer"
+    needs: ClassVar[Stage] = Stage.FOLDED
+    gives: ClassVar[Stage | None] = Stage.LOWERED
+    before: ClassVar[Stage | None] = Stage.LOWERED
+    preserves: ClassVar[Preserves] = Preserves.NOTHING
+
+    multiplier: MultiplierForm = "float64"
+
+    def run(self, program: Program) -> Outcome:
+        written = 0
+        notes: list[str] = []
+        for nodes in matches(program):
+            task = Task(program, nodes, self.multiplier)
+            reason = lower(task)
+            written += reason is None
+            notes += task.notes
+            if reason is not None:
+                program.plan.left_float[task.root] = reason
+        opened = open_boundaries(program)
+        return Outcome(written + opened > 0, (f"{written} matches compute on integers", *notes))
+
+
+def lower(task: Task) -> str | None:
+    """Write one match on integers; the reason if it stays in float."""
+    row = semantics_of(task.core)
+    if row is None:
+        return "it has no integer form"
+    try:
+        row.write(task)
+    except NotIntegerError as refusal:
+        return str(refusal)
+    return None
+
+
+def matches(program: Program) -> list[tuple[fx.Node, ...]]:
+    """The claimed matches of a program, each in the order of its graph, by the place of their last node."""
+    found: dict[tuple[fx.Graph, str], list[fx.Node]] = {}
+    claims = program.plan.claims
+    for _, graph in program.graphs():
+        for node in graph.nodes:
+            claim = claims.get(node)
+            if claim is not None:
+                found.setdefault((graph, claim.root), []).append(node)
+    return [tuple(nodes) for nodes in found.values()]

@@ -1,0 +1,76 @@
+"""The grid of a quantized tensor: which real number each of its integers stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from quantc.program import Program
+from quantc.qdq import is_dequantize, is_quantize
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """`real = (q - zero_point) * scale`, with `q` in `qmin..qmax`. Scales are float32 values, kept as float64."""
+
+    scale: Tensor
+    """0-dimensional, or one element a channel."""
+    zero_point: Tensor
+    """int64, of the same shape."""
+    qmin: int
+    qmax: int
+    dtype: torch.dtype
+    axis: int | None = None
+    """Which axis the channels are on; None if one scale serves all."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one scale serves the whole tensor."""
+        return self.axis is None
+
+    @property
+    def one_scale(self) -> float:
+        return float(self.scale.item())
+
+    @property
+    def one_zero_point(self) -> int:
+        return int(self.zero_point.item())
+
+    def equals(self, other: Grid) -> bool:
+        mine = (self.qmin, self.qmax, self.dtype, self.axis)
+        return (
+            mine == (other.qmin, other.qmax, other.dtype, other.axis)
+            and torch.equal(self.scale, other.scale)
+            and torch.equal(self.zero_point, other.zero_point)
+        )
+
+    def level(self, real: float) -> int:
+        """The integer nearest to a real number, within the range: for the bounds of clamps."""
+        nearest = torch.round(torch.tensor(real, dtype=torch.float64) / self.scale) + self.zero_point
+        return int(nearest.clamp(self.qmin, self.qmax).item())
+
+
+def grid_of(program: Program, node: fx.Node) -> Grid | None:
+    """The grid that a quantize or dequantize node names; None if its scales are not known before it runs."""
+    if not (is_quantize(node) or is_dequantize(node)):
+        return None
+    name = str(node.target)
+    if "per_tensor" in name:
+        scale, zero_point, qmin, qmax, dtype = _values(program, node.args[1:6])
+        axis = None
+    elif "per_channel." in name:
+        scale, zero_point, axis, qmin, qmax, dtype = _values(program, node.args[1:7])
+    else:
+        return None
+    if scale is None:
+        return None
+    scales = torch.as_tensor(scale, dtype=torch.float32).double()
+    zeros = torch.zeros_like(scales) if zero_point is None else torch.as_tensor(zero_point)
+    return Grid(scales, zeros.to(torch.int64), qmin, qmax, dtype, axis)
+
+
+def _values(program: Program, arguments: tuple[Any, ...]) -> list[Any]:
+    return [program.tensor(item) if isinstance(item, fx.Node) else item for item in arguments]

@@ -1,0 +1,73 @@
+"""`torch.ops.quantc`: the ops of the integer form.
+
+Each op has a *reference*, written in ATen primitives: it is the definition. It is also what the op is decomposed into,
+what gives its shape to fake tensors, and what its kernel is checked against. A *kernel*, where there is one, computes
+the same bits faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+NAMESPACE = "quantc"
+OUT = "Tensor multiplier, Tensor? shift, int out_zero_point, int qmin, int qmax, ScalarType dtype"
+"""The last arguments of every op that ends in `arithmetic.rescale`."""
+
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerOp:
+    """One op: what it computes, and the formula that says so."""
+
+    name: str
+    schema: str
+    reference: Function
+    formula: str
+    deviation: str = ""
+    """How far it may be from the real number it stands for, beyond the rounding of its result. Empty: not at all."""
+    kernel: Function | None = None
+
+    @property
+    def target(self) -> OpOverload:
+        found = getattr(getattr(torch.ops, NAMESPACE), self.name).default
+        assert isinstance(found, OpOverload)
+        return found
+
+    @property
+    def summary(self) -> str:
+        return (self.reference.__doc__ or "").partition("\n")[0]
+
+
+OPS: dict[str, IntegerOp] = {}
+"""By name, in the order of definition."""
+
+
+def integer_op(schema: str, *, formula: str, deviation: str = "", kernel: Function | None = None) -> Function:
+    """Define an op by its reference: `@integer_op("linear(Tensor x, …) -> Tensor", formula="…")`."""
+
+    def define(reference: Function) -> Function:
+        name = schema.partition("(")[0]
+        op = IntegerOp(name, schema, reference, formula, deviation, kernel)
+        _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+        qualified = f"{NAMESPACE}::{name}"
+        torch.library.impl(qualified, ("cpu", "cuda"), kernel or reference, lib=_LIBRARY)
+        torch.library.register_fake(qualified, reference, lib=_LIBRARY)
+        OPS[name] = op
+        return reference
+
+    return define
+
+
+def op_of(target: Any) -> IntegerOp | None:
+    """The op that a call target is; None if it is not one of these."""
+    if not isinstance(target, OpOverload) or target.namespace != NAMESPACE:
+        return None
+    return OPS.get(target._schema.name.rpartition("::")[2])

@@ -1,0 +1,18 @@
+"""Bringing integers from one grid to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from quantc.integer.arithmetic import centered, rescale
+from quantc.integer.library import OUT, integer_op
+
+REQUANTIZED = "out = clamp(round((xq − xz) · M) + zo); M = sx / so"
+
+
+@integer_op(f"requantize(Tensor x, int x_zero_point, {OUT}) -> Tensor", formula=REQUANTIZED)
+def requantize(x: Tensor, x_zero_point: int, *out: Any) -> Tensor:
+    """The same numbers on another grid."""
+    return rescale(centered(x, x_zero_point), *out)

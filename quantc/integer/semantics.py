@@ -1,0 +1,63 @@
+"""The one table of what quantized ops compute on integers.
+
+Each row names ops of the dialect, gives the formula they are held to, and writes the integer ops that carry it out.
+The lowering, the docs page and the conformance kit all read this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import fx
+
+from quantc.dialect import op_name
+from quantc.integer.task import Task
+
+Write = Callable[[Task], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Semantics:
+    """What some ops of the dialect compute on integers."""
+
+    ops: tuple[str, ...]
+    formula: str
+    write: Write
+    """Replaces the match; raises NotIntegerError, before anything is changed, if it cannot."""
+    deviation: str = ""
+    """The most the result can be off, beyond one rounding of the exact value. Empty: nothing."""
+
+
+SEMANTICS: dict[str, Semantics] = {}
+"""By the name of the op a match begins with."""
+
+
+def computes(*ops: str, formula: str, deviation: str = "") -> Callable[[Write], Write]:
+    """Add a row: `@computes("linear", formula="acc = Σ …")` before the function that writes it."""
+
+    def add(write: Write) -> Write:
+        row = Semantics(ops, formula, write, deviation)
+        for op in ops:
+            if op in SEMANTICS:
+                raise ValueError(f"{op} has two rows")
+            SEMANTICS[op] = row
+        return write
+
+    return add
+
+
+def semantics_of(node: fx.Node) -> Semantics | None:
+    load()
+    return SEMANTICS.get(op_name(node))
+
+
+def load() -> None:
+    """Import the modules that fill the table."""
+    from importlib import import_module
+
+    for name in MODULES:
+        import_module(f"quantc.integer.{name}")
+
+
+MODULES = ("write_products", "write_moves")
