@@ -72,5 +72,6 @@ EXECUTORCH = Backend(
         ),
     ),
     after=(DuplicateDq(),),  # the delegate takes an op together with the dequantize ops before it
+    instruction_set="neon-mlal",
     summary="ExecuTorch's XNNPACK delegate: only what it takes in quantized form.",
 )

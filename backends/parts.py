@@ -90,9 +90,23 @@ def with_number(pattern: OpPattern) -> OpPattern:
 # -- rules ---------------------------------------------------------------------------------------------------------
 
 
+NOT_INTEGER: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("lstm", "gru", "rnn", "lstm-cell", "gru-cell"),
+        "the state stays float, and feeds back into every product",
+    ),
+    "linear-prelu": "slopes may lie along another axis than the scales of the weight; the product itself is integer",
+    "embedding-bag": "it adds rows that have scales of their own, and yields float",
+    "upsample-linear": "it weighs its neighbours with real numbers, not with integers",
+    "softmax-of-float": "what it reads is float",
+}
+"""The rules without an integer form, by name, and why. Every other rule has one."""
+
+
 def rule(name: str, pattern: Pattern, roles: Mapping[str, str], *, when: Sequence[str] = ()) -> Rule:
-    """A rule of the Q/DQ form that keeps away from masks."""
-    return Rule(name, pattern, roles, when=(*when, masks.NO_MASK), supports={"qdq"})
+    """A rule of the Q/DQ form that keeps away from masks; of the integer form too, unless NOT_INTEGER says why not."""
+    supports = {"qdq"} if name in NOT_INTEGER else {"qdq", "integer"}
+    return Rule(name, pattern, roles, when=(*when, masks.NO_MASK), supports=supports)
 
 
 def product(out: str, weight: str = "weight") -> dict[str, str]:

@@ -73,5 +73,6 @@ QNNPACK = Backend(
     roles={"act": parts.ACT, **parts.WEIGHT_ROLES, **parts.known_ranges(UINT8)},
     takes=parts.TAKES,
     before=parts.TAKEN_APART,
+    instruction_set="neon",
     summary="Kernels of QNNPACK: every op reads and yields uint8.",
 )

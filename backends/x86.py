@@ -10,15 +10,12 @@ from __future__ import annotations
 from quantc.backends import parts
 from quantc.backends.parts import product, rule
 from quantc.patterns import aten
-from quantc.patterns.dsl import any_of, op, optional
+from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
 from quantc.quantizer import Backend
 
 after_conv = op("relu", "clamp", "hardswish", "silu", args="_")
-after_linear = any_of(
-    op("relu", "clamp", "hardswish", "silu", "gelu", "leaky_relu", "tanh", "sigmoid", "elu", args="_"),
-    aten.prelu("_", "_"),
-)
+after_linear = op("relu", "clamp", "hardswish", "silu", "gelu", "leaky_relu", "tanh", "sigmoid", "elu", args="_")
 both = {"x": "act", "y": "act", "out": "act?"}
 combined = {"x": "pass", "y": "pass", "out": "act?"}
 reduced = {"x": "pass", "out": "act?"}
@@ -44,6 +41,7 @@ TABLE = RuleTable(
             product("act?", "weight-whole"),
         ),
         rule("linear-add", aten.add(parts.linear, "y") >> optional(aten.relu), product("act?")),
+        rule("linear-prelu", parts.linear >> aten.prelu("_", "_"), product("act?")),
         rule("linear", parts.linear >> optional(after_linear), product("act?")),
         rule("linear-computed", parts.linear_computed, {"x": "act", "w": "act", "out": "act?"}),
         rule("matmul-constant", parts.matmul_constant, product("act?", "weight-transposed")),
@@ -72,5 +70,6 @@ X86 = Backend(
     roles={"act": parts.ACT, **parts.WEIGHT_ROLES},
     takes=parts.TAKES,
     before=parts.TAKEN_APART,
+    instruction_set="avx2",
     summary="Kernels of fbgemm and onednn: products read uint8 and yield float, which the next product quantizes.",
 )

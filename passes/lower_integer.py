@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from typing import ClassVar
 
 from torch import fx
 
+from quantc.constants import forget_unread
 from quantc.integer.boundary import open_boundaries
 from quantc.integer.semantics import semantics_of
 from quantc.integer.task import MultiplierForm, NotIntegerError, Task
+from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
 
@@ -33,17 +36,37 @@ class LowerInteger(Pass):
     multiplier: MultiplierForm = "float64"
 
     def run(self, program: Program) -> Outcome:
+        from quantc.inspect.coverage import why_not_quantized
+
         written = 0
         notes: list[str] = []
-        for nodes in matches(program):
+        found, reasons = matches(program), why_not_quantized(program)
+        for nodes in found:
             task = Task(program, nodes, self.multiplier)
             reason = lower(task)
             written += reason is None
             notes += task.notes
             if reason is not None:
-                program.plan.left_float[task.root] = reason
+                reasons |= dict.fromkeys(nodes, reason)
+        _note_float(program, {node for nodes in found for node in nodes}, reasons)
         opened = open_boundaries(program)
+        EliminateDead().run(program)
+        forget_unread(program)
         return Outcome(written + opened > 0, (f"{written} matches compute on integers", *notes))
+
+
+def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, str]) -> None:
+    """Say why each op that is still in float is so; `claimed` are those that were to be quantized.
+
+    What is then neither claimed nor noted is a step: of an integer op, or of a quantize or dequantize op.
+    """
+    plan = program.plan
+    for node in program.nodes():
+        claim = plan.claims.get(node)
+        if node in reasons:
+            plan.left_float[node] = reasons[node]
+        elif claim is not None and node in claimed:
+            plan.left_float[node] = f"it is computed in float, on what {claim.rule} yields"
 
 
 def lower(task: Task) -> str | None:
@@ -55,6 +78,7 @@ def lower(task: Task) -> str | None:
         row.write(task)
     except NotIntegerError as refusal:
         return str(refusal)
+    task.keep_name()
     return None
 
 
@@ -65,6 +89,6 @@ def matches(program: Program) -> list[tuple[fx.Node, ...]]:
     for _, graph in program.graphs():
         for node in graph.nodes:
             claim = claims.get(node)
-            if claim is not None:
+            if claim is not None and node.target is not operator.getitem:  # items belong to the op that yields them
                 found.setdefault((graph, claim.root), []).append(node)
     return [tuple(nodes) for nodes in found.values()]

@@ -12,6 +12,7 @@ from quantc.places import Places, after, rewire
 from quantc.plan import Group, Source
 from quantc.program import Program, Stage
 from quantc.qdq import Scales
+from quantc.range_reduction import RangeReduction
 from quantc.scales import find_qparams, spec_of
 from quantc.sites import Site
 
@@ -22,6 +23,9 @@ class QuantizePass(Pass):
     A tensor that its op yields quantized is read dequantized by everyone. One that only some readers want quantized
     is so for them alone. A reader that wants another scale than the tensor comes with gets it requantized. The scales
     come from the statistics of calibration, and from the weights themselves.
+
+    With `reduce_range` weight scales grow, or activations end earlier, wherever two products could otherwise leave the
+    16 bits in which the backend's instruction set adds them: see docs/overflow.md.
     """
 
     name: ClassVar[str] = "quantize"
@@ -30,9 +34,12 @@ class QuantizePass(Pass):
     before: ClassVar[Stage | None] = Stage.QUANTIZED
     preserves: ClassVar[Preserves] = Preserves.NOTHING
 
+    reduce_range: RangeReduction = "no"
+    """What is made narrower where pairs of products could overflow: "no", "weights" or "activations"."""
+
     def run(self, program: Program) -> Outcome:
         remove_observers(program)
-        qparams, notes = find_qparams(program)
+        qparams, notes = find_qparams(program, self.reduce_range)
         program.plan.qparams = qparams
         writer = _Writer(program)
         for group in program.plan.groups:

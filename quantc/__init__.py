@@ -8,12 +8,13 @@ qc.calibrate(prepared, batches)
 quantized = qc.convert(prepared)
 """
 
-from quantc import errors, hooks, pipelines
+from quantc import errors, hooks, pipelines, reference
 from quantc.api import capture, convert, prepare
 from quantc.calibrate import calibrate
 from quantc.calibration_report import CalibrationReport
 from quantc.config import QuantConfig
 from quantc.errors import QuantcError
+from quantc.inspect.agreement import agreement
 from quantc.inspect.compare import compare
 from quantc.one_call import Result, quantize
 from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs
@@ -81,6 +82,7 @@ __all__ = [
     "SameAs",
     "Stage",
     "TableQuantizer",
+    "agreement",
     "calibrate",
     "capture",
     "compare",
@@ -93,5 +95,6 @@ __all__ = [
     "pipelines",
     "prepare",
     "quantize",
+    "reference",
     "use_statistics",
 ]

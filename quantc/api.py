@@ -27,9 +27,11 @@ from quantc.inserted import read_observers
 from quantc.integer.task import MultiplierForm
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
+from quantc.pipelines import Style
 from quantc.plan import Source
 from quantc.program import LogEntry, Program, Stage, check_program
 from quantc.quantizer import Backend, Quantizer
+from quantc.range_reduction import RangeReduction
 
 Method = Literal["auto", "export", "export-strict", "fx"]
 METHODS: tuple[Method, ...] = ("auto", "export", "export-strict", "fx")
@@ -190,17 +192,35 @@ Form = Literal["qdq", "integer"]
 FORMS: tuple[Form, ...] = ("qdq", "integer")
 
 
-def convert(prepared: Program, to: Form = "qdq", *, multiplier: MultiplierForm = "float64") -> Program:
+def check_form(to: str) -> None:
+    """Refuse a form that there is not."""
+    if to not in FORMS:
+        raise QuantcError(f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
+
+
+def convert(
+    prepared: Program,
+    to: Form = "qdq",
+    *,
+    multiplier: MultiplierForm = "float64",
+    style: Style = "fused",
+    reduce_range: RangeReduction = "no",
+) -> Program:
     """Carry out what was prepared and calibrated: the program in Q/DQ form, weights stored quantized.
 
     `to="integer"` goes on to integer arithmetic: exact sums, and one rounding onto the grid of each result.
     `multiplier="fixed"` has that rounding done with a 32-bit mantissa and a shift, as hardware does it.
+    `style="decomposed"` writes it in ATen primitives, where "fused" has ops of its own, `torch.ops.quantc`.
+
+    Where two products can leave the 16 bits in which the backend's instruction set adds them, `program.coverage()` says
+    so. `reduce_range="weights"` raises the weight scales of the channels that could, "activations" lowers the largest
+    activation, by as little as makes it impossible.
 
     The prepared program is not changed and can be calibrated further. The pipelines this runs are
     `qc.pipelines.convert()` and `qc.pipelines.integer()`.
     """
-    if to not in FORMS:
-        raise QuantcError(f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
+    check_form(to)
+    integer = pipelines.integer(multiplier, style)
     check_program(prepared, "convert", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
     if prepared.stage < Stage.SHARED:
         raise CalibrationError(
@@ -210,11 +230,12 @@ def convert(prepared: Program, to: Form = "qdq", *, multiplier: MultiplierForm =
         )
     _check_stage(prepared, Stage.QUANTIZED, "converted")
     with paused_collector():
-        converted = _converted(prepared)
-        return pipelines.integer(multiplier).run(converted) if to == "integer" else converted
+        converted = _converted(prepared, reduce_range)
+        return integer.run(converted) if to == "integer" else converted
 
 
-def _converted(prepared: Program) -> Program:
+def _converted(prepared: Program, reduce_range: RangeReduction) -> Program:
+    pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
     read_observers(copy)
     if not any(group.source is Source.DATA for group in copy.plan.groups):
@@ -225,7 +246,7 @@ def _converted(prepared: Program) -> Program:
             where=f"its stage is {prepared.stage.label}",
             advice="call qc.calibrate(prepared, batches) first",
         )
-    return pipelines.convert(prepared.plan.quantizer).run(copy)
+    return pipeline.run(copy)
 
 
 def _check_stage(program: Program, stage: Stage, done: str) -> None:

@@ -21,6 +21,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import BY_NAME, target_name
 from quantc.errors import UnknownNameError, suggest
+from quantc.integer.library import NAMESPACE
+from quantc.integer.semantics import load as load_integer_ops
 
 Callee = Callable[..., Any]
 
@@ -125,6 +127,8 @@ def _overload(name: str) -> Callee:
     if _OP.fullmatch(name):
         if parts[0] == "quantized_decomposed":
             decomposed_ops()  # torch registers these only when asked
+        if parts[0] == NAMESPACE:
+            load_integer_ops()
         found = torch.ops
         for part in parts:
             found = getattr(found, part, None)

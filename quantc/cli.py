@@ -70,12 +70,27 @@ class CaptureMethod(StrEnum):
     fx = "fx"
 
 
+class QuantizedForm(StrEnum):
+    """What a quantized program is made of: quantize and dequantize ops around float ones, or integer ops."""
+
+    qdq = "qdq"
+    integer = "integer"
+
+
 class Guarding(StrEnum):
     """When to compare the numbers before and after each pass: for small programs, always, or never."""
 
     auto = "auto"
     always = "always"
     never = "never"
+
+
+class Narrowed(StrEnum):
+    """What range reduction makes narrower."""
+
+    no = "no"
+    weights = "weights"
+    activations = "activations"
 
 
 FUSIONS = "quantc.patterns.fusions:FUSIONS"
@@ -120,9 +135,13 @@ def inspect(
     form: Annotated[Format | None, typer.Option("--format", help="Print the program in this form.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the program to a file, in the form its name tells.")] = None,
     method: MethodOption = CaptureMethod.auto,
+    sums: Annotated[bool, typer.Option("--accumulators", help="Show the bounds of every product's sums.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a model: how it was captured, its ops, what stayed opaque, the log of passes."""
+    """Show what is in a model: how it was captured, its ops, what stayed opaque, the log of passes.
+
+    Of a converted program also whether its sums can overflow."""
+    from quantc.inspect.accumulators import accumulators, why_not_provable
     from quantc.report import readable
     from quantc.summary import summarize
 
@@ -133,8 +152,9 @@ def inspect(
         Screen().text(program.dump(form.value))
         return
     summary = summarize(program)
+    found = accumulators(program) if sums or why_not_provable(program) is None else None
     if as_json:
-        _print_json(summary.to_json())
+        _print_json({**summary.to_json(), "accumulators": None if found is None else found.to_data()})
         return
     screen = Screen()
     listed = {"opaque nodes": summary.opaque, "nested graphs": summary.graphs}
@@ -147,8 +167,11 @@ def inspect(
             "parameters": f"{summary.parameters:,}",
             "size": readable(summary.bytes),
             **{name: "\n".join(items) if items else "none" for name, items in listed.items()},
+            **({} if found is None else {"accumulators": found.headline}),
         },
     )
+    if sums and found is not None:
+        screen.text(str(found))
     screen.table("ops", ("op", "count", "kind"), [(row.op, str(row.count), row.kind) for row in summary.ops])
     _show_log(screen, program)
     if out is not None:
@@ -171,6 +194,10 @@ def quantize(
             metavar="FILE|MODULE:NAME",
         ),
     ] = None,
+    reduce_range: Annotated[
+        Narrowed, typer.Option(help="What to make narrower where pairs of products could overflow.")
+    ] = Narrowed.no,
+    to: Annotated[QuantizedForm, typer.Option(help="The form of the quantized program.")] = QuantizedForm.qdq,
     out: Annotated[Path | None, typer.Option(help="Write the quantized program to this file.")] = None,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
@@ -185,7 +212,10 @@ def quantize(
 
     settings = QuantConfig.load(config) if config is not None else None
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
-    done = carry_out(source, data, BACKENDS[backend], settings, method.value, partial(typer.echo, err=True), progress)
+    say = partial(typer.echo, err=True)
+    done = carry_out(
+        source, data, BACKENDS[backend], settings, method.value, say, progress, to.value, reduce_range.value
+    )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         done.result.save(out)

@@ -1,4 +1,4 @@
-"""Where constants stand in a graph: behind the inputs, in order of first use, one node for each tensor."""
+"""Constants: where they stand in a graph (behind the inputs, in order of first use), and which are still needed."""
 
 from __future__ import annotations
 
@@ -62,3 +62,29 @@ def _is_ordered(graph: fx.Graph, wanted: list[fx.Node]) -> bool:
         head.append(node)
     inputs = graph.find_nodes(op="placeholder")
     return head[: len(inputs)] == list(inputs) and head[len(inputs) :] == wanted
+
+
+def forget_unread(program: Program) -> None:
+    """Drop the constants that nobody reads any more, nodes and tensors, and bring the others into order."""
+    for _, graph in program.graphs():
+        for node in reversed(graph.find_nodes(op="get_attr")):
+            if not node.users:
+                program.erase(node)
+        order_constants(program, graph)
+    _forget(program)
+
+
+def _forget(program: Program) -> None:
+    """Drop the tensors that no graph reads any more: of a nested graph too, and under the names others had for it."""
+    used: set[int] = set()
+    whole: set[nn.Module] = set()
+    for _, graph in program.graphs():
+        owner = program.owner(graph)
+        used.update(id(attribute(owner, str(node.target))) for node in graph.find_nodes(op="get_attr"))
+        for node in graph.find_nodes(op="call_module"):
+            whole.update(owner.get_submodule(str(node.target)).modules())  # kept opaque: it reads its own
+    used.update(id(attribute(program.owner(norm.graph), target)) for norm, target in program.counters.rows.items())
+    for module in program.root.modules():
+        for table in (module._parameters, module._buffers) if module not in whole else ():
+            for name in [name for name, tensor in table.items() if tensor is not None and id(tensor) not in used]:
+                del table[name]

@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
 from torch.export import ExportedProgram
 
-from quantc.api import Method, capture, convert, prepare
+from quantc.api import Form, Method, capture, check_form, convert, prepare
 from quantc.calibrate import calibrate
 from quantc.config import QuantConfig
 from quantc.errors import ModeError, UnknownNameError, suggest
@@ -22,6 +22,7 @@ from quantc.inspect.size import size
 from quantc.program import Program
 from quantc.progress import Style
 from quantc.quantizer import Backend, Quantizer
+from quantc.range_reduction import RangeReduction
 from quantc.report import Report, Step
 
 Mode = Literal["static", "dynamic", "weight-only"]
@@ -35,7 +36,7 @@ class Result:
     """What `qc.quantize` gives. It can be called like the model."""
 
     program: Program
-    """The quantized program, in Q/DQ form."""
+    """The quantized program, in the form that was asked for."""
     prepared: Program
     """The plan with its statistics: can be calibrated further and converted again."""
     captured: Program
@@ -59,24 +60,29 @@ def quantize(
     *,
     config: QuantConfig | None = None,
     mode: Mode = "static",
+    to: Form = "qdq",
     example_kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = None,
     method: Method = "auto",
     allow_empty: bool = False,
+    reduce_range: RangeReduction = "no",
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
 
     `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes` and `method` are as `qc.capture` takes them; a Program
     that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a tuple of the model's
-    inputs; it is gone through once. The model itself is not changed.
+    inputs; it is gone through once. `to`, the form of the result, and `reduce_range` are those of `qc.convert`. The
+    model itself is not changed.
     """
     _check_mode(mode)
+    check_form(to)
     steps = Steps()
+    rest: Any = {"steps": steps, "config": config, "allow_empty": allow_empty, "to": to, "reduce_range": reduce_range}
     if isinstance(model, Program):
-        return quantize_program(model, batches, backend, steps=steps, config=config, allow_empty=allow_empty)
+        return quantize_program(model, batches, backend, **rest)
     with steps("capture"):
         captured = capture(model, example_inputs, method, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes)
-    return quantize_program(captured, batches, backend, steps=steps, config=config, allow_empty=allow_empty)
+    return quantize_program(captured, batches, backend, **rest)
 
 
 @dataclass
@@ -102,6 +108,8 @@ def quantize_program(
     steps: Steps,
     config: QuantConfig | None = None,
     allow_empty: bool = False,
+    to: Form = "qdq",
+    reduce_range: RangeReduction = "no",
     progress: Style = "auto",
 ) -> Result:
     """The steps after the capture."""
@@ -113,12 +121,18 @@ def quantize_program(
     with steps("calibrate"):
         calibration = calibrate(prepared, watched, progress=progress)
     with steps("convert"):
-        program = convert(prepared)
+        program = convert(prepared, to, reduce_range=reduce_range)
     with steps("compare"):
         coverage, comparison = prepared.coverage(), compare(prepared, program, watched.first)
+        if to == "integer":
+            # what an op costs is told of the Q/DQ form, whose ops are those of the float program
+            in_float = compare(prepared, convert(prepared, reduce_range=reduce_range), watched.first)
+            notes = (*comparison.notes, "what each op costs was measured in Q/DQ form")
+            coverage, comparison = program.coverage(), replace(comparison, layers=in_float.layers, notes=notes)
     report = Report(
         name=captured.name,
         backend=coverage.quantizer,
+        form=to,
         coverage=coverage,
         calibration=calibration,
         comparison=comparison,

@@ -3,11 +3,14 @@
 Each is also known to pipeline text by its name, and its parameters are options there.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from quantc.config import QuantConfig
+from quantc.errors import QuantcError, suggest
+from quantc.integer.task import MultiplierForm
 from quantc.pipeline import Pipeline
 from quantc.quantizer import finishing, quantizer_of
+from quantc.range_reduction import RangeReduction
 
 
 def inference() -> Pipeline:
@@ -27,13 +30,32 @@ def prepare(backend: Any, config: QuantConfig | None = None, allow_empty: bool =
     return inference().then(*quantizer.transforms(), annotate, Share())
 
 
-def convert(backend: Any = None) -> Pipeline:
+def convert(backend: Any = None, reduce_range: RangeReduction = "no") -> Pipeline:
     """What `qc.convert` runs: carry the plan out, merge what says the same twice, store weights quantized; then what
-    the backend wants done at the end."""
+    the backend wants done at the end, and a proof of what sums can come to. `reduce_range` is that of `quantize`."""
+    from quantc.passes.prove_accumulators import ProveAccumulators
+
+    _check("reduce_range", reduce_range, get_args(RangeReduction))
     last = finishing(quantizer_of(backend)) if backend is not None else ()
-    return Pipeline.parse("quantize,dedup-qdq,fold").then(*last)
+    return Pipeline.parse(f"quantize{{reduce-range={reduce_range}}},dedup-qdq,fold").then(*last, ProveAccumulators())
 
 
-def integer(multiplier: str = "float64") -> Pipeline:
-    """What `qc.convert(prepared, to="integer")` runs after `quantize` and `fold`: integer ops in place of Q/DQ."""
-    return Pipeline.parse(f"lower-integer{{multiplier={multiplier}}},eliminate-dead")
+Style = Literal["fused", "decomposed"]
+
+
+def integer(multiplier: MultiplierForm = "float64", style: Style = "fused") -> Pipeline:
+    """What `qc.convert(prepared, to="integer")` runs after `quantize` and `fold`: integer ops in place of Q/DQ, and
+    with the style "decomposed" ATen primitives in place of those."""
+    _check("multiplier", multiplier, get_args(MultiplierForm))
+    _check("style", style, get_args(Style))
+    written = "decompose-integer," if style == "decomposed" else ""
+    return Pipeline.parse(f"lower-integer{{multiplier={multiplier}}},{written}eliminate-dead")
+
+
+def _check(option: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise QuantcError(
+            f"there is no {option} {given!r}",
+            where=f"{option}={given!r}",
+            advice=suggest(str(given), known, noun=f"values of {option}"),
+        )

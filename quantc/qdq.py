@@ -11,13 +11,11 @@ from torch._ops import OpOverload
 
 from quantc.decomposed import decomposed_ops
 from quantc.errors import SpecError
-from quantc.formats import PerChannel, PerTensor
+from quantc.formats import PerChannel, PerGroup, PerTensor
 from quantc.numerics import QParams
 from quantc.program import Program
 from quantc.spec import QuantSpec, name_of
 from quantc.types import TensorType, tensor_type
-
-OP_NAMES = ("per_tensor", "per_channel", "per_channel_group", "per_token")
 
 
 def is_quantize(node: fx.Node) -> bool:
@@ -48,18 +46,22 @@ class Scales:
         self._constants: dict[fx.Graph, tuple[fx.Node, fx.Node]] = {}
 
     @property
-    def _is_whole(self) -> bool:
-        return isinstance(self.spec.granularity, PerTensor)
+    def _suffix(self) -> str:
+        """How the ops of this sharing are called."""
+        if isinstance(self.spec.granularity, PerTensor):
+            return "per_tensor"
+        return "per_channel_group" if isinstance(self.spec.granularity, PerGroup) else "per_channel"
 
     def _arguments(self, before: fx.Node) -> tuple[Any, ...]:
         """Everything but the tensor: scale, zero point, axis, range and dtype."""
         ends = (self.spec.qmin, self.spec.qmax, self.spec.dtype.storage)
-        if self._is_whole:
+        share = self.spec.granularity
+        if isinstance(share, PerTensor):
             return (*self.qparams.one, *ends)
-        if not isinstance(self.spec.granularity, PerChannel):
+        if not isinstance(share, PerChannel | PerGroup):
             raise SpecError(
-                f"{name_of(self.spec)} has no static Q/DQ form yet",
-                advice="use per-tensor or per-channel specs in static quantization",
+                f"{name_of(self.spec)} has no static Q/DQ form",
+                advice="use per-tensor, per-channel or per-group specs in static quantization",
             )
         if before.graph not in self._constants:
             scale = self.program.constant(f"{self.hint}_scale", self.qparams.scale.clone(), before=before)
@@ -67,21 +69,35 @@ class Scales:
                 f"{self.hint}_zero_point", self.qparams.zero_point.clone(), before=before
             )
             self._constants[before.graph] = (scale, zero_point)
-        return (*self._constants[before.graph], self.spec.granularity.axis, *ends)
+        scales = self._constants[before.graph]
+        return (*scales, *ends, share.size) if isinstance(share, PerGroup) else (*scales, share.axis, *ends)
 
     def quantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
         """A node that quantizes `value`."""
-        ops = decomposed_ops()
-        target = ops.quantize_per_tensor.default if self._is_whole else ops.quantize_per_channel.default
+        self._check_groups(value)
+        target = getattr(decomposed_ops(), f"quantize_{self._suffix}").default
         made = _retyped(value, self.spec.dtype.storage)
         return self.program.emit(target, (value, *self._arguments(before)), before=before, like=value, value=made)
 
     def dequantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
         """A node that gives back what a quantized `value` stands for."""
-        ops = decomposed_ops()
-        target = ops.dequantize_per_tensor.default if self._is_whole else ops.dequantize_per_channel.default
+        target = getattr(decomposed_ops(), f"dequantize_{self._suffix}").default
         made = _retyped(value, torch.float32)
-        return self.program.emit(target, (value, *self._arguments(before)), before=before, like=value, value=made)
+        arguments = self._arguments(before)
+        if isinstance(self.spec.granularity, PerGroup):
+            arguments = (*arguments, torch.float32)
+        return self.program.emit(target, (value, *arguments), before=before, like=value, value=made)
+
+    def _check_groups(self, value: fx.Node) -> None:
+        """torch's ops take groups along the rows of a matrix, and no others."""
+        share, kind = self.spec.granularity, tensor_type(value)
+        if not isinstance(share, PerGroup) or (kind is not None and kind.rank == 2 and share.axis in (1, -1)):
+            return
+        raise SpecError(
+            f"groups along axis {share.axis} of {kind or 'a tensor of unknown shape'} have no static Q/DQ form",
+            where=self.program.describe(value),
+            advice="use groups along axis 1 of the weight of a linear layer, and per-channel specs elsewhere",
+        )
 
 
 def _retyped(node: fx.Node, dtype: torch.dtype) -> TensorType | None:

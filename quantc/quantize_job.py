@@ -10,13 +10,14 @@ import torch
 import typer
 from torch.export import Dim
 
-from quantc.api import Method, capture
+from quantc.api import Form, Method, capture
 from quantc.batches import batches_of, read_batches
 from quantc.config import QuantConfig
 from quantc.example import Digits, digits_cnn, digits_data
 from quantc.one_call import Result, Steps, quantize_program
 from quantc.program import Program
 from quantc.progress import Style
+from quantc.range_reduction import RangeReduction
 from quantc.source import load_all
 from quantc.terminal import Screen
 
@@ -97,6 +98,8 @@ def carry_out(
     method: Method,
     say: Callable[[str], None],
     progress: Style,
+    to: Form = "qdq",
+    reduce_range: RangeReduction = "no",
 ) -> Done:
     """Quantize, and measure on held-out images where there are some; `say` is told what is going on."""
     steps = Steps(lambda name: say(f"{name} ..."))
@@ -104,7 +107,16 @@ def carry_out(
         job = find(source, data, method)
     for note in job.notes:
         say(f"note: {note}")
-    result = quantize_program(job.program, job.batches, backend, steps=steps, config=config, progress=progress)
+    result = quantize_program(
+        job.program,
+        job.batches,
+        backend,
+        steps=steps,
+        config=config,
+        to=to,
+        reduce_range=reduce_range,
+        progress=progress,
+    )
     if job.held_out is None:
         return Done(result, None)
     say("measure ...")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from quantc.annotator import Annotator
 from quantc.capability import Capability, refusal
 from quantc.errors import AnnotationError, PatternError, suggest
+from quantc.instruction_sets import instruction_set
 from quantc.outcomes import Fixed, Quantize, TensorOutcome
 from quantc.plan import Plan
 from quantc.program import Program
@@ -79,8 +80,12 @@ class Backend:
     after: tuple[Pass, ...] = ()
     """Passes to run at the end of convert."""
     summary: str = ""
+    instruction_set: str = ""
+    """Whose sums the numbers are for, by name (`quantc.instruction_sets`); empty if that is not known."""
 
     def __post_init__(self) -> None:
+        if self.instruction_set:
+            instruction_set(self.instruction_set)
         object.__setattr__(self, "roles", {name: _outcome(use) for name, use in self.roles.items()})
         object.__setattr__(self, "before", tuple(self.before))
         object.__setattr__(self, "after", tuple(self.after))
@@ -245,6 +250,13 @@ def finishing(quantizer: Quantizer | None) -> tuple[Pass, ...]:
     """The passes a quantizer wants at the end of convert: what its method `finishing` gives, if it has one."""
     method = getattr(quantizer, "finishing", None)
     return tuple(method()) if method is not None else ()
+
+
+def instruction_sets_of(quantizer: Quantizer | None) -> dict[str, str]:
+    """For which instruction set each quantizer of a composition is, by its name: as its backend says, or itself."""
+    members = () if quantizer is None else _parts(quantizer)
+    holders = {member.name: getattr(member, "backend", member) for member in members}
+    return {name: str(getattr(holder, "instruction_set", "")) for name, holder in holders.items()}
 
 
 def quantizer_of(given: Any) -> Quantizer:

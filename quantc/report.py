@@ -36,6 +36,8 @@ class Report:
 
     name: str
     backend: str
+    form: str
+    """Of the quantized program: "qdq" or "integer"."""
     coverage: Coverage
     calibration: CalibrationReport
     comparison: Comparison
@@ -49,6 +51,7 @@ class Report:
         return {
             "name": self.name,
             "backend": self.backend,
+            "form": self.form,
             "coverage": self.coverage.to_data(),
             "calibration": self.calibration.to_json(),
             "comparison": self.comparison.to_data(),
@@ -64,7 +67,7 @@ class Report:
         """Print it, with more lines at the top if there are any."""
         found = self.comparison
         screen.fields(
-            f"{self.name}, quantized for {self.backend}",
+            f"{self.name}, quantized for {self.backend}{', in integer form' if self.form == 'integer' else ''}",
             {
                 **(extra or {}),
                 "coverage": self.coverage.headline.partition(": ")[2],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, fx
 
-from quantc.errors import CalibrationError, DataError, QuantcError
+from quantc.errors import CalibrationError, DataError, QuantcError, SpecError
 from quantc.formats import PerChannel
 from quantc.numerics import QParams, fit_weight_scale, scale_product
 from quantc.observe.observation import Observation
@@ -14,6 +16,7 @@ from quantc.outcomes import Derived, Fixed, Quantize
 from quantc.places import Places
 from quantc.plan import Group, Source
 from quantc.program import Program
+from quantc.range_reduction import RangeReduction, Reduction
 from quantc.sites import Site
 from quantc.spec import INT32_BIAS, QuantSpec
 
@@ -26,8 +29,12 @@ def spec_of(group: Group, qparams: QParams | None = None) -> QuantSpec:
     return INT32_BIAS.but(granularity=PerChannel(axis=0)) if by_channel else INT32_BIAS
 
 
-def find_qparams(program: Program) -> tuple[dict[str, QParams], list[str]]:
-    """The qparams of every group by name, and what there is to say about them."""
+def find_qparams(program: Program, reduce_range: RangeReduction = "no") -> tuple[dict[str, QParams], list[str]]:
+    """The qparams of every group by name, and what there is to say about them.
+
+    With `reduce_range` they are such that sums of two products cannot overflow. Groups whose activations get a
+    narrower range have it in the plan from then on.
+    """
     places = Places(program)
     found: dict[str, QParams] = {}
     of_site: dict[Site, str] = {site: group.name for group in program.plan.groups for site in group.places}
@@ -35,12 +42,29 @@ def find_qparams(program: Program) -> tuple[dict[str, QParams], list[str]]:
         if group.source not in (Source.DERIVED, Source.RUN_TIME):
             found[group.name] = _qparams(program, group, places)
     notes = [note for group in program.plan.groups if (note := _too_fine(program, group, places, found)) is not None]
+    notes += _reduced(program, places, found, reduce_range)
     for group in program.plan.groups:
         if isinstance(group.outcome, Derived):
             parents = [of_site[site] for site in group.outcome.sites]
+            _refuse_groups(program, group, [found[parent] for parent in parents], places)
             notes += _make_room(program, group, parents, found, places)
             found[group.name] = scale_product(*(found[parent] for parent in parents))
     return found, notes
+
+
+def _reduced(program: Program, places: Places, found: dict[str, QParams], what: RangeReduction) -> list[str]:
+    """Make ranges narrower where that is asked for and needed. Says where."""
+    reduction = Reduction(program, places, found)
+    reduction.run(what)
+    groups = [
+        replace(group, outcome=Quantize(reduction.specs[group.name])) if group.name in reduction.specs else group
+        for group in program.plan.groups
+    ]
+    program.plan.groups = tuple(groups)
+    for group in groups:
+        if group.name in reduction.specs:
+            found[group.name] = _qparams(program, group, places)
+    return reduction.notes
 
 
 def _too_fine(program: Program, group: Group, places: Places, found: dict[str, QParams]) -> str | None:
@@ -110,6 +134,16 @@ def _has_seen(observation: Observation | None) -> bool:
 def _refuse_bad(constant: Tensor, where: str) -> None:
     if constant.numel() == 0:
         raise DataError("an empty tensor has no range", where=where, advice="leave it float")
+
+
+def _refuse_groups(program: Program, group: Group, parents: list[QParams], places: Places) -> None:
+    """A bias has a scale for each channel: one for each group of a channel's weights would be several."""
+    if any(parent.scale.dim() > 1 for parent in parents):
+        raise SpecError(
+            f"{group.name} would have a scale for each group of its weight, and a bias is one number a channel",
+            where=program.describe(places.value(group.places[0])),
+            advice="leave the bias float where weights are per group: the integer form adds it as it is",
+        )
 
 
 def _make_room(

@@ -11,12 +11,14 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from quantc.dialect import BY_TARGET, is_opaque, op_name
+from quantc.integer.library import op_of
 from quantc.program import LogEntry, Program
 
 
 @dataclass(frozen=True, slots=True)
 class OpCount:
-    """How often an op occurs. `kind` is "canonical", "aten" (no short name), "higher-order", "python" or "opaque"."""
+    """How often an op occurs. `kind` is "canonical", "aten" (no short name), "integer" (of `torch.ops.quantc`),
+    "higher-order", "python" or "opaque"."""
 
     op: str
     count: int
@@ -83,6 +85,8 @@ def _kind(node: fx.Node) -> str:
         return "opaque"
     if isinstance(node.target, HigherOrderOperator):
         return "higher-order"
+    if op_of(node.target) is not None:
+        return "integer"
     if isinstance(node.target, OpOverload):
         return "canonical" if node.target in BY_TARGET else "aten"
     return "python"

@@ -274,7 +274,7 @@ FUSED = [
             act=nn.PReLU,
             last=lambda: nn.Linear(8, 5),
         ),
-        "linear",
+        "linear-prelu",
         "prelu",
     ),
     Case("hardsigmoid", "hardsigmoid", between(F.hardsigmoid), None, "sigmoid"),

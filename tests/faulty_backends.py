@@ -21,6 +21,7 @@ from quantc.spec import INT8, INT8_WEIGHT, INT32_BIAS, UINT8, QuantSpec
 from quantc.testing import Check
 
 QDQ = frozenset({"qdq"})
+BOTH = frozenset({"qdq", "integer"})
 OWN = {"x": "act", "out": "act"}
 MOVED = {"x": "pass", "out": "like x"}
 PRODUCT = {"x": "act", "w": "weight", "b": "bias", "out": "act?"}
@@ -31,7 +32,7 @@ GOOD = Backend(
     RuleTable(
         "good",
         (
-            Rule("conv", aten.conv("x", const("w"), const("b?")) >> optional(aten.clamp), PRODUCT, supports=QDQ),
+            Rule("conv", aten.conv("x", const("w"), const("b?")) >> optional(aten.clamp), PRODUCT, supports=BOTH),
             Rule(
                 "conv-transpose",
                 aten.conv_transpose("x", const("w"), const("b?")).having(groups=1),
@@ -40,11 +41,11 @@ GOOD = Backend(
             ),
             Rule("linear", aten.linear("x", const("w"), const("b?")), PRODUCT, supports=QDQ),
             Rule("matmul", aten.matmul, {"x": "act", "y": "act", "out": "act"}, supports=QDQ),
-            Rule("add", aten.add >> optional(aten.relu), {"x": "act", "y": "act", "out": "act"}, supports=QDQ),
+            Rule("add", aten.add >> optional(aten.relu), {"x": "act", "y": "act", "out": "act"}, supports=BOTH),
             Rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, supports=QDQ),
             Rule("max-pool", aten.max_pool, MOVED, supports=QDQ),
-            Rule("reshape", aten.reshape, MOVED, supports=QDQ),
-            Rule("sigmoid", aten.sigmoid, {"x": "act", "out": "unit"}, supports=QDQ),
+            Rule("reshape", aten.reshape, MOVED, supports=BOTH),
+            Rule("sigmoid", aten.sigmoid, {"x": "act", "out": "unit"}, supports=BOTH),
             Rule("tanh", aten.tanh, {"x": "act", "out": "signed-unit"}, supports=QDQ),
         ),
     ),
@@ -259,6 +260,13 @@ FAULTY: tuple[Faulty, ...] = (
         "conv takes everything",
     ),
     Faulty("no-level", _rule("add", lambda rule: replace(rule, supports=frozenset())), "add", Check.SUPPORTS, "says"),
+    Faulty(
+        "integer-form-that-is-not-there",
+        _plus(Rule("wave", op("sin", args="x"), OWN, supports=BOTH)),
+        "wave",
+        Check.INTEGER_FORM,
+        "claims the integer form, and sin stays in float: it has no integer form",
+    ),
     Faulty(
         "integers-to-be-quantized",
         _plus(Rule("largest", op("aten.argmax.default", args="x"), OWN, supports=QDQ)),

@@ -131,7 +131,7 @@ def check_output(output: fx.Node, slots: list[Slot], role: str, after: dict[str,
 def test_every_rule_has_a_case(name: str) -> None:
     rules = {case.rule(name) for case in CASES}
     assert set(BACKENDS[name].table.names) - rules <= {"softmax-of-float", "copy"}
-    assert all(rule.supports == {"qdq"} for rule in BACKENDS[name].table)
+    assert all("qdq" in rule.supports for rule in BACKENDS[name].table)
 
 
 def test_the_union_covers_every_family() -> None:

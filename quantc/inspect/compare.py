@@ -17,7 +17,7 @@ from quantc import pipelines
 from quantc.dialect import op_name
 from quantc.errors import DataError, InputError, QuantcError
 from quantc.feeding import check_batches, leaves_of
-from quantc.inspect.lockstep import Lockstep, calls_graphs
+from quantc.inspect.lockstep import Lockstep, calls_graphs, is_integer
 from quantc.inspect.noise import Noise, as_data, shown
 from quantc.inspect.size import Size, size
 from quantc.isolation import Isolation
@@ -217,7 +217,9 @@ def _notes(quantized: Program, lockstep: Lockstep) -> Iterator[str]:
         names = ", ".join(node.name for node in lockstep.apart[:5])
         more = f" and {len(lockstep.apart) - 5} more" if len(lockstep.apart) > 5 else ""
         yield f"{len(lockstep.apart)} nodes have no counterpart in the float program: {names}{more}"
-    if not lockstep.can_repeat:
+    if is_integer(quantized):
+        yield "ops that compute on integers are not compared one by one: qc.agreement(qdq, integer, batches) does that"
+    elif not lockstep.can_repeat:
         yield "no op was measured alone: the program writes in place, or holds modules of which nothing is known"
     nested = [node.name for node in quantized.graph.nodes if calls_graphs(node)]
     if nested:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import fx
@@ -15,11 +16,12 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from quantc.dialect import SYMBOLIC, is_op, op_name
 from quantc.errors import AnnotationError
+from quantc.inspect.accumulators import Accumulators, accumulators, why_not_provable
 from quantc.inspect.float_view import float_view
 from quantc.inspect.forms import Forms
-from quantc.inspect.macs import Product, example_sizes, products
-from quantc.inspect.reasons import Reasons, Why
-from quantc.plan import Part
+from quantc.inspect.macs import Product, example_sizes, is_product, products
+from quantc.inspect.reasons import Reason, Reasons, Why
+from quantc.plan import Claim, Part
 from quantc.program import Program, Stage
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.sites import Origin
@@ -77,6 +79,8 @@ class Coverage:
     stage: str
     quantizer: str
     rows: tuple[Row, ...]
+    accumulators: Accumulators | None = None
+    """What the sums of its products can come to, once its weights are integers."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -118,20 +122,34 @@ class Coverage:
             "stage": self.stage,
             "quantizer": self.quantizer,
             "counts": self.counts,
+            "integer_ops": self.integer_ops,
             "macs": self.macs,
             "int8_macs": self.int8_macs,
             "int8_share": self.int8_share,
             "uncounted": list(self.uncounted),
             "rows": [row.to_data() for row in self.rows],
+            "accumulators": None if self.accumulators is None else self.accumulators.to_data(),
         }
 
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     @property
+    def is_integer(self) -> bool:
+        """Whether the program is in integer form: what is not float computes on integers."""
+        return self.stage == Stage.LOWERED.label
+
+    @property
+    def integer_ops(self) -> int:
+        """How many ops compute on integers."""
+        return len(self.rows) - self.counts[Verdict.FLOAT] if self.is_integer else 0
+
+    @property
     def headline(self) -> str:
         """The totals, in one line."""
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
+        if self.is_integer:
+            counted = f"{self.integer_ops} on integers ({counted.rpartition(', ')[0]}), {self.counts['float']} float"
         share = self.int8_share
         products = "no multiply-adds" if share is None else f"{share:.1%} of {self.macs:,} multiply-adds int8 × int8"
         unknown = f"; not counted: {len(self.uncounted)} ops of unknown size" if self.uncounted else ""
@@ -149,7 +167,14 @@ class Coverage:
                 lines += ["", verdict.value, *plain_rows(("node", "op", "module", "source", "why"), _cells(rows))]
             if len(rows) > MOST_ROWS:
                 lines.append(f"  … and {len(rows) - MOST_ROWS} more: coverage.rows_for({verdict.value!r})")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._sums()])
+
+    def _sums(self) -> list[str]:
+        """What there is to say about accumulators: all of it where something is not safe."""
+        found = self.accumulators
+        if found is None or not found.rows:
+            return []
+        return ["", f"accumulators: {found.headline}", *(found.table(found.unsafe) if found.unsafe else ())]
 
     def _by_op(self) -> list[tuple[str, ...]]:
         by_op: dict[str, list[Row]] = {}
@@ -179,6 +204,7 @@ def coverage(program: Program) -> Coverage:
         program.stage.label,
         judge.quantizer,
         tuple(judge.row(path, node) for path, node in ops_of(judge.program)),
+        accumulators(program) if why_not_provable(program) is None else None,
     )
 
 
@@ -193,6 +219,16 @@ def why_float(program: Program, most: int = 5) -> list[str]:
     kinds = sorted(by_op.values(), key=lambda rows: -sum(row.macs or 0 for row in rows))
     shown = [f"{rows[0].node} ({_several(rows)}): {rows[0].reason}" for rows in kinds[:most]]
     return shown if len(kinds) <= most else [*shown, f"and {len(kinds) - most} other kinds of ops"]
+
+
+def why_not_quantized(program: Program) -> dict[fx.Node, str]:
+    """Why each op of a quantized program that no rule took is float."""
+    forms, noted = Forms(program), program.plan.left_float
+    places = [(path, node) for path, node in ops_of(program) if not forms.is_quantized(node)]
+    if all(node in noted for _, node in places):
+        return {node: noted[node] for _, node in places}
+    judge = Judge(program)
+    return {node: judge.why_float(path, node).text for path, node in places}
 
 
 def _several(rows: list[Row]) -> str:
@@ -210,12 +246,14 @@ def check_prepared(program: Program) -> None:
 
 def ops_of(program: Program) -> Iterator[tuple[str, fx.Node]]:
     """The nodes that compute tensors, with the path of their graph. Sizes, items of tuples, Q/DQ ops and checks that
-    yield nothing are not among them; of a higher-order op, the graphs it calls stand for it."""
+    yield nothing are not among them; of a higher-order op, the graphs it calls stand for it; and in integer form an op
+    that takes several steps is there once."""
     plan = program.plan
+    is_integer = program.stage >= Stage.LOWERED
     for path, graph in program.graphs():
         for node in graph.nodes:
-            calls_graphs = isinstance(node.target, HigherOrderOperator)
-            if _computes(node) and (not calls_graphs or node in plan.left_float or node in plan.claims):
+            is_part = is_integer or isinstance(node.target, HigherOrderOperator)
+            if _computes(node) and (not is_part or node in plan.left_float or node in plan.claims):
                 yield path, node
 
 
@@ -230,6 +268,13 @@ def _computes(node: fx.Node) -> bool:
     return not isinstance(type_of(node), ScalarType)
 
 
+def _first_reader(node: fx.Node, among: set[fx.Node]) -> fx.Node:
+    """The node that what follows a node leads to."""
+    while node not in among and node.users:
+        node = next(iter(node.users))
+    return node
+
+
 class Judge:
     """Tells what became of the nodes of one program. Tables are tried at most once for all of them."""
 
@@ -237,6 +282,7 @@ class Judge:
         view = float_view(program)
         self.program = program if program.stage >= Stage.QUANTIZED else view
         """Its nodes are the ones to ask for: observers are not among them."""
+        self.is_integer = program.stage >= Stage.LOWERED
         self.reasons = Reasons(view)
         self.sizes = example_sizes(program)
         self.forms = Forms(self.program)
@@ -265,25 +311,53 @@ class Judge:
         return Row(name, op_name(node), verdict, rule, quantizer, why, reason, *place, macs, int8)
 
     def _judged(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, Why | None, str]:
-        claims = self.program.plan.claims
-        claim = claims.get(node)
+        claim = self.program.plan.claims.get(node)
+        if self.is_integer and node in self.program.plan.left_float:
+            return self._in_float(node, claim)
         if claim is not None:
             verdict = Verdict.PROPAGATED if claim.part is Part.PROPAGATED else Verdict.QUANTIZED
-            return verdict, claim.rule, claim.quantizer, None, f"by {claim.rule} of {claim.quantizer}"
-        if not claims and self.forms.reads_quantized(node):
+            by = f"{'on integers, ' if self.is_integer else ''}by {claim.rule} of {claim.quantizer}"
+            return verdict, claim.rule, claim.quantizer, None, by
+        if self.forms.is_quantized(node):
             return Verdict.QUANTIZED, "", "", None, "it reads quantized tensors; by which rule is not recorded"
-        found = self.reasons(self.twin(path, node))
+        found = self.why_float(path, node)
         nearest = found.refusal or found.follower
         rule = nearest.rule.name if nearest is not None else ""
         return Verdict.FLOAT, rule, found.trial.backend.name if found.trial is not None else "", found.why, found.text
 
+    def _in_float(self, node: fx.Node, claim: Claim | None) -> tuple[Verdict, str, str, Why | None, str]:
+        """What lower-integer noted of a node."""
+        reason = self.program.plan.left_float[node]
+        if claim is None:
+            return Verdict.FLOAT, "", "", Why.SAID, reason
+        return Verdict.FLOAT, claim.rule, claim.quantizer, Why.NOT_INTEGER, reason
+
+    def why_float(self, path: str, node: fx.Node) -> Reason:
+        """Why no rule took a node."""
+        return self.reasons(self.twin(path, node))
+
     def _multiply_adds(self, node: fx.Node) -> tuple[int | None, int]:
-        """All of a node's multiply-adds, and those of 8-bit integers."""
-        found = products(node, self.sizes)
-        if found is None:
-            return None, 0
-        int8 = sum(product.count for product in found if self._is_int8(node, product))
-        return sum(product.count for product in found), int8
+        """All of a node's multiply-adds, its steps' among them, and those of 8-bit integers."""
+        total, int8 = 0, 0
+        for step in (*self._steps.get(node, ()), node):
+            found = products(step, self.sizes)
+            if found is None:
+                return None, 0
+            total += sum(product.count for product in found)
+            int8 += sum(product.count for product in found if self._is_int8(step, product))
+        return total, int8
+
+    @cached_property
+    def _steps(self) -> dict[fx.Node, list[fx.Node]]:
+        """In integer form: the products that are a step of another node, by that node."""
+        if not self.is_integer:
+            return {}
+        listed = {node for _, node in ops_of(self.program)}
+        found: dict[fx.Node, list[fx.Node]] = {}
+        for node in self.program.nodes():
+            if is_product(node) and node not in listed:
+                found.setdefault(_first_reader(node, listed), []).append(node)
+        return found
 
     def _is_int8(self, node: fx.Node, product: Product) -> bool:
         return all(self.forms.reads_bytes(node, factor) for factor in product.factors)

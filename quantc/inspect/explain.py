@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from quantc.errors import QuantcError
 from quantc.inspect.changes import Change
 from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared, ops_of
 from quantc.inspect.remedies import Remedies
+from quantc.integer.library import op_of
 from quantc.patterns.explain import Tried
 from quantc.patterns.table import resolve_node
 from quantc.places import operand_nodes
@@ -28,6 +30,8 @@ class Explanation:
     """Every rule that mentions the op: the one that took it first, then the nearest."""
     changes: tuple[Change[Any], ...]
     """What would let a rule take it, the smallest first; one is enough for the reason it answers."""
+    notes: tuple[str, ...] = ()
+    """What else there is to say of it, in integer form."""
 
     @property
     def verdict(self) -> Verdict:
@@ -54,6 +58,7 @@ class Explanation:
             "tried": [row.to_data() for row in self.tried],
             "change": None if self.change is None else self.change.to_data(),
             "changes": [change.to_data() for change in self.changes],
+            "notes": list(self.notes),
         }
 
     def to_json(self) -> str:
@@ -62,7 +67,8 @@ class Explanation:
     def __str__(self) -> str:
         lines = [str(self.row)]
         lines += [f"  {'✓' if tried.matched else '✗'} {tried}" for tried in self.tried]
-        if self.verdict is not Verdict.FLOAT:
+        lines += [f"  {note}" for note in self.notes]
+        if self.verdict is not Verdict.FLOAT or self.notes:
             return "\n".join(lines)
         if not self.changes:
             return "\n".join([*lines, "no change to the program, the config or the backend would quantize it"])
@@ -80,6 +86,8 @@ def explain(program: Program, node: fx.Node | str) -> Explanation:
     if asked is None:
         raise _no_op(program, found)
     row = judge.row(path, asked)
+    if judge.is_integer:
+        return Explanation(row, (), (), tuple(_integer_notes(program, asked, row)))
     twin = judge.twin(path, asked)
     tried = [tried for trial in judge.reasons.trials.tables for tried in trial.explain(twin).tried]
     if row.verdict is Verdict.FLOAT:
@@ -90,6 +98,18 @@ def explain(program: Program, node: fx.Node | str) -> Explanation:
         tried.sort(key=lambda one: not one.matched)
         changes = ()
     return Explanation(row, tuple(tried), changes)
+
+
+def _integer_notes(program: Program, node: fx.Node, row: Row) -> Iterator[str]:
+    """What an op of the integer form computes, or who knows what would let it do so."""
+    if row.verdict is Verdict.FLOAT:
+        yield f"what would have to change is for the prepared program to say: prepared.explain({row.node!r})"
+        return
+    op, stands_for = op_of(node.target), program.plan.lowered.get(node)
+    if stands_for is not None:
+        yield f"it has the value of {stands_for} of the Q/DQ form"
+    if op is not None:
+        yield op.formula
 
 
 def _said(row: Row, tried: Tried) -> str:

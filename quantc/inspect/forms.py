@@ -27,6 +27,8 @@ class Forms:
         """Whether a node reads what `value` yields as 8-bit integers, wherever it reads it."""
         if value is None:
             return False
+        if self.program.stage >= Stage.LOWERED:
+            return self._is_of_bytes(value)
         if self.program.stage >= Stage.QUANTIZED:
             return is_dequantize(value) and dtype_of(value.args[0]) in BYTES
         places = self._places
@@ -35,9 +37,20 @@ class Forms:
         uses = [places.use(node, index) for index, operand in enumerate(operand_nodes(node)) if operand is value]
         return bool(uses) and all(use in self._stored for use in uses)
 
-    def reads_quantized(self, node: fx.Node) -> bool:
-        """Whether a node of a quantized program reads any dequantized tensor."""
-        return any(is_dequantize(value) for value in node.all_input_nodes)
+    def _is_of_bytes(self, value: fx.Node) -> bool:
+        """Whether a tensor of the integer form is of 8 bits, or what the steps of one op make of such a tensor."""
+        claims = self.program.plan.claims
+        while dtype_of(value) not in BYTES:
+            kind, inputs = dtype_of(value), value.all_input_nodes
+            if kind is None or kind.is_floating_point or value in claims or not inputs:
+                return False
+            value = inputs[0]
+        return True
+
+    def is_quantized(self, node: fx.Node) -> bool:
+        """Whether a rule took a node, or, where no rules are recorded, it reads a dequantized tensor."""
+        claims = self.program.plan.claims
+        return node in claims or (not claims and any(is_dequantize(value) for value in node.all_input_nodes))
 
     @cached_property
     def _places(self) -> Places:

@@ -22,7 +22,7 @@ from quantc.errors import InputError
 from quantc.guard import NodeByNode
 from quantc.inspect.noise import Noise
 from quantc.places import operand_nodes
-from quantc.program import Program
+from quantc.program import Program, Stage
 from quantc.qdq import is_dequantize, is_quantize
 
 
@@ -68,8 +68,8 @@ class Lockstep:
         self.cumulative: dict[str, Noise] = {node.name: Noise() for node in self.twins if is_compared(node)}
         self.local: dict[str, Noise] = {}
         self.outputs: list[Noise] = []
-        self.can_repeat = not any(_may_write(program) for program in (reference, quantized))
-        """Whether an op can be run again without harm."""
+        self.can_repeat = not is_integer(quantized) and not any(map(_may_write, (reference, quantized)))
+        """Whether an op can be run again, without harm and to some purpose: what is off in integers is not comparable."""
         self._wanted = frozenset(self.twins.values())
 
     @torch.no_grad()
@@ -137,6 +137,11 @@ def is_compared(node: fx.Node) -> bool:
     return node.op.startswith("call_") and node.target is not operator.getitem
 
 
+def is_integer(program: Program) -> bool:
+    """Whether a program is in integer form."""
+    return program.stage >= Stage.LOWERED
+
+
 def is_qdq(node: fx.Node) -> bool:
     return is_quantize(node) or is_dequantize(node)
 
@@ -144,15 +149,20 @@ def is_qdq(node: fx.Node) -> bool:
 def twins(reference: Program, quantized: Program) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:
     """From each node of the quantized program to the one it stands for: of the same name, doing the same to the same.
 
-    Also the ops of the quantized program that have none."""
+    Also the ops of the quantized program that have none. Integers have none, but that is in the nature of the form."""
     named = {node.name: node for node in reference.graph.nodes}
     found: dict[fx.Node, fx.Node] = {}
     apart: list[fx.Node] = []
+    on_integers, noted = is_integer(quantized), quantized.plan.left_float
     for node in quantized.graph.nodes:
         if is_qdq(node) or node.op in ("output", "get_attr"):
             continue
+        if on_integers and node.op != "placeholder" and node not in noted:
+            continue  # it computes on integers, or is a step to or from them
         twin = named.get(node.name)
-        if twin is not None and op_name(twin) == op_name(node) and _reads(twin) == _reads(node):
+        is_same = twin is not None and op_name(twin) == op_name(node)
+        # what an op in integer form reads has other names; it keeps its own
+        if twin is not None and is_same and (on_integers or _reads(twin) == _reads(node)):
             found[node] = twin
         else:
             apart.append(node)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from quantc.dialect import argument, op_name
+from quantc.dialect import argument, op_name, short_name
 from quantc.program import Program
 from quantc.symbols import evaluate
 from quantc.types import tensor_type
@@ -157,6 +157,18 @@ def _cell(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     return tuple(Product(rows * math.prod(_shape(weight, sizes)), (value, weight)) for value, weight in pairs)
 
 
+def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """A product in the type its sums are in: `out_dtype(op, dtype, x, w, ...)`."""
+    given: tuple[Any, ...] = node.args
+    inner, x, w = given[0], given[2], given[3]
+    if short_name(inner) != "convolution":
+        depth = _shape(x, sizes)[-1]
+        return (Product(math.prod(_shape(node, sizes)) * depth, (x, w)),)
+    is_transposed = given[8]
+    meets = x if is_transposed else node
+    return (Product(math.prod(_shape(meets, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
+
+
 _COUNTS: dict[str, Callable[[fx.Node, Sizes], tuple[Product, ...]]] = {
     **{f"conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": _transposed for n in (1, 2, 3)},
@@ -167,4 +179,9 @@ _COUNTS: dict[str, Callable[[fx.Node, Sizes], tuple[Product, ...]]] = {
     "sdpa": _attention,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
     **dict.fromkeys(("lstm_cell", "gru_cell"), _cell),
+    "quantc.conv.default": _convolution,
+    "quantc.conv_transpose.default": _transposed,
+    **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),
+    "quantc.matmul.default": _matmul,
+    "higher_order.out_dtype": _accumulated,
 }

@@ -36,6 +36,8 @@ class Why(StrEnum):
     """A rule for the op does not fit here."""
     SAID = "said"
     """The quantizer gave a reason of its own."""
+    NOT_INTEGER = "not-integer"
+    """It was quantized, and has no integer form here."""
     NOT_RECORDED = "not-recorded"
     """The quantizer is not at hand, or gave no reason."""
 

@@ -1,58 +1,220 @@
-"""Where integers begin and end: quantize and dequantize ops spelled out in ATen primitives."""
+"""Where integers begin and end: quantize and dequantize ops spelled out in ATen primitives.
+
+Each function below is one op of `torch.ops.quantized_decomposed` with the same bits. They follow torch's order: scales
+of a whole tensor are Python numbers there, so where they come as tensors they are brought to what such numbers would
+become.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from quantc.integer.arithmetic import aten
+from quantc.integer.tracing import Writer
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
-from quantc.types import TensorType, tensor_type
+from quantc.substitution import Substitution
+
+NARROW_FLOATS = (torch.float16, torch.bfloat16)
 
 
 def open_boundaries(program: Program) -> int:
-    """Replace every quantize and dequantize op by ATen ops with the same bits. Says how many there were."""
-    here = [node for node in program.nodes() if (is_quantize(node) or is_dequantize(node)) and node.users]
-    for node in here:
-        program.replace(node, _spelled(program, node))
-    return len(here)
+    """Replace every quantize and dequantize op by ATen ops with the same bits; the last of them keeps the name.
+
+    Ops that say the same of one tensor are written once. Gives the number of ops there were.
+    """
+    writer = Writer(program)
+    return sum(_open(program, graph, writer) for _, graph in list(program.graphs()))
 
 
-def _spelled(program: Program, node: fx.Node) -> fx.Node:
-    """The ops that a quantize or dequantize node stands for."""
+def _open(program: Program, graph: fx.Graph, writer: Writer) -> int:
+    walk = Substitution(program)
+    seen: dict[tuple[Any, ...], fx.Node] = {}
+    count = 0
+    for node in graph.nodes:
+        walk.arrive(node)
+        if not (is_quantize(node) or is_dequantize(node)) or not node.users:
+            continue
+        count += 1
+        key = (node.target, node.args, tuple(node.kwargs.items()))
+        if key in seen:
+            walk.forward(node, seen[key])
+            continue
+        spelled = SPELLED[str(node.target).removeprefix("quantized_decomposed.")]
+        made: fx.Node = writer.write(spelled, node.args, node, **node.kwargs)
+        if "val" in node.meta:
+            made.meta["val"] = node.meta["val"]
+        walk.replace(node, made)
+        seen[key] = made
+    walk.finish()
+    return count
 
-    def emit(target: Any, *args: Any, dtype: torch.dtype) -> fx.Node:
-        kind = tensor_type(node)
-        made = None if kind is None else TensorType(dtype, kind.shape)
-        return program.emit(target, args, before=node, like=node, value=made)
 
-    value, scale, zero_point, qmin, qmax, dtype = _parts(program, node)
-    if is_dequantize(node):
-        wide = emit(aten.to.dtype, value, torch.float32, dtype=torch.float32)
-        if not isinstance(zero_point, int) or zero_point:
-            wide = emit(aten.sub.Tensor, wide, zero_point, dtype=torch.float32)
-        return emit(aten.mul.Tensor, wide, scale, dtype=torch.float32)
-    inverse = 1.0 / scale if isinstance(scale, float) else emit(aten.reciprocal.default, scale, dtype=torch.float32)
-    levels = emit(aten.mul.Tensor, value, inverse, dtype=torch.float32)
-    levels = emit(aten.round.default, levels, dtype=torch.float32)
-    levels = emit(aten.add.Tensor, levels, zero_point, dtype=torch.float32)
-    levels = emit(aten.clamp.default, levels, qmin, qmax, dtype=torch.float32)
-    return emit(aten.to.dtype, levels, dtype, dtype=dtype)
+# -- one scale for the whole tensor ----------------------------------------------------------------------------
 
 
-def _parts(program: Program, node: fx.Node) -> tuple[Any, ...]:
-    """Value, scale, zero point, qmin, qmax and dtype; scales of channels shaped to go with the value."""
-    if "per_tensor" in str(node.target):
-        return tuple(node.args[:6])
-    value, scale, zero_point, axis, qmin, qmax, dtype = node.args[:7]
-    kind = tensor_type(node)
-    rank = kind.rank if kind is not None else 0
-    shape = [-1 if dim == axis else 1 for dim in range(rank)]
+def _quantize_whole(x: Tensor, scale: float, zero_point: int, qmin: int, qmax: int, dtype: torch.dtype) -> Tensor:
+    return _levels(_wide(x), 1.0 / scale, zero_point, (qmin, qmax), dtype)
 
-    def along(item: Any) -> Any:
-        return program.emit(aten.reshape.default, (item, shape), before=node, like=item)
 
-    return value, along(scale), along(zero_point), qmin, qmax, dtype
+def _quantize_by_tensors(
+    x: Tensor, scale: Tensor, zero_point: Tensor, qmin: Any, qmax: Any, dtype: torch.dtype
+) -> Tensor:
+    inverse = aten.reciprocal.default(_number(scale, torch.float64))
+    bounds = [item if isinstance(item, int) else _number(item, torch.float32) for item in (qmin, qmax)]
+    offset = _number(zero_point, torch.float32)
+    return _levels(_wide(x), aten.to.dtype(inverse, torch.float32), offset, bounds, dtype)
+
+
+def _levels(x: Tensor, inverse: Any, zero_point: Any, bounds: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    """`clamp(round_half_even(x * inverse) + zero_point, *bounds)` in the numbers of `x`."""
+    levels = aten.add.Tensor(aten.round.default(aten.mul.Tensor(x, inverse)), zero_point)
+    clamp = aten.clamp.default if isinstance(bounds[0], int) else aten.clamp.Tensor
+    return aten.to.dtype(clamp(levels, *bounds), dtype)
+
+
+def _dequantize_whole(
+    q: Tensor,
+    scale: float,
+    zero_point: int,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    real = aten.to.dtype(q, out_dtype or torch.float32)
+    return aten.mul.Tensor(real if zero_point == 0 else aten.sub.Tensor(real, zero_point), scale)
+
+
+def _dequantize_by_tensors(
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    qmin: Any,
+    qmax: Any,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    kind = out_dtype or torch.float32
+    # half floats calculate with Python numbers in float32 and round each result
+    inside = torch.float32 if kind in NARROW_FLOATS else kind
+    real = aten.to.dtype(aten.to.dtype(q, kind), inside)
+    centered = aten.to.dtype(aten.sub.Tensor(real, _number(zero_point, inside)), kind)
+    return aten.to.dtype(aten.mul.Tensor(aten.to.dtype(centered, inside), _number(scale, inside)), kind)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Half floats as float32; anything else as it is."""
+    return aten.to.dtype(x, torch.float32)
+
+
+def _number(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The one element of a tensor."""
+    return aten.to.dtype(aten.reshape.default(value, []), dtype)
+
+
+# -- a scale for each channel, token or group ------------------------------------------------------------------
+
+
+def _quantize_channels(
+    x: Tensor, scales: Tensor, zero_points: Tensor, axis: int, qmin: int, qmax: int, dtype: torch.dtype
+) -> Tensor:
+    inverse = aten.reciprocal.default(_along(scales, x, axis))
+    return _levels(_wide(x), inverse, _along(zero_points, x, axis), (qmin, qmax), dtype)
+
+
+def _dequantize_channels(
+    q: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    axis: int,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    offsets = None if zero_points is None else _along(zero_points, q, axis)
+    return aten.to.dtype(_reals(q, _along(scales, q, axis), offsets), out_dtype or torch.float32)
+
+
+def _quantize_tokens(
+    x: Tensor, scales: Tensor, zero_points: Tensor, qmin: int, qmax: int, dtype: torch.dtype
+) -> Tensor:
+    """Here torch adds the zero point before it rounds."""
+    levels = aten.add.Tensor(aten.mul.Tensor(x, aten.reciprocal.default(scales)), zero_points)
+    return aten.to.dtype(aten.clamp.default(aten.round.default(levels), qmin, qmax), dtype)
+
+
+def _dequantize_tokens(
+    q: Tensor, scales: Tensor, zero_points: Tensor, qmin: int, qmax: int, dtype: torch.dtype, output_dtype: torch.dtype
+) -> Tensor:
+    return aten.to.dtype(_reals(q, scales, zero_points), output_dtype)
+
+
+def _quantize_groups(
+    x: Tensor, scales: Tensor, zero_points: Tensor, qmin: int, qmax: int, dtype: torch.dtype, group_size: int
+) -> Tensor:
+    groups = _groups(x, scales, group_size)
+    levels = _quantize_tokens(groups, _column(scales), _column(zero_points), qmin, qmax, dtype)
+    return aten.reshape.default(levels, [*x.shape])
+
+
+def _dequantize_groups(
+    q: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    group_size: int,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    offsets = None if zero_points is None else _column(zero_points)
+    reals = _reals(_groups(q, scales, group_size), _column(scales), offsets)
+    return aten.to.dtype(aten.reshape.default(reals, [*q.shape]), output_dtype)
+
+
+def _reals(q: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
+    centered = q if zero_points is None else aten.sub.Tensor(q, zero_points)
+    return aten.mul.Tensor(centered, scales)
+
+
+def _along(values: Tensor, x: Tensor, axis: int) -> Tensor:
+    """Scales or zero points, shaped to go with one axis of a tensor."""
+    rank = x.dim()
+    return aten.reshape.default(values, [-1 if dim == axis % rank else 1 for dim in range(rank)])
+
+
+def _column(values: Tensor) -> Tensor:
+    return aten.reshape.default(values, [-1, 1])
+
+
+def _groups(x: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    """Each group in a row of its own. As in torch, one scale a row makes the row the group, however short."""
+    row = x.shape[-1]
+    is_short = scales.shape[-1] == 1 and group_size > row
+    return aten.reshape.default(x, [-1, row if is_short else group_size])
+
+
+SPELLED: dict[str, Callable[..., Tensor]] = {
+    "quantize_per_tensor.default": _quantize_whole,
+    "quantize_per_tensor.tensor": _quantize_by_tensors,
+    "quantize_per_tensor.tensor2": _quantize_by_tensors,
+    "dequantize_per_tensor.default": _dequantize_whole,
+    "dequantize_per_tensor.tensor": _dequantize_by_tensors,
+    "dequantize_per_tensor.tensor2": _dequantize_by_tensors,
+    "quantize_per_channel.default": _quantize_channels,
+    "dequantize_per_channel.default": _dequantize_channels,
+    "quantize_per_token.default": _quantize_tokens,
+    "dequantize_per_token.default": _dequantize_tokens,
+    "quantize_per_channel_group.default": _quantize_groups,
+    "dequantize_per_channel_group.default": _dequantize_groups,
+}
+"""By the name of the op."""

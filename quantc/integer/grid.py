@@ -17,14 +17,16 @@ class Grid:
     """`real = (q - zero_point) * scale`, with `q` in `qmin..qmax`. Scales are float32 values, kept as float64."""
 
     scale: Tensor
-    """0-dimensional, or one element a channel."""
+    """0-dimensional, one element a channel, or for a matrix in groups one element a row and group."""
     zero_point: Tensor
     """int64, of the same shape."""
     qmin: int
     qmax: int
     dtype: torch.dtype
     axis: int | None = None
-    """Which axis the channels are on; None if one scale serves all."""
+    """Which axis the channels are on; None if one scale serves all. The groups of a matrix are on its axis 1."""
+    group: int | None = None
+    """How many elements of a row share a scale; None if they are not in groups."""
 
     @property
     def is_whole(self) -> bool:
@@ -40,9 +42,9 @@ class Grid:
         return int(self.zero_point.item())
 
     def equals(self, other: Grid) -> bool:
-        mine = (self.qmin, self.qmax, self.dtype, self.axis)
+        mine = (self.qmin, self.qmax, self.dtype, self.axis, self.group)
         return (
-            mine == (other.qmin, other.qmax, other.dtype, other.axis)
+            mine == (other.qmin, other.qmax, other.dtype, other.axis, other.group)
             and torch.equal(self.scale, other.scale)
             and torch.equal(self.zero_point, other.zero_point)
         )
@@ -57,19 +59,22 @@ def grid_of(program: Program, node: fx.Node) -> Grid | None:
     """The grid that a quantize or dequantize node names; None if its scales are not known before it runs."""
     if not (is_quantize(node) or is_dequantize(node)):
         return None
-    name = str(node.target)
+    name, group = str(node.target), None
     if "per_tensor" in name:
         scale, zero_point, qmin, qmax, dtype = _values(program, node.args[1:6])
         axis = None
     elif "per_channel." in name:
         scale, zero_point, axis, qmin, qmax, dtype = _values(program, node.args[1:7])
+    elif "per_channel_group" in name:
+        scale, zero_point, qmin, qmax, dtype, group = _values(program, node.args[1:7])
+        axis = 1
     else:
         return None
     if scale is None:
         return None
     scales = torch.as_tensor(scale, dtype=torch.float32).double()
     zeros = torch.zeros_like(scales) if zero_point is None else torch.as_tensor(zero_point)
-    return Grid(scales, zeros.to(torch.int64), qmin, qmax, dtype, axis)
+    return Grid(scales, zeros.to(torch.int64), qmin, qmax, dtype, axis, group)
 
 
 def _values(program: Program, arguments: tuple[Any, ...]) -> list[Any]:

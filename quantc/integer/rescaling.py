@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from quantc.integer.arithmetic import centered, rescale
-from quantc.integer.library import OUT, integer_op
+from quantc.integer.library import OPS, OUT, integer_op
 
 REQUANTIZED = "out = clamp(round((xq − xz) · M) + zo); M = sx / so"
 
@@ -16,3 +16,6 @@ REQUANTIZED = "out = clamp(round((xq − xz) · M) + zo); M = sx / so"
 def requantize(x: Tensor, x_zero_point: int, *out: Any) -> Tensor:
     """The same numbers on another grid."""
     return rescale(centered(x, x_zero_point), *out)
+
+
+REQUANTIZE = OPS["requantize"]

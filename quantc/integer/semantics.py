@@ -60,4 +60,14 @@ def load() -> None:
         import_module(f"quantc.integer.{name}")
 
 
-MODULES = ("write_products", "write_moves")
+MODULES = (
+    "write_products",
+    "write_moves",
+    "write_joins",
+    "write_elementwise",
+    "write_reductions",
+    "write_nonlinear",
+    "write_norms",
+    "write_lookup_weights",
+    "dynamic",
+)

@@ -44,6 +44,8 @@ class Task:
     nodes: tuple[fx.Node, ...]
     multiplier: MultiplierForm = "float64"
     notes: list[str] = field(default_factory=list)
+    made: list[fx.Node] = field(default_factory=list)
+    """The nodes that compute what the match computed."""
 
     @property
     def core(self) -> fx.Node:
@@ -64,6 +66,8 @@ class Task:
 
     def quantized(self, value: Any) -> Quantized:
         """An operand that must come quantized."""
+        if self.grouped(value) is not None:
+            raise NotIntegerError(f"{value.name} has a scale for each group")
         found = self.maybe_quantized(value)
         if found is None:
             name = value.name if isinstance(value, fx.Node) else repr(value)
@@ -71,6 +75,16 @@ class Task:
         return found
 
     def maybe_quantized(self, value: Any) -> Quantized | None:
+        """An operand if it comes quantized, with one scale or one for each channel."""
+        found = self._dequantized(value)
+        return found if found is not None and found.grid.group is None else None
+
+    def grouped(self, value: Any) -> Quantized | None:
+        """An operand if it comes quantized with a scale for each group."""
+        found = self._dequantized(value)
+        return found if found is not None and found.grid.group is not None else None
+
+    def _dequantized(self, value: Any) -> Quantized | None:
         if not isinstance(value, fx.Node) or not is_dequantize(value):
             return None
         source, grid = value.args[0], grid_of(self.program, value)
@@ -105,24 +119,43 @@ class Task:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def emit(self, target: Any, *args: Any, dtype: torch.dtype, like: fx.Node | None = None) -> fx.Node:
-        """A new node before the end of the match: of the shape of `like` (the root, unless given), and of a dtype."""
+        """A new node in the place of `like`, a node of the match (the root, unless given): of its shape, of a dtype."""
         source = like if like is not None else self.root
         kind = tensor_type(source)
         made = None if kind is None else TensorType(dtype, kind.shape)
-        return self.program.emit(target, args, before=self.root, like=source, value=made)
+        return self.program.emit(target, args, before=source, like=source, value=made)
 
     def keep(self, hint: str, value: Tensor) -> fx.Node:
         """A new constant, named after the core."""
-        return self.program.constant(f"{self.core.name}_{hint}", value, before=self.root)
+        return self.program.constant(f"{self.core.name}_{hint}", value, before=self.core)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let a new node, with its claim, stand for a node of the match, or for one that quantizes its result."""
-        name = old.name
+        self.claim(new)
+        self.stand_in(old, new)
+
+    def claim(self, node: fx.Node) -> None:
+        """Say that a new node is what the match computes now: `coverage()` lists it under its rule."""
         claim = self.program.plan.claims.get(self.root)
+        if claim is not None:
+            self.program.plan.claims[node] = claim
+        self.made.append(node)
+
+    def keep_name(self) -> None:
+        """Let the first node that was made be called as the core was: that is what users know it by."""
+        if not self.made:
+            return
+        core, made = self.core, self.made[0]
+        core.name, made.name = made.name, core.name
+        origin = self.program.origins.get(core)
+        if origin is not None:
+            self.program.origins[made] = origin
+
+    def stand_in(self, old: fx.Node, new: fx.Node) -> None:
+        """Let a new node have the value of an old one, without its claim: a step after the one that has it."""
+        name = old.name
         self.program.replace(old, new)
         self.program.plan.lowered[new] = name
-        if claim is not None:
-            self.program.plan.claims[new] = claim
 
     def fixed(self, multiplier: Tensor) -> tuple[fx.Node, fx.Node | None]:
         """A multiplier as the constants an op takes, in the form that was asked for."""
@@ -159,7 +192,7 @@ class Bounds:
 
     def then(self, other: Bounds) -> Bounds:
         low = min(max(self.low, other.low), other.high)
-        return Bounds(low, max(min(self.high, other.high), other.low))
+        return Bounds(low, min(max(self.high, other.low), other.high))
 
 
 def bounds_of(node: fx.Node) -> Bounds | None:

@@ -63,6 +63,7 @@ class PlanData(_Data):
     config: QuantConfig | None
     claims: dict[str, ClaimData]
     left_float: dict[str, str]
+    lowered: dict[str, str] = {}
     uses: list[TensorOutcome]
     outcomes: dict[str, NonNegativeInt]
     groups: list[GroupData]
@@ -105,6 +106,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
         config=plan.config,
         claims={names[node]: _claim_data(claim) for node, claim in plan.claims.rows.items()},
         left_float={names[node]: reason for node, reason in plan.left_float.rows.items()},
+        lowered={names[node]: name for node, name in plan.lowered.rows.items()},
         uses=list(uses),
         outcomes=outcomes,
         groups=groups,
@@ -147,6 +149,7 @@ def plan_of(data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader)
         config=data.config,
         claims=NodeTable({_node(nodes, name, "claims"): Claim(**dict(claim)) for name, claim in data.claims.items()}),
         left_float=NodeTable({_node(nodes, name, "left_float"): why for name, why in data.left_float.items()}),
+        lowered=NodeTable({_node(nodes, name, "lowered"): old for name, old in data.lowered.items()}),
         outcomes=outcomes,
         groups=tuple(_group(uses, index, group) for index, group in enumerate(data.groups)),
         batches=data.batches,

@@ -44,6 +44,8 @@ class Check(StrEnum):
     """The axis of per-channel scales is that of the output channels."""
     FIDELITY = "fidelity"
     """The quantized model is close to the float one."""
+    INTEGER_FORM = "integer-form"
+    """A rule that claims the integer form gets there: no float inside it, and within a step of Q/DQ."""
     BATCHES = "batches"
     """The quantized model runs on batches of other sizes."""
     INTEGERS = "integers"

@@ -30,7 +30,8 @@ class Form:
     @staticmethod
     def of(program: Program, node: fx.Node) -> Form:
         scale, zero_point, *rest = (_number(program, value) for value in node.args[1:])
-        axis = rest.pop(0) if "per_channel" in str(node.target) else None
+        name = str(node.target)
+        axis = rest.pop(0) if "per_channel." in name else 1 if "per_channel_group" in name else None
         qmin, qmax, dtype = rest[:3]
         return Form(torch.as_tensor(scale), torch.as_tensor(zero_point), axis, qmin, qmax, dtype)
 

@@ -18,7 +18,7 @@ from quantc.patterns.table import Rule
 from quantc.plan import Plan
 from quantc.program import Program
 from quantc.quantizer import Backend, TableQuantizer, quantizer_of
-from quantc.testing import number_checks, placement_checks
+from quantc.testing import integer_checks, number_checks, placement_checks
 from quantc.testing.choices import Choices, NoExampleError
 from quantc.testing.conformance import Check, Conformance, Fault, Ledger
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
@@ -40,6 +40,7 @@ EACH_MODEL: dict[Check, Look] = {
     Check.RANGE: number_checks.fixed_range,
     Check.BIAS: placement_checks.bias,
     Check.FIDELITY: number_checks.fidelity,
+    Check.INTEGER_FORM: integer_checks.integer_form,
 }
 EACH_OP: dict[Check, Look] = {
     Check.SHARING: number_checks.ties,

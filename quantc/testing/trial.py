@@ -181,8 +181,13 @@ class Trial:
 
 def quantized(prepared: Program, inputs: Sequence[Any]) -> Program:
     """Calibrate a prepared program with batches like `inputs`, and convert it."""
+    return convert(calibrated(prepared, inputs))
+
+
+def calibrated(prepared: Program, inputs: Sequence[Any]) -> Program:
+    """Calibrate a prepared program with batches like `inputs`."""
     calibrate(prepared, [tuple(scaled(inputs, factor)) for factor in FACTORS])
-    return convert(prepared)
+    return prepared
 
 
 def scaled(inputs: Iterable[Any], factor: float) -> list[Any]:

@@ -1,0 +1,96 @@
+"""ATen primitives in place of the fused integer ops."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, ClassVar
+
+from torch import fx
+
+from quantc.dialect import argument, arguments
+from quantc.errors import QuantcError
+from quantc.integer.library import IntegerOp, op_of
+from quantc.integer.tracing import Writer
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import Program, Stage
+from quantc.substitution import Substitution
+from quantc.types import TensorType, tensor_type
+
+
+class DecomposeInteger(Pass):
+    """Write every integer op out in ATen primitives, with the same bits.
+
+    What is written is the reference that defines the op: casts, shifts, sums, and `out_dtype` for matrix products and
+    convolutions, which says in which type they add up. Bringing a sum to the grid of its result is a multiplication in
+    float64 and a rounding (or, with a fixed multiplier, a product of 64-bit integers and a shift). No op of `quantc`
+    is left. The last node of each op keeps its name.
+    """
+
+    name: ClassVar[str] = "decompose-integer"
+    needs: ClassVar[Stage] = Stage.LOWERED
+    preserves: ClassVar[Preserves] = Preserves.EXACTLY
+
+    def run(self, program: Program) -> Outcome:
+        writer = Writer(program)
+        count = sum(_decompose(program, graph, writer) for _, graph in list(program.graphs()))
+        return Outcome(count > 0, (f"wrote out {count} ops",) if count else ())
+
+
+def _decompose(program: Program, graph: fx.Graph, writer: Writer) -> int:
+    walk = Substitution(program)
+    several: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    count = 0
+    for node in graph.nodes:
+        walk.arrive(node)
+        if node.target is operator.getitem and node.args[0] in several:
+            whole = node.args[0]
+            _stand(walk, node, several[whole][node.args[1]], whole.all_input_nodes)
+        op = op_of(node.target)
+        if op is None:
+            continue
+        count += 1
+        made = _written(node, op, writer)
+        if isinstance(made, tuple):
+            several[node] = made
+        else:
+            _stand(walk, node, made, node.all_input_nodes)
+    walk.finish()
+    for node in several:
+        program.erase(node)
+    return count
+
+
+def _written(node: fx.Node, op: IntegerOp, writer: Writer) -> Any:
+    """The reference of a node's op, written before it."""
+    rows = arguments(op.target)
+    args = tuple(argument(node, row.aten_name) for row in rows if not row.keyword_only)
+    named = {row.aten_name: argument(node, row.aten_name) for row in rows if row.keyword_only}
+    return writer.write(op.reference, args, node, **named)
+
+
+def _stand(walk: Substitution, node: fx.Node, made: fx.Node, inputs: list[fx.Node]) -> None:
+    """Let a node that was written stand for an op, or for an item of what it yields."""
+    expected, found = tensor_type(node), tensor_type(made)
+    if expected is not None and found is not None and (why := _why_not(expected, found)) is not None:
+        raise QuantcError(
+            f"the reference of {node.name} gives {found}, and the program says {expected}: {why}",
+            where=walk.program.describe(node),
+            advice="correct the reference, or the type that the lowering gives the node",
+        )
+    if expected is not None:
+        made.meta["val"] = node.meta["val"]  # the same, and sizes spelled as everywhere in the program
+    if made in inputs:
+        walk.forward(node, made)
+    else:
+        walk.replace(node, made)
+
+
+def _why_not(expected: TensorType, found: TensorType) -> str | None:
+    """Why two types cannot be the same; sizes that are dynamic may be spelled in two ways."""
+    if expected.dtype != found.dtype:
+        return "another dtype"
+    if expected.rank != found.rank:
+        return "another number of axes"
+    pairs = zip(expected.shape, found.shape, strict=True)
+    differ = any(left != right for left, right in pairs if isinstance(left, int) and isinstance(right, int))
+    return "another size" if differ else None

@@ -1,0 +1,27 @@
+"""Biases as the integer form has them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from quantc.integer.biases import snap_biases
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import Program, Stage
+
+
+class SnapBias(Pass):
+    """Round the float biases of quantized products to multiples of the accumulator's step, `sx * sw`.
+
+    The integer form adds biases as integers to its accumulators; the Q/DQ form keeps them float. After this pass the
+    Q/DQ form adds the same numbers. It matters where whole models are compared: a bias that is off by a thousandth of
+    a step of the result turns some roundings, and the ops that follow multiply them.
+    """
+
+    name: ClassVar[str] = "snap-bias"
+    needs: ClassVar[Stage] = Stage.FOLDED
+    before: ClassVar[Stage | None] = Stage.LOWERED
+    preserves: ClassVar[Preserves] = Preserves.NOTHING
+
+    def run(self, program: Program) -> Outcome:
+        changed = snap_biases(program)
+        return Outcome(changed > 0, (f"rounded to the step of their accumulator: {changed} biases",) if changed else ())

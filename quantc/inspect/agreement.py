@@ -1,0 +1,240 @@
+"""How the integer form of a program agrees with its Q/DQ form, op by op, each op fed the same integers.
+
+Whole programs cannot be compared by counting elements that differ: one legal step in one op is seen by every op after
+it. So the Q/DQ program is run again with each of its quantized tensors put in the place of what the integer program
+computed for it; what then differs is the doing of that op alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from quantc.dialect import op_name
+from quantc.errors import DataError, QuantcError
+from quantc.feeding import check_batches, leaves_of
+from quantc.guard import NodeByNode
+from quantc.integer.biases import snap_biases
+from quantc.integer.grid import Grid, grid_of
+from quantc.program import Program, Stage
+from quantc.qdq import is_dequantize, is_quantize
+
+NEAR_TIE = 1e-3
+"""In steps: nearer to a tie than this, either neighbour is right."""
+MOST_ROWS = 30
+
+
+@dataclass(slots=True)
+class Row:
+    """One op whose result the integer program computes on integers."""
+
+    node: str
+    """Its result in the Q/DQ program."""
+    op: str
+    rule: str
+    module: str
+    elements: int = 0
+    differ: int = 0
+    """How many elements are not the same."""
+    worst: int = 0
+    """By how many steps, at most."""
+    clear: int = 0
+    """Elements whose exact value is farther than 1e-3 of a step from a tie."""
+    clear_differ: int = 0
+    float_error: float | None = None
+    """For a result in float: the largest difference, as part of the largest value."""
+
+    @property
+    def clear_equal(self) -> float:
+        """Which part of the elements that are clear of ties is the same."""
+        return 1.0 if not self.clear else 1 - self.clear_differ / self.clear
+
+    def to_data(self) -> dict[str, Any]:
+        return {**asdict(self), "clear_equal": self.clear_equal}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Every op of the integer form beside its Q/DQ twin. Prints as a table, the farthest apart first."""
+
+    program: str
+    batches: int
+    rows: tuple[Row, ...]
+
+    @property
+    def worst(self) -> int:
+        """The most steps by which any element is off."""
+        return max((row.worst for row in self.rows), default=0)
+
+    @property
+    def clear_equal(self) -> float:
+        """The least part of equal elements, clear of ties, of any op."""
+        return min((row.clear_equal for row in self.rows), default=1.0)
+
+    def row(self, node: str) -> Row | None:
+        return next((row for row in self.rows if row.node == node), None)
+
+    def to_data(self) -> dict[str, Any]:
+        head = {"program": self.program, "batches": self.batches, "worst": self.worst, "clear_equal": self.clear_equal}
+        return {**head, "rows": [row.to_data() for row in self.rows]}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        from quantc.terminal import plain_rows
+
+        head = (
+            f"{self.program}: {len(self.rows)} results of integer ops over {self.batches} batches; at most {self.worst} "
+            f"steps from Q/DQ, at least {self.clear_equal:.4%} equal where no tie is near"
+        )
+        rows = sorted(self.rows, key=lambda row: (-row.worst, row.clear_equal, -(row.float_error or 0.0)))
+        columns = ("node", "op", "rule", "module", "elements", "differ", "steps", "equal if clear", "float error")
+        lines = [head, *plain_rows(columns, [_cells(row) for row in rows[:MOST_ROWS]])]
+        if len(rows) > MOST_ROWS:
+            lines.append(f"  … and {len(rows) - MOST_ROWS} more: agreement.rows")
+        return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    error = "" if row.float_error is None else f"{row.float_error:.1e}"
+    counts = (str(row.elements), str(row.differ), str(row.worst), f"{row.clear_equal:.4%}")
+    return (row.node, row.op, row.rule, row.module, *counts, error)
+
+
+def agreement(qdq: Program, integer: Program, batches: Iterable[Any]) -> Agreement:
+    """Run both forms of one program on batches and say how they agree, each op fed the same integers.
+
+    `qdq` is what `qc.convert(prepared)` gives, `integer` what `qc.convert(prepared, to="integer")` gives. Biases are
+    among the integers: the Q/DQ form, which keeps them float, is given those of the integer form.
+    """
+    if qdq.stage >= Stage.LOWERED or not integer.plan.lowered.rows:
+        raise QuantcError(
+            "qc.agreement compares a program in Q/DQ form with its integer form",
+            where=f"{qdq.name} is {qdq.stage.label}, {integer.name} is {integer.stage.label}",
+            advice='give qc.convert(prepared) first, then qc.convert(prepared, to="integer")',
+        )
+    check_batches(batches)
+    qdq = qdq.clone()
+    snap_biases(qdq)
+    comparison = _Comparison(qdq, integer)
+    count = 0
+    for count, batch in enumerate(batches, start=1):
+        comparison.add(leaves_of(qdq, batch, count - 1))
+    if not count:
+        raise DataError("compared on zero batches", where=integer.name, advice="give at least one batch")
+    return Agreement(integer.name, count, tuple(comparison.rows.values()))
+
+
+class _Integer(NodeByNode):
+    """Runs the integer program and keeps what it computes in place of nodes of the Q/DQ form, by their names."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.names = program.plan.lowered
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        name = self.names.get(n)
+        if name is not None:
+            self.values[name] = value
+        return value
+
+
+class _Comparison(NodeByNode):
+    """Runs the Q/DQ program, fed the integer program's values, in float32 and beside it in float64."""
+
+    def __init__(self, qdq: Program, integer: Program) -> None:
+        super().__init__(qdq)
+        self.program = qdq
+        self.integer = _Integer(integer)
+        self.rows: dict[str, Row] = {}
+        self.exact: dict[fx.Node, Any] = {}
+        """What each node yields in float64, from the same integers."""
+
+    @torch.no_grad()
+    def add(self, leaves: Sequence[Any]) -> None:
+        self.integer.values = {}
+        self.integer.run(*leaves, enable_io_processing=False)
+        self.env, self.exact, self.args_iter = {}, {}, iter(leaves)
+        for node in self.program.graph.nodes:
+            if node.op == "output":
+                return
+            self.env[node], self.exact[node] = self._both(node)
+            for old in self.user_to_last_uses.get(node, []):
+                self.env.pop(old, None)
+                self.exact.pop(old, None)
+
+    def _both(self, node: fx.Node) -> tuple[Any, Any]:
+        """What a node yields: as the Q/DQ program has it, unless the integer program has its own, and exactly."""
+        value = self.run_node(node)
+        grid = grid_of(self.program, node)
+        if is_quantize(node) and grid is not None:
+            levels = self.exact[node.all_input_nodes[0]] / _along(grid, value, grid.scale)
+            return self._settled(node, value, levels + _along(grid, value, grid.zero_point))
+        if is_dequantize(node) and grid is not None:
+            source = self.env[node.all_input_nodes[0]]
+            real = (source.double() - _along(grid, source, grid.zero_point)) * _along(grid, source, grid.scale)
+            return value, real
+        if node.op in ("placeholder", "get_attr"):
+            return value, _doubled(value)
+        args, kwargs = map_arg((node.args, node.kwargs), self.exact.__getitem__)
+        exact = _doubled(getattr(self, node.op)(node.target, args, kwargs))
+        return self._settled(node, value, exact)
+
+    def _settled(self, node: fx.Node, value: Any, exact: Any) -> tuple[Any, Any]:
+        """The value that goes on from here, and its exact twin; noted if the integer program has one of its own."""
+        twin = self.integer.values.get(node.name)
+        if not isinstance(twin, Tensor) or not isinstance(value, Tensor):
+            return value, value if is_quantize(node) else exact
+        row = self._row(node)
+        if value.is_floating_point():
+            _note_float(row, value, twin)
+            return twin, twin.double()
+        _note_levels(row, value, twin, exact)
+        return twin, twin
+
+    def _row(self, node: fx.Node) -> Row:
+        if node.name not in self.rows:
+            made_by = node.all_input_nodes[0] if is_quantize(node) else node
+            claim = self.program.plan.claims.get(made_by)
+            origin = self.program.origins.get(made_by)
+            rule, module = (claim.rule if claim else ""), (origin.module_path if origin else "")
+            self.rows[node.name] = Row(node.name, op_name(made_by), rule, module)
+        return self.rows[node.name]
+
+
+def _note_float(row: Row, value: Tensor, twin: Tensor) -> None:
+    row.elements += value.numel()
+    row.differ += int((value != twin).sum())
+    if value.numel():
+        largest = float(value.abs().max()) or 1.0
+        row.float_error = max(row.float_error or 0.0, float((value - twin).abs().max()) / largest)
+
+
+def _note_levels(row: Row, value: Tensor, twin: Tensor, exact: Tensor) -> None:
+    apart = (value.long() - twin.long()).abs()
+    clear = (exact - exact.floor() - 0.5).abs() > NEAR_TIE
+    row.elements += value.numel()
+    row.differ += int((apart > 0).sum())
+    row.worst = max(row.worst, int(apart.max()) if apart.numel() else 0)
+    row.clear += int(clear.sum())
+    row.clear_differ += int(((apart > 0) & clear).sum())
+
+
+def _along(grid: Grid, x: Tensor, values: Tensor) -> Tensor:
+    """Scales or zero points shaped to go with a tensor."""
+    return values if grid.axis is None else values.reshape([-1 if dim == grid.axis else 1 for dim in range(x.dim())])
+
+
+def _doubled(value: Any) -> Any:
+    """A value with every float tensor in float64."""
+    return pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, value)

@@ -1,0 +1,109 @@
+"""Element by element: sums of integers on different grids, and products of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantc.integer.arithmetic import aten, centered, rescale, settled
+from quantc.integer.library import OPS, OUT, integer_op
+
+SUMMED = "out = clamp(round(Σ_i (x_i − z_i) · M_i + offset) + zo); M_i = s_i / so"
+MULTIPLIED = "out = clamp(round((xq − xz)(yq − yz) · M) + zo); M = sx·sy / so"
+
+
+def _summed_fast(
+    xs: Sequence[Tensor],
+    zero_points: Sequence[int],
+    multipliers: Sequence[Tensor],
+    offset: Tensor | None,
+    shift: Tensor | None,
+    out_zero_point: int,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`summed` with fewer copies: the same operations in the same order, in place where shapes allow it."""
+    if shift is not None:
+        exact: Tensor = summed(xs, zero_points, multipliers, offset, shift, out_zero_point, qmin, qmax, dtype)
+        return exact
+    total = _scaled(xs[0], zero_points[0], multipliers[0])
+    for x, zero_point, multiplier in zip(xs[1:], zero_points[1:], multipliers[1:], strict=True):
+        total = _onto(total, _scaled(x, zero_point, multiplier), torch.add)
+    if offset is not None:
+        total = _onto(total, offset, torch.add)
+    if dtype.is_floating_point:
+        return total.to(dtype)
+    return total.round_().add_(out_zero_point).clamp_(qmin, qmax).to(dtype)
+
+
+def _scaled(x: Tensor, zero_point: int, multiplier: Tensor) -> Tensor:
+    wide = x.to(torch.float64)
+    if zero_point:
+        wide.sub_(zero_point)
+    return _onto(wide, multiplier, torch.mul)
+
+
+def _onto(target: Tensor, other: Tensor, op: Any) -> Tensor:
+    """`op(target, other)`, written over `target` if the result has its shape."""
+    whole: tuple[int, ...] = torch.broadcast_shapes(target.shape, other.shape)  # type: ignore[no-untyped-call]
+    result: Tensor = op(target, other, out=target) if whole == target.shape else op(target, other)
+    return result
+
+
+@integer_op(
+    "sum(Tensor[] xs, int[] zero_points, Tensor[] multipliers, Tensor? offset, Tensor? shift, int out_zero_point, "
+    "int qmin, int qmax, ScalarType dtype) -> Tensor",
+    formula=SUMMED,
+    kernel=_summed_fast,
+)
+def summed(
+    xs: Sequence[Tensor],
+    zero_points: Sequence[int],
+    multipliers: Sequence[Tensor],
+    offset: Tensor | None,
+    shift: Tensor | None,
+    out_zero_point: int,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """A sum of tensors on different grids, added in their order in float64 and rounded once.
+
+    With `shift` the multipliers are mantissas and the offset an int64, all times `2^-shift`, and the sum is formed and
+    rounded in 64-bit integers. If `dtype` is float32 the result is the sum itself: there the integers end.
+    """
+    wide = torch.float64 if shift is None else torch.int64
+    total: Tensor = _product(centered(xs[0], zero_points[0]), multipliers[0], wide)
+    for x, zero_point, multiplier in zip(xs[1:], zero_points[1:], multipliers[1:], strict=True):
+        total = aten.add.Tensor(total, _product(centered(x, zero_point), multiplier, wide))
+    if offset is not None:
+        total = aten.add.Tensor(total, offset)
+    return settled(total, shift, out_zero_point, qmin, qmax, dtype)
+
+
+SUM = OPS["sum"]
+
+
+def _product(x: Tensor, multiplier: Tensor, dtype: torch.dtype) -> Tensor:
+    product: Tensor = aten.mul.Tensor(aten.to.dtype(x, dtype), aten.to.dtype(multiplier, dtype))
+    return product
+
+
+NARROW = (torch.int8, torch.uint8)
+
+
+@integer_op(
+    f"mul(Tensor x, int x_zero_point, Tensor y, int y_zero_point, {OUT}) -> Tensor",
+    formula=MULTIPLIED,
+)
+def mul(x: Tensor, x_zero_point: int, y: Tensor, y_zero_point: int, *out: Any) -> Tensor:
+    """A product of two tensors. Its accumulator is int32; int64 where an operand has 16 bits."""
+    wide = torch.int32 if x.dtype in NARROW and y.dtype in NARROW else torch.int64
+    return rescale(aten.mul.Tensor(centered(x, x_zero_point, wide), centered(y, y_zero_point, wide)), *out)
+
+
+MUL = OPS["mul"]

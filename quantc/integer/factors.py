@@ -1,0 +1,240 @@
+"""What the products of a program multiply: read off its Q/DQ form, or off its integer form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from quantc.dialect import argument, op_name, position
+from quantc.inspect.macs import Sizes, example_sizes
+from quantc.instruction_sets import SIGN_SHIFT, PairSums
+from quantc.integer.bounds import Layout, Reach, by_channel, pair_reach, range_reach, sum_reach
+from quantc.integer.grid import grid_of
+from quantc.integer.library import op_of
+from quantc.integer.ranges import Levels, levels_before, levels_of
+from quantc.program import Program
+from quantc.qdq import is_dequantize
+from quantc.symbols import evaluate
+from quantc.types import tensor_type
+
+FACTORS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("linear", *(f"conv{n}d" for n in (1, 2, 3))), ("x", "w")),
+    **dict.fromkeys((f"conv_transpose{n}d" for n in (1, 2, 3)), ("x", "w")),
+    **dict.fromkeys(("matmul", "addmm", "baddbmm"), ("x", "y")),
+}
+"""The ops of the dialect that multiply, and the names of the two operands that are multiplied."""
+SUMMED_ON_LAST_AXIS = ("linear", "matmul", "addmm", "baddbmm")
+"""Those of them that sum over the last axis of `x`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A constant factor, as `bounds.by_channel` has it."""
+
+    levels: Tensor
+    """The integers as they are stored, int64."""
+    centered: Tensor
+    """Less their zero points."""
+    signed: bool
+
+    @staticmethod
+    def of(w: Tensor, zero_points: Tensor, by_channel: Callable[[Tensor], Tensor]) -> Weights:
+        """A weight as it is stored, with zero points that go with it."""
+        return Weights(by_channel(w), by_channel(w.to(torch.int64) - zero_points), w.dtype.is_signed)
+
+    @property
+    def multiplied(self) -> Tensor:
+        """The signed bytes that kernels multiply."""
+        return self.levels if self.signed else self.levels - SIGN_SHIFT
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """One product: activations with weights, or with other activations."""
+
+    node: fx.Node
+    x: Levels
+    other: Weights | Levels
+    bias: Tensor | None = None
+    """In steps of the accumulator."""
+    count: int | None = None
+    """How many products a sum of two activations has; None if that is not known."""
+
+    @property
+    def channels(self) -> int:
+        return self.other.levels.shape[0] if isinstance(self.other, Weights) else 1
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether both factors are 8-bit integers, so that instructions for bytes can be meant for them."""
+        narrow = not isinstance(self.other, Levels) or self.other.is_byte
+        return self.x.is_byte and narrow
+
+    def accumulators(self) -> Reach | None:
+        """What the accumulators can hold; None where the length of the sums is not known."""
+        if isinstance(self.other, Weights):
+            return sum_reach(self.other.centered, *self.x.centered, self.bias)
+        return None if self.count is None else range_reach(self.count, self.x.centered, self.other.centered)
+
+    def pairs(self, sums: PairSums, qmax: int | None = None) -> Reach:
+        """What two products that are added first can come to; with a smaller largest activation if one is given."""
+        low, high = sums.multiplied(self.x.qmin, self.x.qmax if qmax is None else qmax, self.x.signed)
+        return pair_reach(self._bytes(), low, high)
+
+    def _bytes(self) -> Tensor:
+        if isinstance(self.other, Weights):
+            return self.other.multiplied
+        shift = 0 if self.other.signed else SIGN_SHIFT
+        ends = torch.tensor([self.other.qmin, self.other.qmax]) - shift
+        return ends.repeat(2).reshape(1, 4, 1)  # each twice: both products of a pair may have it
+
+
+def factors(program: Program) -> Iterator[Factors]:
+    """The products of a converted program whose factors are both integers, in the order of the program."""
+    sizes = example_sizes(program)
+    for _, graph in program.graphs():
+        for node in graph.nodes:
+            found = _in_qdq(program, node, sizes) if op_name(node) in FACTORS else _in_integers(program, node, sizes)
+            if found is not None:
+                yield found
+
+
+def layout_of(op: str) -> Layout:
+    """Where the second operand of an op has its output channels."""
+    if op.startswith("conv_transpose"):
+        return "transposed"
+    return "rows" if op.startswith(("conv", "linear")) else "columns"
+
+
+def weight_by_channel(node: fx.Node, weight: Tensor) -> Tensor:
+    """The constant second operand of a product as `bounds.by_channel` has it."""
+    layout = layout_of(op_name(node))
+    groups = argument(node, "groups") if layout == "transposed" else 1
+    return _by_channel(weight, layout, groups)
+
+
+# -- Q/DQ --------------------------------------------------------------------------------------------------------------
+
+
+def _in_qdq(program: Program, node: fx.Node, sizes: Sizes) -> Factors | None:
+    """A product of two dequantized tensors."""
+    left, right = (argument(node, name) for name in FACTORS[op_name(node)])
+    if not is_dequantize(left) or not is_dequantize(right):
+        return None
+    weight, constant = _levels(program, right), _levels(program, left)
+    if weight is not None:
+        zero_points = _zero_points(program, right, weight.dim())
+        found = Weights.of(weight, zero_points, lambda w: weight_by_channel(node, w))
+        return Factors(node, levels_before(left), found, _bias(program, node, left, right))
+    if constant is not None and layout_of(op_name(node)) == "columns":
+        zero_points = _zero_points(program, left, constant.dim())
+        return Factors(node, levels_before(right), Weights.of(constant, zero_points, _rows))
+    count = _summed(left, sizes) if op_name(node) in SUMMED_ON_LAST_AXIS else None
+    return Factors(node, levels_before(left), levels_before(right), count=count)
+
+
+def _levels(program: Program, dequantize: fx.Node) -> Tensor | None:
+    """The integers of a constant; None if it is none."""
+    source = dequantize.args[0]
+    return program.tensor(source) if isinstance(source, fx.Node) else None
+
+
+def _zero_points(program: Program, dequantize: fx.Node, rank: int) -> Tensor:
+    """The zero points of a constant, shaped to go with it."""
+    grid = grid_of(program, dequantize)
+    if grid is None:
+        return torch.zeros((), dtype=torch.int64)
+    if grid.group is not None:
+        return grid.zero_point.repeat_interleave(grid.group, dim=-1)
+    return _along(grid.zero_point, grid.axis, rank)
+
+
+def _bias(program: Program, node: fx.Node, x: fx.Node, weight: fx.Node) -> Tensor | None:
+    """The bias in steps of the accumulator, where it is added there."""
+    bias = argument(node, "b") if layout_of(op_name(node)) != "columns" else None
+    if not isinstance(bias, fx.Node):
+        return None
+    if is_dequantize(bias):
+        return _levels(program, bias)
+    value, of_x, of_weight = program.tensor(bias), grid_of(program, x), grid_of(program, weight)
+    if value is None or of_x is None or of_weight is None or of_weight.group is not None:
+        return None
+    scale = of_weight.scale  # with groups, a transposed convolution has its scales again for each group
+    if scale.dim():
+        scale = scale.repeat(value.numel() // scale.numel())
+    return torch.round(value.detach().double() / (of_x.scale * scale)).to(torch.int64)
+
+
+# -- the integer form --------------------------------------------------------------------------------------------------
+
+INTEGER_PRODUCTS: dict[str, Layout] = {
+    "linear": "rows",
+    "linear_grouped": "rows",
+    "conv": "rows",
+    "conv_transpose": "transposed",
+    "matmul": "columns",
+}
+"""Our own ops that multiply, and where their second operand has its output channels."""
+
+
+def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | None:
+    """A product that is one of our own ops."""
+    op = op_of(node.target)
+    if op is None or op.name not in INTEGER_PRODUCTS:
+        return None
+    layout = INTEGER_PRODUCTS[op.name]
+    name = "y" if layout == "columns" else "w"
+    left, right = argument(node, "x"), argument(node, name)
+    zero_points = [argument(node, "x_zero_point"), argument(node, f"{name}_zero_point")]
+    weight, constant = program.tensor(right), program.tensor(left)
+    if weight is not None:
+        groups = argument(node, "groups") if layout == "transposed" else 1
+        stored = _stored_zero_points(program, zero_points[1], node, weight, layout)
+        found = Weights.of(weight, stored, lambda w: _by_channel(w, layout, groups))
+        bias = argument(node, "bias") if position(node.target, "bias") >= 0 else None
+        held = program.tensor(bias) if bias is not None else None
+        return Factors(node, levels_of(program, left, zero_points[0]), found, held)
+    x, y = (levels_of(program, *pair) for pair in zip((left, right), zero_points, strict=True))
+    if constant is not None:
+        return Factors(node, y, Weights.of(constant, torch.tensor(zero_points[0]), _rows))
+    return Factors(node, x, y, count=_summed(left, sizes))
+
+
+def _stored_zero_points(program: Program, given: Any, node: fx.Node, weight: Tensor, layout: Layout) -> Tensor:
+    held = program.tensor(given) if isinstance(given, fx.Node) else None
+    if held is None:
+        return torch.zeros((), dtype=torch.int64)
+    if held.dim() == 2:
+        return held.repeat_interleave(argument(node, "group_size"), dim=-1)
+    axis = {"rows": 0, "transposed": 1, "columns": weight.dim() - 1}[layout]
+    return _along(held, axis if held.dim() else None, weight.dim())
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def _along(values: Tensor, axis: int | None, rank: int) -> Tensor:
+    """One value, or one for each place on an axis, shaped to go with a tensor of that rank."""
+    return values if axis is None else values.reshape([-1 if dim == axis else 1 for dim in range(rank)])
+
+
+def _rows(constant: Tensor) -> Tensor:
+    """The first operand of a matrix product, when it is the constant."""
+    return constant.to(torch.int64).reshape(-1, constant.shape[-1], 1)
+
+
+def _by_channel(w: Tensor, layout: Layout, groups: int) -> Tensor:
+    return by_channel(w.unsqueeze(-1) if w.dim() == 1 else w, layout, groups)
+
+
+def _summed(x: fx.Node, sizes: Sizes) -> int | None:
+    """How many products each sum of a matrix product has."""
+    kind = tensor_type(x)
+    if kind is None:
+        return None
+    size = kind.shape[-1]
+    return size if isinstance(size, int) else evaluate(size, sizes)

@@ -1,0 +1,177 @@
+"""Ranges made narrower where sums of two products could overflow: by as little as will do, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from quantc.dialect import argument, op_name, position
+from quantc.formats import PerChannel, PerTensor, Scheme
+from quantc.instruction_sets import INSTRUCTION_SETS, InstructionSet, PairSums
+from quantc.integer.factors import FACTORS, Factors, Weights, layout_of, weight_by_channel
+from quantc.integer.narrowing import largest_activation
+from quantc.integer.ranges import Levels
+from quantc.layout import normal_axis
+from quantc.numerics import QParams, quantize
+from quantc.outcomes import Derived, Fixed, Quantize
+from quantc.places import Places
+from quantc.plan import Group, Source
+from quantc.program import Program
+from quantc.quantizer import instruction_sets_of
+from quantc.spec import QuantSpec
+from quantc.weight_fitting import PairFit
+
+RangeReduction = Literal["no", "weights", "activations"]
+"""What is made narrower: nothing, the weights of the channels that need it, or the activations that meet them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Narrow:
+    """A product that adds pairs, as the plan has it: whose operands are in which groups."""
+
+    node: fx.Node
+    instructions: InstructionSet
+    x: Group
+    other: Group
+    weight: Tensor | None
+    """Its constant second operand, in float; None if it has none."""
+
+
+@dataclass
+class Reduction:
+    """What becomes narrower. `found` are the qparams so far; those of weights are replaced there."""
+
+    program: Program
+    places: Places
+    found: dict[str, QParams]
+    notes: list[str] = field(default_factory=list)
+    specs: dict[str, QuantSpec] = field(default_factory=dict)
+    """By the name of a group: its new spec."""
+
+    def __post_init__(self) -> None:
+        self._groups = {site: group for group in self.program.plan.groups for site in group.places}
+
+    def run(self, what: RangeReduction) -> None:
+        if what == "no":
+            return
+        narrow = self._narrow_weights if what == "weights" else self._narrow_activations
+        for product in self._products():
+            sums, found = _sums(product), self._factors(product)
+            if found.is_bytes and bool(found.pairs(sums).beyond(sums.bits).any()):
+                narrow(product)
+
+    # -- which products ----------------------------------------------------------------------------------------
+
+    def _products(self) -> Iterator[Narrow]:
+        targets = instruction_sets_of(self.program.plan.quantizer)
+        for graph in self.places.paths:
+            for node in graph.nodes:
+                claim = self.program.plan.claims.get(node)
+                if claim is None or op_name(node) not in FACTORS:
+                    continue
+                instructions = INSTRUCTION_SETS.get(targets.get(claim.quantizer, ""))
+                found = self._product(node, instructions) if instructions is not None else None
+                if found is not None:
+                    yield found
+
+    def _product(self, node: fx.Node, instructions: InstructionSet) -> Narrow | None:
+        x, other = (self._group(node, name) for name in FACTORS[op_name(node)])
+        if instructions.pairs is None or x is None or other is None:
+            return None
+        weight = self.program.tensor(argument(node, FACTORS[op_name(node)][1]))
+        return Narrow(node, instructions, x, other, None if weight is None else weight.detach())
+
+    def _group(self, node: fx.Node, name: str) -> Group | None:
+        """The group of an operand: its own, or that of the tensor it reads. None if it is read in float."""
+        index = position(cast(OpOverload, node.target), name)
+        before = sum(isinstance(given, fx.Node) for given in node.args[:index])
+        own = self._groups.get(self.places.use(node, before))
+        found = own or self._groups.get(self.places.out(argument(node, name)))
+        return found if found is not None and not isinstance(found.outcome, Derived) else None
+
+    def _spec(self, group: Group) -> QuantSpec:
+        return self.specs.get(group.name, cast(Quantize | Fixed, group.outcome).spec)
+
+    def _levels(self, group: Group) -> Levels:
+        spec = self._spec(group)
+        return Levels(spec.qmin, spec.qmax, spec.dtype.storage)
+
+    def _factors(self, product: Narrow) -> Factors:
+        """The integers as they are so far."""
+        if product.weight is None:
+            return Factors(product.node, self._levels(product.x), self._levels(product.other))
+        spec = self._spec(product.other)
+        levels = quantize(product.weight, self.found[product.other.name], spec)
+        view = weight_by_channel(product.node, levels)
+        return Factors(product.node, self._levels(product.x), Weights(view, view, levels.dtype.is_signed))
+
+    def _place(self, product: Narrow) -> str:
+        return self.program.describe(product.node)
+
+    # -- what is done ------------------------------------------------------------------------------------------
+
+    def _narrow_weights(self, product: Narrow) -> None:
+        """Raise the scales of the channels that can overflow."""
+        group, sums = product.other, _sums(product)
+        qparams, spec = self.found[group.name], self._spec(group)
+        if product.weight is None or bool(qparams.zero_point.any()) or not _by_output(product, spec):
+            why = "it has no weight" if product.weight is None else "its weight is not symmetric per output channel"
+            self.notes.append(f"{self._place(product)} can still saturate: {why}")
+            return
+        weights = weight_by_channel(product.node, product.weight)
+        scale = PairFit(weights, spec, self._levels(product.x), sums).least(qparams.scale)
+        raised, factor = int((scale > qparams.scale).sum()), float((scale / qparams.scale).max())
+        self.found[group.name] = QParams(scale, qparams.zero_point)
+        self.notes.append(
+            f"{self._place(product)}: {raised} of {scale.numel()} weight scales raised, by up to {factor:.4g} times, "
+            f"for pairs in {sums.bits} bits on {product.instructions.name}"
+        )
+
+    def _narrow_activations(self, product: Narrow) -> None:
+        """Lower the largest activation, for all that share its scale."""
+        sums, group = _sums(product), product.x
+        qmax = largest_activation(self._factors(product), sums)
+        why = self._why_not_narrower(group, qmax)
+        if why is not None:
+            self.notes.append(f"{self._place(product)} can still saturate: {why}")
+            return
+        spec = self._spec(group)
+        self.specs[group.name] = spec.but(qmax=qmax)
+        self.notes.append(
+            f"{self._place(product)}: activations {spec.qmin}..{qmax} instead of {spec.qmin}..{spec.qmax}, "
+            f"for pairs in {sums.bits} bits on {product.instructions.name}"
+        )
+
+    def _why_not_narrower(self, group: Group, qmax: int | None) -> str | None:
+        """Why the activations of a group cannot end at `qmax`."""
+        if not isinstance(group.outcome, Quantize):
+            return "the scale of its activations is fixed"
+        if group.source is Source.RUN_TIME:
+            return "the scale of its activations is found at run time"
+        if qmax is None:
+            return "no smaller range of its activations would do"
+        spec = self._spec(group)
+        if spec.scheme is Scheme.SYMMETRIC and spec.dtype.is_signed:
+            return "its activations are symmetric about zero"
+        return None
+
+
+def _sums(product: Narrow) -> PairSums:
+    found = product.instructions.pairs
+    assert found is not None, "only such products are looked at"
+    return found
+
+
+def _by_output(product: Narrow, spec: QuantSpec) -> bool:
+    """Whether the weight's scales go with its output channels."""
+    if isinstance(spec.granularity, PerTensor):
+        return True
+    if not isinstance(spec.granularity, PerChannel) or product.weight is None:
+        return False
+    rank = product.weight.dim()
+    axis = {"rows": 0, "transposed": 1, "columns": rank - 1}[layout_of(op_name(product.node))]
+    return normal_axis(spec.granularity.axis, rank) == axis
