@@ -33,6 +33,7 @@ format: $(READY)
 docs: $(READY)  ## regenerate the pages that are made from the code
 	$(BIN)/quantc passes --markdown > docs/passes.md
 	$(BIN)/quantc backends --markdown > docs/backends.md
+	$(BIN)/quantc ops --markdown > docs/integer-form.md
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.scale

@@ -9,11 +9,14 @@ from torch import fx
 
 from quantc.constants import forget_unread
 from quantc.integer.boundary import open_boundaries
+from quantc.integer.grid import grid_of
+from quantc.integer.handing_on import requantized
 from quantc.integer.semantics import semantics_of
 from quantc.integer.task import MultiplierForm, NotIntegerError, Task
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
+from quantc.qdq import is_quantize
 
 
 class LowerInteger(Pass):
@@ -48,11 +51,26 @@ class LowerInteger(Pass):
             notes += task.notes
             if reason is not None:
                 reasons |= dict.fromkeys(nodes, reason)
+        _rescale(program, self.multiplier)
         _note_float(program, {node for nodes in found for node in nodes}, reasons)
         opened = open_boundaries(program)
         EliminateDead().run(program)
         forget_unread(program)
         return Outcome(written + opened > 0, (f"{written} matches compute on integers", *notes))
+
+
+def _rescale(program: Program, multiplier: MultiplierForm) -> None:
+    """Where integers are dequantized only to be quantized to another grid, bring them there as integers."""
+    for node in [node for node in program.nodes() if is_quantize(node)]:
+        task = Task(program, (node,), multiplier)
+        source = task.maybe_quantized(node.args[0])
+        grid = grid_of(program, node)
+        if source is None or grid is None or not (source.grid.is_whole and grid.is_whole):
+            continue
+        if grid.equals(source.grid):
+            program.forward(node, source.node)
+        else:
+            task.stand_in(node, requantized(task, source, grid))
 
 
 def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, str]) -> None:

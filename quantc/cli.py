@@ -396,6 +396,26 @@ def backends(
         typer.echo("no backends are installed", err=True)
 
 
+@app.command()
+@refusing
+def ops(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page, docs/integer-form.md.")] = False,
+) -> None:
+    """List what ops compute in integer form."""
+    from quantc.integer_page import integer_page, semantics_rows
+
+    if markdown:
+        Screen().text(integer_page())
+        return
+    rows = semantics_rows()
+    if as_json:
+        _print_json({"ops": [{"ops": row.ops, "formula": row.formula, "deviation": row.deviation} for row in rows]})
+        return
+    cells = [(", ".join(row.ops), row.formula, row.deviation) for row in rows]
+    Screen().table("integer form", ("ops", "on integers", "deviation"), cells)
+
+
 def _load(source: str | None, method: CaptureMethod) -> Program:
     from quantc.source import load
 

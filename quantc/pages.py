@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from quantc.backends.parts import NOT_INTEGER
 from quantc.capability import Capability
 from quantc.errors import QuantcError
+from quantc.instruction_sets import instruction_set
 from quantc.pipeline import Pass, Pipeline
 from quantc.pipeline_text import spell
 from quantc.quantizer import Backend
@@ -110,10 +112,12 @@ def backends_page(provider: str = "quantc") -> str:
 def _backend_section(backend: Backend) -> Iterator[str]:
     yield f"## {backend.name}\n"
     yield f"{backend.summary}\n"
+    if backend.instruction_set:
+        yield f"Its numbers are for {instruction_set(backend.instruction_set)} ([overflow.md](overflow.md)).\n"
     if backend.before:
         yield f"Before annotating: `{','.join(map(str, backend.before))}`.\n"
-    yield from _table(("role", "what it is"), [(f"`{name}`", str(backend.outcome(name))) for name in backend.roles])
-    yield from _table(
+    yield from table(("role", "what it is"), [(f"`{name}`", str(backend.outcome(name))) for name in backend.roles])
+    yield from table(
         ("takes", "dtype", "scheme", "granularity", "when", "range", "smallest scale"),
         [_capability_cells(capability) for capability in backend.capabilities],
     )
@@ -126,7 +130,20 @@ def _backend_section(backend: Backend) -> Iterator[str]:
         )
         for rule in backend.table
     ]
-    yield from _table(("rule", "pattern", "roles", *LEVELS), rows)
+    yield from table(("rule", "pattern", "roles", *LEVELS), rows)
+    yield from _without_integers(backend)
+
+
+def _without_integers(backend: Backend) -> Iterator[str]:
+    """Which rules have no integer form, and why."""
+    by_reason: dict[str, list[str]] = {}
+    for rule in backend.table:
+        if "integer" not in rule.supports and rule.name in NOT_INTEGER:
+            by_reason.setdefault(NOT_INTEGER[rule.name], []).append(f"`{rule.name}`")
+    if by_reason:
+        yield "Without an integer form:\n"
+        yield from (f"- {', '.join(rules)}: {reason}." for reason, rules in by_reason.items())
+        yield ""
 
 
 def _capability_cells(capability: Capability) -> tuple[str, ...]:
@@ -143,7 +160,8 @@ def _capability_cells(capability: Capability) -> tuple[str, ...]:
     )
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """The lines of a table, and an empty one."""
     yield _cells(head)
     yield f"|{'---|' * len(head)}"
     yield from (_cells(row) for row in rows)

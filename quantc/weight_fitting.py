@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quantc.formats import PerChannel, PerTensor
 from quantc.instruction_sets import PairSums
-from quantc.integer.bounds import pair_reach
+from quantc.integer.bounds import decisive, pair_reach
 from quantc.integer.ranges import Levels
 from quantc.numerics import QParams, quantize
 from quantc.spec import QuantSpec
@@ -28,22 +28,11 @@ class PairFit:
     x: Levels
     sums: PairSums
 
-    @property
-    def _decisive(self) -> Tensor:
-        """The two largest and the two smallest weights of each channel. Rounding keeps the order, so they decide."""
-        flat = self.weights.flatten(1)
-        if flat.shape[1] <= 4:
-            return flat
-        return torch.cat((flat.topk(2, dim=1).values, flat.topk(2, dim=1, largest=False).values), dim=1)
-
-    def fits(self, scale: Tensor) -> Tensor:
-        """For each scale whether all channels that have it fit."""
-        return self._fits(self._decisive, scale)
-
     def _fits(self, weights: Tensor, scale: Tensor) -> Tensor:
+        """For each scale whether all channels that have it fit."""
         levels = self._levels(weights, scale).to(torch.int64)
         low, high = self.sums.multiplied(self.x.qmin, self.x.qmax, self.x.signed)
-        beyond = pair_reach(levels.unsqueeze(-1), low, high).beyond(self.sums.bits)
+        beyond = pair_reach(levels, low, high).beyond(self.sums.bits)
         return ~beyond.reshape(-1, scale.numel()).any(dim=0).reshape(scale.shape)
 
     def _levels(self, weights: Tensor, scale: Tensor) -> Tensor:
@@ -61,7 +50,7 @@ class PairFit:
         A larger scale never makes an integer larger, so halving finds it; positive floats are in the order of their
         bits.
         """
-        weights = self._decisive
+        weights = decisive(self.weights)  # rounding keeps the order, so they decide
         fitting = self._fits(weights, scale)
         if bool(fitting.all()):
             return scale

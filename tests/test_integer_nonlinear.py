@@ -1,11 +1,10 @@
-"""Functions of one number and softmax on integers, against `math` and Python's fractions and decimals."""
+"""Functions of one number on integers, against `math` and NumPy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from decimal import Decimal, localcontext
-from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +17,9 @@ from torch import Tensor, fx, nn
 import quantc as qc
 from quantc.dialect import op_name
 from quantc.integer.curves import Curve, curve_of, prelu
-from quantc.integer.fixed import mantissa_and_shift
 from quantc.integer.grid import Grid
 from quantc.integer.semantics import semantics_of
-from quantc.integer.softmax import powers_of
-from quantc.integer.steps import LOWEST, step_table, steps_of
+from quantc.integer.steps import LOWEST, first_accumulator, step_table, steps_of
 from quantc.integer.tables import table_of
 from quantc.integer.task import NotIntegerError, Task
 from tests.integer_matches import NARROW, both, calibrated, floats_inside, integer_ops, some_integers
@@ -50,7 +47,7 @@ def _tanh_gelu(x: float) -> float:
     return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-ONE = {
+ONE: dict[str, tuple[tuple[Any, ...], Real]] = {
     "relu": ((), lambda x: max(x, 0.0)),
     "clamp": ((-1.5, 2), lambda x: min(max(x, -1.5), 2.0)),
     "clamp to nothing": ((2, -1.5), lambda x: -1.5),
@@ -167,6 +164,16 @@ def test_steps_of_slopes_of_either_sign(slopes: list[float], seed: int) -> None:
             assert is_rounding_of(level, x if x > 0 else slope * x, out)
 
 
+@settings(max_examples=100)
+@given(st.lists(st.integers(-(2**31) + 1, 2**31 - 1), min_size=50, max_size=60), st.floats(1e-8, 10))
+def test_the_first_accumulator_is_the_first(integers: list[int], scale: float) -> None:
+    products = [integer * scale for integer in integers]
+    numbers = [math.nextafter(x, x + side) for x in products for side in (-1, 0, 1)]
+    found = first_accumulator(torch.tensor(numbers, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64))
+    for number, first in zip(numbers, found.tolist(), strict=True):
+        assert first * scale >= number > (first - 1) * scale
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2])
 def test_rows_of_steps_lie_along_an_axis(axis: int) -> None:
     x = torch.randint(-20, 20, (3, 3, 3), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
@@ -250,70 +257,6 @@ def test_a_lookup_takes_the_entry_of_its_row(
         assert np.array_equal(found.select(axis, index).numpy(), wanted)
 
 
-# -- softmax -------------------------------------------------------------------------------------------------------
-
-
-def _exact_softmax(row: list[int], scale: float) -> list[Decimal]:
-    """Of integers on a scale, to 40 digits."""
-    with localcontext() as context:
-        context.prec = 40
-        powers = [(Decimal(scale) * (q - max(row))).exp() for q in row]
-        return [power / sum(powers) for power in powers]
-
-
-def _inverse(scale: float, form: str) -> tuple[Tensor, Tensor | None, int]:
-    """`1 / scale` as the op takes it."""
-    if form == "power of two":
-        exponent = round(-math.log2(scale))
-        return torch.tensor(2 ** (exponent + 1)), torch.tensor(1), exponent + 1
-    if form == "float64":
-        return torch.tensor(1 / scale, dtype=torch.float64), None, 0
-    return *mantissa_and_shift(torch.tensor(1 / scale, dtype=torch.float64)), 31
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    st.sampled_from([(2.0**-8, "power of two"), (2.0**-7, "power of two"), (1 / 255, "float64"), (1 / 255, "fixed")]),
-    st.floats(1e-3, 0.5),
-    st.sampled_from(NARROW),
-    st.data(),
-)
-def test_softmax_is_as_near_as_it_says(
-    shape: list[int], out: tuple[float, str], scale: float, dtype: torch.dtype, data: st.DataObject
-) -> None:
-    dim, generator = data.draw(st.integers(-len(shape), len(shape) - 1)), np.random.default_rng(data.draw(SEEDS))
-    shape[dim] = data.draw(st.sampled_from([1, 2, 3, 7, 40]))
-    x = some_integers(generator, shape, dtype)
-    source, zero_point = grid(scale, 3, dtype), data.draw(st.integers(0, 20))
-    multiplier, shift, bits = _inverse(*out)
-    powers = powers_of(source, shape[dim], bits)
-    places = round(math.log2(int(powers[0])))
-    found = both("softmax", x, powers, dim, multiplier, shift, zero_point, 0, 255, torch.uint8)
-    deviation = (shape[dim] + 1) * 2.0**-places / out[0] + (2.0**-24 if out[1] == "fixed" else 1e-12)
-    rows, levels = (item.movedim(dim, -1).reshape(-1, shape[dim]).tolist() for item in (x, found))
-    for row, got in zip(rows, levels, strict=True):
-        for real, level in zip(_exact_softmax(row, source.one_scale), got, strict=True):
-            steps = float(real / Decimal(out[0])) + zero_point
-            assert abs(min(max(steps, 0), 255) - level) <= 0.5 + deviation
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 100, 511, 512, 513, 1024, 5000])
-def test_equal_elements_share_evenly_and_ties_go_to_even(length: int) -> None:
-    x = torch.full((2, length), 77, dtype=torch.uint8)
-    multiplier, shift, bits = _inverse(2.0**-8, "power of two")
-    found = both("softmax", x, powers_of(grid(0.1), length, bits), 1, multiplier, shift, 0, 0, 255, torch.uint8)
-    assert set(found.reshape(-1).tolist()) == {min(round(Fraction(256, length)), 255)}
-
-
-def test_the_powers_leave_room_for_their_sum() -> None:
-    for length in (1, 2, 1000, 2**16, 2**30, None):
-        powers = powers_of(grid(0.01), length, 9)
-        assert int(powers[0]) * (length or 2**22) <= 2**62
-        assert int(powers[0]) * 2**9 <= 2**62
-        assert bool((powers.diff() <= 0).all())
-
-
 # -- through the rules ---------------------------------------------------------------------------------------------
 
 LONE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -357,7 +300,7 @@ def _lone(name: str) -> tuple[qc.Program, Tensor]:
 def _out_scale(program: qc.Program) -> float:
     """The scale of what the last node dequantizes."""
     last = next(node for node in reversed(program.graph.nodes) if node.op == "call_function")
-    return float(last.args[1])  # type: ignore[arg-type]
+    return float(last.args[1])
 
 
 @pytest.mark.parametrize("name", LONE)
@@ -370,20 +313,9 @@ def test_a_lone_op_is_within_a_step_of_its_float_form(name: str) -> None:
     assert float(steps.abs().max()) <= 1.001
     assert float((steps.abs() > 0.5).double().mean()) < 0.02
     for options in ({"style": "decomposed"}, {"multiplier": "fixed"}):
-        assert torch.equal(qc.convert(prepared, to="integer", **options)(x), lowered(x))  # type: ignore[arg-type]
+        assert torch.equal(qc.convert(prepared, to="integer", **options)(x), lowered(x))
     exported = torch.export.export(lowered.module, (x,)).module()
     assert torch.equal(exported(x), lowered(x))
-
-
-def test_softmax_over_an_axis_of_any_length() -> None:
-    model = Of(lambda x: torch.softmax(x, 1)).eval()
-    sizes = torch.export.Dim("length", min=2, max=4096)
-    generator = torch.Generator().manual_seed(0)
-    x, longer = (torch.randn(2, size, generator=generator) * 2 for size in (16, 100))
-    prepared = calibrated(qc.capture(model, (x,), dynamic_shapes=({1: sizes},)), "qnnpack", [x])
-    converted, lowered = qc.convert(prepared), qc.convert(prepared, to="integer")
-    assert len(integer_ops(lowered)) == 1
-    assert float((lowered(longer) - converted(longer)).abs().max()) <= 1.001 / 256
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

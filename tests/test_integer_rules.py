@@ -111,7 +111,7 @@ def test_all_models_of_the_kit_are_exact(backend: str, rule: str) -> None:
 
 @pytest.mark.slow
 @every_rule
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_many_other_shapes_settings_and_grids_are_exact(backend: str, rule: str, data: Any) -> None:
     check_varied(backend, rule, data)

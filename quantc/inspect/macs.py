@@ -157,6 +157,12 @@ def _cell(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     return tuple(Product(rows * math.prod(_shape(weight, sizes)), (value, weight)) for value, weight in pairs)
 
 
+def _dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """What it reads in float it quantizes itself, to 8 bits: the weight alone says what the factors are."""
+    (product,) = _linear(node, sizes)
+    return (Product(product.count, product.factors[1:]),)
+
+
 def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     """A product in the type its sums are in: `out_dtype(op, dtype, x, w, ...)`."""
     given: tuple[Any, ...] = node.args
@@ -182,6 +188,7 @@ _COUNTS: dict[str, Callable[[fx.Node, Sizes], tuple[Product, ...]]] = {
     "quantc.conv.default": _convolution,
     "quantc.conv_transpose.default": _transposed,
     **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),
+    "quantc.linear_dynamic.default": _dynamic,
     "quantc.matmul.default": _matmul,
     "higher_order.out_dtype": _accumulated,
 }

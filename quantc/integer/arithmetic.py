@@ -13,6 +13,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 LIMIT_PLACES = 40
+"""What goes beyond 2^40 is cut off there: far outside every grid, and a zero point can still be added."""
 
 
 def centered(x: Tensor, zero_point: Any, dtype: torch.dtype = torch.int32) -> Tensor:

@@ -82,8 +82,10 @@ def sum_reach(weights: Tensor, x_low: int, x_high: int, bias: Tensor | None = No
 
     The bias may come first or last and the products in any order: no sum on the way leaves the bounds either.
     """
-    low, high = _products(weights, x_low, x_high)
-    total = Reach(low.sum(dim=(1, 2)), high.sum(dim=(1, 2)))
+    low, high = min(x_low, 0), max(x_high, 0)
+    above = weights.clamp(min=0).sum(dim=(1, 2))
+    below = weights.sum(dim=(1, 2)) - above
+    total = Reach(above * low + below * high, above * high + below * low)
     if bias is None:
         return total
     step = bias.to(torch.int64)
@@ -96,21 +98,24 @@ def pair_reach(weights: Tensor, x_low: int, x_high: int) -> Reach:
     Which two are neighbours depends on how a kernel lays its weights out, so any two count. Weights and activations
     are the integers that are multiplied: no zero point is taken off.
     """
-    low, high = (bound.flatten(1) for bound in _products(weights, x_low, x_high))
+    one, other = weights.flatten(1) * x_low, weights.flatten(1) * x_high
+    low, high = torch.minimum(one, other).clamp(max=0), torch.maximum(one, other).clamp(min=0)
     most = min(2, high.shape[1])
     return Reach(-(-low).topk(most, dim=1).values.sum(dim=1), high.topk(most, dim=1).values.sum(dim=1))
+
+
+def decisive(weights: Tensor) -> Tensor:
+    """The two largest and the two smallest weights of each channel: no other two make a larger or a smaller sum."""
+    flat = weights.flatten(1)
+    if flat.shape[1] > 4:
+        flat = torch.cat((flat.topk(2, dim=1).values, flat.topk(2, dim=1, largest=False).values), dim=1)
+    return flat.unsqueeze(-1)
 
 
 def range_reach(count: int, x: tuple[int, int], y: tuple[int, int]) -> Reach:
     """What a sum of `count` products can come to, of factors of which the ranges alone are known."""
     corners = [0, *(a * b for a in x for b in y)]
     return Reach(torch.tensor([count * min(corners)]), torch.tensor([count * max(corners)]))
-
-
-def _products(weights: Tensor, x_low: int, x_high: int) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest that each product can be; none at all is zero."""
-    one, other = weights * x_low, weights * x_high
-    return torch.minimum(one, other).clamp(max=0), torch.maximum(one, other).clamp(min=0)
 
 
 def exact_in_float32_parts(weights: Tensor, x_low: int, x_high: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, fx
 from quantc.dialect import argument, op_name, position
 from quantc.inspect.macs import Sizes, example_sizes
 from quantc.instruction_sets import SIGN_SHIFT, PairSums
-from quantc.integer.bounds import Layout, Reach, by_channel, pair_reach, range_reach, sum_reach
+from quantc.integer.bounds import Layout, Reach, by_channel, decisive, pair_reach, range_reach, sum_reach
 from quantc.integer.grid import grid_of
 from quantc.integer.library import op_of
 from quantc.integer.ranges import Levels, levels_before, levels_of
@@ -44,7 +45,9 @@ class Weights:
     @staticmethod
     def of(w: Tensor, zero_points: Tensor, by_channel: Callable[[Tensor], Tensor]) -> Weights:
         """A weight as it is stored, with zero points that go with it."""
-        return Weights(by_channel(w), by_channel(w.to(torch.int64) - zero_points), w.dtype.is_signed)
+        levels = by_channel(w)
+        centered = by_channel(w.to(torch.int64) - zero_points) if bool(zero_points.any()) else levels
+        return Weights(levels, centered, w.dtype.is_signed)
 
     @property
     def multiplied(self) -> Tensor:
@@ -83,11 +86,13 @@ class Factors:
     def pairs(self, sums: PairSums, qmax: int | None = None) -> Reach:
         """What two products that are added first can come to; with a smaller largest activation if one is given."""
         low, high = sums.multiplied(self.x.qmin, self.x.qmax if qmax is None else qmax, self.x.signed)
-        return pair_reach(self._bytes(), low, high)
+        return pair_reach(self.decisive, low, high)
 
-    def _bytes(self) -> Tensor:
+    @cached_property
+    def decisive(self) -> Tensor:
+        """The signed bytes that make the largest and the smallest sums of two products, by output channel."""
         if isinstance(self.other, Weights):
-            return self.other.multiplied
+            return decisive(self.other.multiplied)
         shift = 0 if self.other.signed else SIGN_SHIFT
         ends = torch.tensor([self.other.qmin, self.other.qmax]) - shift
         return ends.repeat(2).reshape(1, 4, 1)  # each twice: both products of a pair may have it

@@ -36,10 +36,10 @@ def weight_factors(found: Factors, sums: PairSums) -> tuple[float, ...]:
         return ()
     low, high = sums.multiplied(found.x.qmin, found.x.qmax, found.x.signed)
     beyond = found.pairs(sums).beyond(sums.bits)
-    up, down = two_largest(found.other.multiplied), two_largest(-found.other.multiplied)
+    up, down = _two_largest(found.decisive), _two_largest(-found.decisive)
     limit = 2 ** (sums.bits - 1) - 1
     if low < 0:  # a weight of either sign can make a product of either sign
-        up = down = two_largest(found.other.multiplied.abs())
+        up = down = _two_largest(found.decisive.abs())
     farthest = max(abs(low), abs(high), 1)
     # each of the two may have been rounded down by half a step, and may be rounded up by as much again
     needed = torch.maximum(up, down).add(1) / (limit // farthest)
@@ -47,7 +47,7 @@ def weight_factors(found: Factors, sums: PairSums) -> tuple[float, ...]:
     return tuple(factor if unsafe else 1.0 for factor, unsafe in zip(exact, beyond.tolist(), strict=True))
 
 
-def two_largest(weights: Tensor) -> Tensor:
+def _two_largest(weights: Tensor) -> Tensor:
     """The sum of the two largest weights of each channel, of those above zero."""
     flat = weights.flatten(1).clamp(min=0)
     return flat.topk(min(2, flat.shape[1]), dim=1).values.sum(dim=1)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _pytree as pytree
 
+from quantc.program import Program
 from quantc.symbols import evaluate
-from quantc.types import TensorType
+from quantc.types import TensorType, tensor_type
 
 FIRST_SIZE = 100
 """Symbols stand for sizes beyond this, all different and prime: none is taken for another, or for a number."""
 
 
 class Sizes:
-    """The symbols of one program, and tensors without numbers that have such sizes."""
+    """The symbols of one program, and tensors without numbers that have such sizes.
 
-    def __init__(self) -> None:
-        self.environment = ShapeEnv(specialize_zero_one=False, duck_shape=False)
-        self.fakes = FakeTensorMode(shape_env=self.environment)
+    Where all sizes are numbers, tensors of the meta device do: they are much faster than torch's fake ones.
+    """
+
+    def __init__(self, program: Program) -> None:
+        kinds = (tensor_type(node) for node in program.nodes())
+        is_dynamic = any(kind is not None and not kind.is_static for kind in kinds)
+        self._environment = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+        self._fakes = FakeTensorMode(shape_env=self._environment) if is_dynamic else None
         self._symbols: dict[str, torch.SymInt] = {}
         self.names: dict[Any, Any] = {}
         """What the program calls each of torch's symbols."""
@@ -30,9 +39,19 @@ class Sizes:
 
     def tensor(self, kind: TensorType) -> torch.Tensor:
         """A tensor of a type, without numbers."""
+        if self._fakes is None:
+            return torch.empty([int(size) for size in kind.shape], dtype=kind.dtype, device="meta")
         shape = [size if isinstance(size, int) else self._value(size) for size in kind.shape]
-        with self.fakes:
+        with self._fakes:
             return torch.empty(shape, dtype=kind.dtype)
+
+    def run(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What an op gives on such tensors."""
+        if self._fakes is None:
+            # what is made of numbers alone is a tensor that has them
+            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), target(*args, **kwargs))
+        with self._fakes, enable_python_dispatcher():
+            return target(*args, **kwargs)
 
     def text(self, size: Any) -> int | str:
         """A size as types have it: a number, or an expression over the program's symbols."""
@@ -52,8 +71,8 @@ class Sizes:
         if text not in self._symbols:
             self._last = int(sympy.nextprime(self._last))
             source = ConstantSource(text)
-            symbol = self.environment.create_symbol(self._last, source, DimDynamic.DYNAMIC)
-            number: Any = self.environment.create_symintnode(symbol, hint=self._last, source=source)
+            symbol = self._environment.create_symbol(self._last, source, DimDynamic.DYNAMIC)
+            number: Any = self._environment.create_symintnode(symbol, hint=self._last, source=source)
             self._symbols[text] = number
             self.names[symbol] = sympy.Symbol(text if text.isidentifier() else f"({text})", integer=True)
         return self._symbols[text]

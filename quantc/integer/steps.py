@@ -110,7 +110,7 @@ def step_table(curve: Curve, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]
     """
     farthest = float(scale.max()) * -LOWEST
     reached, levels = _thresholds(curve, grid, farthest)
-    last_before = (_first_accumulator(reached, scale.reshape(-1, 1)) - 1).clamp(LOWEST, HIGHEST)
+    last_before = (first_accumulator(reached, scale.reshape(-1, 1)) - 1).clamp(LOWEST, HIGHEST)
     return _compressed(last_before.to(torch.int32), levels)
 
 
@@ -171,7 +171,7 @@ def _next_above(x: Tensor) -> Tensor:
     return torch.nextafter(x, torch.full_like(x, torch.inf))
 
 
-def _first_accumulator(reached: Tensor, scale: Tensor) -> Tensor:
+def first_accumulator(reached: Tensor, scale: Tensor) -> Tensor:
     """The least integers whose product with a scale, rounded to float64, is not below a number."""
     guess = torch.ceil(reached / scale).clamp(LOWEST, HIGHEST + 1)
     guess = torch.where((guess - 1) * scale >= reached, guess - 1, guess)
@@ -193,4 +193,4 @@ def _compressed(last_before: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
     return starts[:, changes][:, 1:], levels[changes]
 
 
-__all__ = ["Steps", "step_table", "steps", "steps_of", "write_steps"]
+__all__ = ["Steps", "first_accumulator", "step_table", "steps", "steps_of", "write_steps"]

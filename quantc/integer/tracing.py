@@ -13,7 +13,6 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -65,7 +64,7 @@ class Writer:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.sizes = Sizes()
+        self.sizes = Sizes(program)
         self._places: dict[tuple[fx.Graph, Any], tuple[fx.Node, int]] = {}
         """For each dynamic size of a graph, a tensor that has it, and where."""
         self._read: dict[tuple[fx.Graph, Any], fx.Node] = {}
@@ -112,8 +111,8 @@ class Writer:
         if any(isinstance(leaf, Traced) and leaf.fake is None for leaf in leaves):
             return None
         given, named = pytree.tree_map_only(Traced, lambda traced: traced.fake, (args, kwargs))
-        with self.sizes.fakes, torch.no_grad(), enable_python_dispatcher():
-            return target(*given, **named)
+        with torch.no_grad():
+            return self.sizes.run(target, given, named)
 
     def _type(self, fake: Any) -> ValueType | None:
         if isinstance(fake, tuple | list):

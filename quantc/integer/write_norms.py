@@ -13,7 +13,7 @@ from quantc.integer.elementwise import SUMMED
 from quantc.integer.ending import Term, finish_sum, reach
 from quantc.integer.fixed import common_shift
 from quantc.integer.grid import Grid
-from quantc.integer.norms import NORM_DEVIATION, NORMALIZE, NORMALIZED, fixed_places, precision, reciprocal_places
+from quantc.integer.norms import NORM_DEVIATION, NORMALIZE, NORMALIZED, eps_of, fixed_places, reciprocal_places
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Task, tail_bounds
 from quantc.types import TensorType, tensor_type
@@ -128,10 +128,10 @@ def _normalize(task: Task, rows: Rows) -> None:
         raise NotIntegerError("its result is read in float")
     if rows.length < 1:
         raise NotIntegerError("it normalizes nothing")
-    exact = precision(rows.length, reach(x.grid), rows.eps, x.grid.one_scale)
-    if exact is None:
+    eps = eps_of(rows.length, reach(x.grid), rows.eps, x.grid.one_scale)
+    if eps is None:
         raise NotIntegerError(f"it normalizes {rows.length} elements together, whose squares int64 cannot hold")
-    head = (x.node, x.grid.one_zero_point, rows.length, rows.centre, exact.eps, exact.places)
+    head = (x.node, x.grid.one_zero_point, rows.length, rows.centre, eps.value, eps.places)
     numbers = {quantizer: _numbers(task, rows, task.grid(quantizer)) for quantizer in quantizers}
     for quantizer, values in numbers.items():
         grid = task.grid(quantizer)

@@ -209,8 +209,9 @@ def _head(task: Task, product: Product, vector: Tensor | None, stored: Tensor | 
         weight, raised = fitted(given, vector, step)
         bias = quantize_bias(vector, step, weight.by_output(weight.grid.scale), where=where)
         if raised:
-            task.notes.append(f"{where}: {raised} weight scales raised so that the bias fits 32 bits")
+            note = f"{where}: {raised} weight scales raised so that the bias fits 32 bits"
     sums = accumulation(x, weight, bias, _count(product.x))
+    task.notes += [] if note is None else [note]
     scale = step * weight.by_output(weight.grid.scale)
     args = (
         product.x.node,

@@ -1,0 +1,161 @@
+"""The page of the integer form, docs/integer-form.md: its tables are made from the ops and the semantics themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quantc.integer.library import NAMESPACE, OPS
+from quantc.integer.semantics import MODULES, SEMANTICS, Semantics, load
+from quantc.pages import table
+from quantc.quantizer import Backend
+from quantc.registry import BACKENDS
+
+INTRO = """\
+# The integer form
+
+Made by `quantc ops --markdown`; the formulas stand beside the code they describe, so change them there. Why it is built
+this way: [decision 12](decisions/0012-integer-form.md).
+
+`qc.convert(prepared)` gives a program in Q/DQ form: float ops between quantize and dequantize ops.
+`qc.convert(prepared, to="integer")` goes on from there, to a program that computes on integers. It says to the last bit
+what a quantized op means, so it is what kernels and hardware are checked against.
+
+```python
+import torch
+from torch import nn
+
+import quantc as qc
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)).eval()
+batches = [torch.randn(4, 3, 8, 8) for _ in range(4)]
+
+prepared = qc.prepare(qc.capture(model, (batches[0],)), "qnnpack")
+qc.calibrate(prepared, batches)
+integer = qc.convert(prepared, to="integer")
+print(integer)
+```
+
+Nodes keep the names of the ops they stand for. The `conv2d` that is printed computes the convolution, the relu after it
+and the rounding to the result's grid; the pool and the flatten are the ops they were, on uint8:
+
+```python
+assert str(integer.node("conv2d").target) == "quantc.conv.default"
+assert str(integer.node("max_pool2d").target) == "aten.max_pool2d.default"
+
+coverage = integer.coverage()
+assert coverage.integer_ops == 4
+assert coverage.counts["float"] == 0
+print(integer.explain("conv2d"))  # with its formula
+```
+
+The program is an ordinary one: it runs, `torch.export` and `torch.compile` take its `module`, `save` and `qc.load` keep it
+bit for bit. `qc.quantize(…, to="integer")` and `quantc quantize --to integer` make it in one go.
+
+## Numbers
+
+`xq` is an integer tensor, `sx` its scale and `xz` its zero point: it stands for `(xq − xz) · sx`. `so` and `zo` are those
+of the result. Scales are float32 values; all real arithmetic is float64. Sums of products of integers are exact, in
+int32 (the proof that they fit is part of `convert`; `coverage()` shows it). Each result is rounded once, half to even,
+then the zero point is added and the result clamped to the range of its grid:
+
+    out = clamp(round(acc · M) + zo, qmin, qmax)
+
+A relu or a clamp after an op narrows that range and costs nothing. A bias is an integer of the accumulator's scale. A
+result that is read in float is `f32(acc · sx·sw)`; there the integers end.
+
+The multiplier `M` has two forms. It is a float64 number, or, with `multiplier="fixed"`, what hardware has: an int32
+mantissa and a shift, `M ≈ mantissa · 2^-shift`, multiplied and rounded in 64-bit integers.
+
+```python
+fixed = qc.convert(prepared, to="integer", multiplier="fixed")
+constants = dict(fixed.module.named_buffers())
+assert constants["conv2d_mantissa"].dtype == torch.int32
+assert torch.equal(fixed(batches[0]), integer(batches[0]))  # here; near ties they may be a step apart
+```
+
+With `style="decomposed"` no op of `torch.ops.quantc` is left: each is written out in ATen primitives, with `out_dtype` for
+matrix products and convolutions, and the same bits.
+
+```python
+decomposed = qc.convert(prepared, to="integer", style="decomposed")
+assert not any("quantc" in str(node.target) for node in decomposed.graph.nodes)
+assert torch.equal(decomposed(batches[0]), integer(batches[0]))
+```
+
+## What stays in float
+
+Ops that no rule took, and those below that have no integer form, stay float. Quantize and dequantize ops around them are
+written out in ATen. `coverage()` lists these ops with the reason, and nothing of what was written out. A move (a reshape, a
+pool, a join on one grid) whose result is read in float still computes on integers, which are dequantized after it: the bits
+are the same.
+
+How far the two forms are apart, op by op, each fed the same integers, is for `qc.agreement` to say:
+
+```python
+print(qc.agreement(qc.convert(prepared), integer, batches))
+```
+"""
+
+SEMANTICS_INTRO = """\
+## What each op computes
+
+By the op a match begins with; a clamp or another activation after it is part of it. *Deviation* is the most by which a result
+can be off beyond the rounding of the exact value; where there is none, it is not off at all.
+"""
+
+OPS_INTRO = f"""\
+## The ops of `torch.ops.{NAMESPACE}`
+
+`multiplier`, `shift`, `out_zero_point`, `qmin`, `qmax` and `dtype` say how the accumulator becomes the result; `shift` is
+there in the fixed form only, and with the dtype float32 the result is `f32(acc · multiplier)`. Each op is defined by a
+reference in ATen primitives, which is what it is decomposed into; `parts` says into how many parts a kernel splits a sum to
+keep it exact in float32, and never changes a bit.
+"""
+
+RULES_INTRO = """\
+## Rules without an integer form
+
+All other rules of these backends have one. An op of theirs still stays in float where it could not be exact, such as a
+clamp that is read in float and whose bounds do not lie on the grid, or where a size that it takes is not known before it
+runs; `coverage()` says so.
+"""
+
+
+def integer_page(provider: str = "quantc") -> str:
+    """docs/integer-form.md, with the rules of the backends that one distribution offers."""
+    return "\n".join([INTRO, *_semantics(), *_ops(), *_rules(provider)])
+
+
+def semantics_rows() -> list[Semantics]:
+    """Every row of the table once, in the order of the modules that fill it."""
+    load()
+    rows = list(dict.fromkeys(SEMANTICS.values()))
+    return sorted(rows, key=lambda row: MODULES.index(row.write.__module__.rpartition(".")[2]))
+
+
+def _semantics() -> Iterator[str]:
+    yield SEMANTICS_INTRO
+    rows = [(", ".join(f"`{name}`" for name in row.ops), row.formula, row.deviation) for row in semantics_rows()]
+    yield from table(("ops", "on integers", "deviation"), rows)
+
+
+def _ops() -> Iterator[str]:
+    yield OPS_INTRO
+    rows = [(f"`{op.schema}`", op.summary, op.formula, op.deviation) for _, op in sorted(OPS.items())]
+    yield from table(("schema", "what it is", "formula", "deviation"), rows)
+
+
+def _rules(provider: str) -> Iterator[str]:
+    from quantc.backends.parts import NOT_INTEGER
+
+    yield RULES_INTRO
+    backends = [backend for name, backend in BACKENDS.usable() if BACKENDS.provider(name) == provider]
+    rows = [
+        (backend.name, f"`{rule.name}`", NOT_INTEGER.get(rule.name, ""))
+        for backend in backends
+        if isinstance(backend, Backend)
+        for rule in backend.table
+        if "integer" not in rule.supports
+    ]
+    yield from table(("backend", "rule", "why"), rows)
