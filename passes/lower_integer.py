@@ -53,8 +53,8 @@ class LowerInteger(Pass):
                 reasons |= dict.fromkeys(nodes, reason)
         _rescale(program, self.multiplier)
         _note_float(program, {node for nodes in found for node in nodes}, reasons)
+        EliminateDead().run(program)  # what was replaced need not be spelled out
         opened = open_boundaries(program)
-        EliminateDead().run(program)
         forget_unread(program)
         return Outcome(written + opened > 0, (f"{written} matches compute on integers", *notes))
 

@@ -312,8 +312,8 @@ def test_a_lone_op_is_within_a_step_of_its_float_form(name: str) -> None:
     steps = (lowered(x) - converted(x)) / _out_scale(converted)
     assert float(steps.abs().max()) <= 1.001
     assert float((steps.abs() > 0.5).double().mean()) < 0.02
-    for options in ({"style": "decomposed"}, {"multiplier": "fixed"}):
-        assert torch.equal(qc.convert(prepared, to="integer", **options)(x), lowered(x))
+    assert torch.equal(qc.convert(prepared, to="integer", style="decomposed")(x), lowered(x))
+    assert torch.equal(qc.convert(prepared, to="integer", multiplier="fixed")(x), lowered(x))
     exported = torch.export.export(lowered.module, (x,)).module()
     assert torch.equal(exported(x), lowered(x))
 

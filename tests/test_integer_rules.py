@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from quantc.backends.parts import NOT_INTEGER
@@ -34,14 +34,11 @@ FLOAT_TAILS: dict[tuple[str, str], str] = {
 """By rule and op: what may stay in float after the first op of a match, which is an integer op all the same."""
 
 DEVIATIONS: dict[str, float] = {
-    "softmax": 1,
-    "aten._safe_softmax.default": 1,
-    "layer_norm": 1,
-    "group_norm": 1,
-    "instance_norm": 1,
-    "rms_norm": 1,
+    **dict.fromkeys(("softmax", "aten._safe_softmax.default"), 2.0**-20),
+    **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm"), 2.0**-20),
 }
-"""How many steps the result of an op may be off, where the published table states a deviation. All others are exact."""
+"""How much of a step the number that is rounded may be off, where the published table states a deviation: these are at
+least what it states for rows as short as those here. All other ops are exact."""
 
 PATTERNS = {rule.pattern for rule in BACKENDS["qnnpack"].table}
 UNLIKE = [(name, rule) for name, rule in CLAIMED if name != "x86" or BACKENDS[name].table[rule].pattern not in PATTERNS]
@@ -66,7 +63,7 @@ def check(trial: Trial) -> tuple[int, int]:
     assert stray_floats(judge.integer) == [], label
     assert judge.differences(DEVIATIONS) == [], label
     assert left_in_float(judge, judge.fixed) == {}, f"{label}, fixed"
-    return judge.flips(DEVIATIONS)
+    return judge.flips()
 
 
 def check_all(trials: Sequence[Trial]) -> None:
@@ -81,10 +78,25 @@ def one_for_each_op(trials: Sequence[Trial]) -> list[Trial]:
     return list({trial.model.label.partition(" (")[0]: trial for trial in reversed(trials)}.values())
 
 
-def check_varied(backend: str, rule: str, data: Any) -> None:
+def check_varied(backend: str, rule: str, examples: int) -> None:
+    """Models with other shapes, settings and data. Flips of the fixed form are counted over all of them."""
     trials = kit_trials(backend, rule)
-    number = data.draw(st.integers(0, len(trials) - 1))
-    wrong, total = check(varied(trials[number], data.draw))
+    flips: list[tuple[int, int]] = []
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate),  # what is drawn is small; to make it smaller takes minutes
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(data=st.data())
+    def each(data: Any) -> None:
+        number = data.draw(st.integers(0, len(trials) - 1))
+        flips.append(check(varied(trials[number], data.draw)))
+
+    each()
+    wrong, total = (sum(column) for column in zip(*flips, strict=True))
     assert wrong <= max(1, MOST_FLIPS * total)
 
 
@@ -97,10 +109,8 @@ def test_a_model_for_each_op_is_exact(backend: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "rule"), UNLIKE)
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_other_shapes_settings_and_grids_are_exact(backend: str, rule: str, data: Any) -> None:
-    check_varied(backend, rule, data)
+def test_other_shapes_settings_and_grids_are_exact(backend: str, rule: str) -> None:
+    check_varied(backend, rule, examples=2)
 
 
 @pytest.mark.slow
@@ -111,10 +121,8 @@ def test_all_models_of_the_kit_are_exact(backend: str, rule: str) -> None:
 
 @pytest.mark.slow
 @every_rule
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_many_other_shapes_settings_and_grids_are_exact(backend: str, rule: str, data: Any) -> None:
-    check_varied(backend, rule, data)
+def test_many_other_shapes_settings_and_grids_are_exact(backend: str, rule: str) -> None:
+    check_varied(backend, rule, examples=12)
 
 
 IN_FLOAT = [(name, rule) for name, rule in CLAIMED if BACKENDS[name].table[rule].roles.get("out", "").endswith("?")]

@@ -121,6 +121,10 @@ class _Graph:
             if node.op == "placeholder" and self.path and _dtype(node) in NARROW:
                 self._join(node)
                 self.seeds.add(node)
+            if node.op == "output" and self.path:
+                self.seeds |= {
+                    value for value in node.all_input_nodes if value in self.above and _dtype(value) in NARROW
+                }
             if node.op not in ("call_function", "output"):
                 continue
             if node.op == "call_function" and self._is_inside(node):
@@ -288,10 +292,12 @@ def _product_of(node: fx.Node) -> fx.Node:
 
 
 def _hands_on(node: fx.Node) -> bool:
-    """Whether a node computes nothing itself: it picks an item, runs another graph, or is the output."""
+    """Whether a node is not to be judged by its dtypes: it picks an item, runs another graph, is the output, or is
+    an op of the Q/DQ form."""
     target: Any = node.target
     runs_graph = isinstance(target, HigherOrderOperator) and target is not out_dtype
-    return node.op == "output" or target is operator.getitem or runs_graph
+    is_qdq = is_quantize(node) or is_dequantize(node)
+    return node.op == "output" or target is operator.getitem or runs_graph or is_qdq
 
 
 def _schema(node: fx.Node) -> str:

@@ -204,14 +204,15 @@ def _head(task: Task, product: Product, vector: Tensor | None, stored: Tensor | 
     x, step = product.x.grid, product.x.grid.scale * product.factor
     given = Weight(product.w.grid, task.constant(product.w.node), product.layout, product.groups)
     weight, bias = given, stored
+    notes: list[str] = []
     if vector is not None and product.addend is not None:
         where = task.program.describe(product.addend.node)
         weight, raised = fitted(given, vector, step)
         bias = quantize_bias(vector, step, weight.by_output(weight.grid.scale), where=where)
         if raised:
-            note = f"{where}: {raised} weight scales raised so that the bias fits 32 bits"
+            notes.append(f"{where}: {raised} weight scales raised so that the bias fits 32 bits")
     sums = accumulation(x, weight, bias, _count(product.x))
-    task.notes += [] if note is None else [note]
+    task.notes += notes
     scale = step * weight.by_output(weight.grid.scale)
     args = (
         product.x.node,

@@ -1,0 +1,121 @@
+"""torch.export and torch.compile of integer programs, in both styles: they run, and give the same bits.
+
+Where a table leaves ops in float (x86 has no rule for softmax), inductor computes those in its own way: there it agrees
+as closely as float32 does, and to the bit with the backends that leave nothing in float.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from quantc.program import Program
+from tests.integer_calls import CALLS, IDS, Call
+from tests.integer_models import BACKENDS, STYLES, Multiplier, Style, converted
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+every_style = pytest.mark.parametrize("style", STYLES)
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def exported(program: Program, inputs: tuple[Tensor, ...], dynamic: bool) -> ExportedProgram:
+    shapes = ({0: Dim("batch", min=1)},) if dynamic else None
+    return torch.export.export(program.module, inputs, dynamic_shapes=shapes)
+
+
+def loaded(program: ExportedProgram) -> Any:
+    """What is left of an exported program in a file."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def compiled(program: Program, backend: str) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(program.module, backend=backend, fullgraph=True)
+
+
+@every_style
+@every_backend
+@pytest.mark.parametrize("name", ["digits", "residual", "encoder"])
+def test_export_runs_and_agrees(name: str, backend: str, style: Style) -> None:
+    program, inputs = converted(name, backend, style)
+    expected = program(*inputs)
+    found = exported(program, inputs, dynamic=False)
+    assert torch.equal(found.module()(*inputs), expected)
+    assert torch.equal(loaded(found)(*inputs), expected)
+
+
+@every_style
+@pytest.mark.parametrize("multiplier", ["float64", "fixed"])
+def test_export_keeps_a_dynamic_batch(style: Style, multiplier: Multiplier) -> None:
+    program, inputs = converted("residual", "qnnpack", style, multiplier=multiplier, dynamic=True)
+    found = loaded(exported(program, inputs, dynamic=True))
+    for rows in (1, 2, len(inputs[0])):
+        part = tuple(value[:rows] for value in inputs)
+        assert torch.equal(found(*part), program(*part))
+
+
+def test_the_ops_of_an_exported_program_are_the_program_s() -> None:
+    fused, inputs = converted("residual", "qnnpack", "fused")
+    targets = {str(node.target) for node in exported(fused, inputs, dynamic=False).graph.nodes}
+    assert {"quantc.conv.default", "quantc.linear.default"} <= targets
+    decomposed, _ = converted("residual", "qnnpack", "decomposed")
+    targets = {str(node.target) for node in exported(decomposed, inputs, dynamic=False).graph.nodes}
+    assert "out_dtype" in targets
+    assert not any(target.startswith("quantc") for target in targets)
+
+
+@every_style
+@every_backend
+@pytest.mark.parametrize("name", ["digits", "residual", "encoder"])
+def test_compile_in_eager_runs_and_agrees(name: str, backend: str, style: Style) -> None:
+    program, inputs = converted(name, backend, style)
+    assert torch.equal(compiled(program, "aot_eager")(*inputs), program(*inputs))
+
+
+@every_style
+def test_inductor_runs_and_agrees(style: Style) -> None:
+    program, inputs = converted("residual", "qnnpack", style, multiplier="fixed" if style == "fused" else "float64")
+    assert torch.equal(compiled(program, "inductor")(*inputs), program(*inputs))
+
+
+@every_style
+def test_inductor_takes_a_dynamic_batch(style: Style) -> None:
+    program, inputs = converted("residual", "qnnpack", style, dynamic=True)
+    torch._dynamo.reset()
+    found = torch.compile(program.module, fullgraph=True, dynamic=True)
+    for rows in (3, len(inputs[0])):
+        part = tuple(value[:rows] for value in inputs)
+        assert torch.equal(found(*part), program(*part))
+
+
+@pytest.mark.slow
+@every_style
+@every_backend
+@pytest.mark.parametrize("multiplier", ["float64", "fixed"])
+@pytest.mark.parametrize("name", ["digits", "residual", "encoder", "pools"])
+def test_inductor_runs_every_model(name: str, backend: str, style: Style, multiplier: Multiplier) -> None:
+    program, inputs = converted(name, backend, style, multiplier=multiplier)
+    result, expected = compiled(program, "inductor")(*inputs), program(*inputs)
+    if backend == "qnnpack":
+        assert torch.equal(result, expected)
+    else:
+        torch.testing.assert_close(result, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_ops_are_what_their_schemas_say_and_have_their_shapes(call: Call) -> None:
+    torch.library.opcheck(call.target, call.args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_ops_pass_all_of_torchs_checks(call: Call) -> None:
+    torch.library.opcheck(call.target, call.args)
