@@ -33,7 +33,7 @@ class DecomposeInteger(Pass):
     def run(self, program: Program) -> Outcome:
         writer = Writer(program)
         count = sum(_decompose(program, graph, writer) for _, graph in list(program.graphs()))
-        return Outcome(count > 0, (f"wrote out {count} ops",) if count else ())
+        return Outcome(count > 0, (f"wrote out {count}",) if count else ())
 
 
 def _decompose(program: Program, graph: fx.Graph, writer: Writer) -> int:

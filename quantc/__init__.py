@@ -16,6 +16,7 @@ from quantc.config import QuantConfig
 from quantc.errors import QuantcError
 from quantc.inspect.agreement import agreement
 from quantc.inspect.compare import compare
+from quantc.integer.semantics import load as _register_ops
 from quantc.one_call import Result, quantize
 from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs
 from quantc.parse import parse
@@ -44,6 +45,8 @@ from quantc.spec import (
     QuantSpec,
 )
 from quantc.store import load
+
+_register_ops()  # torch.ops.quantc: torch.export.load asks for the ops of a file without telling us
 
 __all__ = [
     "FLOAT",

@@ -7,6 +7,9 @@ as closely as float32 does, and to the bit with the backends that leave nothing 
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +23,15 @@ from tests.integer_models import BACKENDS, STYLES, Multiplier, Style, converted
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 every_style = pytest.mark.parametrize("style", STYLES)
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+QUICK = {("residual", "x86"), ("residual", "executorch"), ("digits", "qnnpack"), ("encoder", "qnnpack")}
+models = pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param(name, backend, marks=() if (name, backend) in QUICK else pytest.mark.slow)
+        for name in ("digits", "residual", "encoder")
+        for backend in BACKENDS
+    ],
+)
 
 
 def exported(program: Program, inputs: tuple[Tensor, ...], dynamic: bool) -> ExportedProgram:
@@ -42,8 +53,7 @@ def compiled(program: Program, backend: str) -> Any:
 
 
 @every_style
-@every_backend
-@pytest.mark.parametrize("name", ["digits", "residual", "encoder"])
+@models
 def test_export_runs_and_agrees(name: str, backend: str, style: Style) -> None:
     program, inputs = converted(name, backend, style)
     expected = program(*inputs)
@@ -62,6 +72,22 @@ def test_export_keeps_a_dynamic_batch(style: Style, multiplier: Multiplier) -> N
         assert torch.equal(found(*part), program(*part))
 
 
+READ = """
+import sys, torch, quantc
+program = torch.export.load(sys.argv[1]).module()
+inputs, expected = torch.load(sys.argv[2])
+assert torch.equal(program(*inputs), expected)
+"""
+
+
+def test_another_process_reads_an_exported_program(tmp_path: Path) -> None:
+    program, inputs = converted("branches", "qnnpack", "fused")
+    files = [str(tmp_path / name) for name in ("program.pt2", "values.pt")]
+    torch.export.save(exported(program, inputs, dynamic=False), files[0])
+    torch.save((inputs, program(*inputs)), files[1])
+    subprocess.run([sys.executable, "-c", READ, *files], check=True)
+
+
 def test_the_ops_of_an_exported_program_are_the_program_s() -> None:
     fused, inputs = converted("residual", "qnnpack", "fused")
     targets = {str(node.target) for node in exported(fused, inputs, dynamic=False).graph.nodes}
@@ -73,8 +99,7 @@ def test_the_ops_of_an_exported_program_are_the_program_s() -> None:
 
 
 @every_style
-@every_backend
-@pytest.mark.parametrize("name", ["digits", "residual", "encoder"])
+@models
 def test_compile_in_eager_runs_and_agrees(name: str, backend: str, style: Style) -> None:
     program, inputs = converted(name, backend, style)
     assert torch.equal(compiled(program, "aot_eager")(*inputs), program(*inputs))
@@ -86,6 +111,7 @@ def test_inductor_runs_and_agrees(style: Style) -> None:
     assert torch.equal(compiled(program, "inductor")(*inputs), program(*inputs))
 
 
+@pytest.mark.slow
 @every_style
 def test_inductor_takes_a_dynamic_batch(style: Style) -> None:
     program, inputs = converted("residual", "qnnpack", style, dynamic=True)
@@ -98,7 +124,7 @@ def test_inductor_takes_a_dynamic_batch(style: Style) -> None:
 
 @pytest.mark.slow
 @every_style
-@every_backend
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("multiplier", ["float64", "fixed"])
 @pytest.mark.parametrize("name", ["digits", "residual", "encoder", "pools"])
 def test_inductor_runs_every_model(name: str, backend: str, style: Style, multiplier: Multiplier) -> None:

@@ -121,8 +121,9 @@ def test_names_rows_and_origins_follow(name: str) -> None:
     for node in ops:
         twin = decomposed.node(f"{paths[node.graph]}/{node.name}".lstrip("/"))
         assert type_of(twin) == type_of(node)
-        for ours, theirs in zip(decomposed.plan.tables, fused.plan.tables, strict=True):
-            assert ours.get(twin) == theirs.get(node)
+        ours, theirs = decomposed.plan, fused.plan
+        assert ours.claims.get(twin) == theirs.claims.get(node)
+        assert ours.lowered.get(twin) == theirs.lowered.get(node)
         assert decomposed.origins.get(twin) == fused.origins.get(node)
     assert any(fused.plan.lowered.get(node) is not None for node in ops)
 
@@ -314,7 +315,8 @@ def test_boundaries_of_a_program_are_opened_and_those_that_agree_merged(dynamic:
 def test_an_unknown_option_lists_the_known(option: str, known: str) -> None:
     program, _ = prepared("branches", "qnnpack")
     with pytest.raises(QuantcError, match=f"there is no {option} 'other'") as caught:
-        qc.convert(program, to="integer", **{option: "other"})
+        chosen: dict[str, Any] = {option: "other"}
+        qc.convert(program, to="integer", **chosen)
     assert known in str(caught.value)
     with pytest.raises(
         QuantcError, match=f"integer does not take {option}=other: .*{known.split(', ', maxsplit=1)[0]}"

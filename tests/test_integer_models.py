@@ -164,7 +164,8 @@ def test_full_size(subject: Subject, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_digits_have_the_same_top_1(backend: str) -> None:
     made = forms(SUBJECTS[2], backend)
-    _, held_out = digits_data()
+    batches = [images for images in torch.split(digits_data()[1].images, 32) if len(images) == 32]
     with torch.no_grad():
-        same = made.qdq(held_out.images).argmax(1) == made.integer(held_out.images).argmax(1)
-    assert float(same.double().mean()) >= 0.99
+        same = [made.qdq(images).argmax(1) == made.integer(images).argmax(1) for images in batches]
+    assert len(same) == 22
+    assert float(torch.cat(same).double().mean()) >= 0.99
