@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from quantc.dialect import argument, op_name, position
+from quantc.errors import QuantcError
 from quantc.formats import PerChannel, PerTensor, Scheme
 from quantc.instruction_sets import INSTRUCTION_SETS, InstructionSet, PairSums
 from quantc.integer.factors import FACTORS, Factors, Weights, layout_of, weight_by_channel
@@ -162,7 +163,8 @@ class Reduction:
 
 def _sums(product: Narrow) -> PairSums:
     found = product.instructions.pairs
-    assert found is not None, "only such products are looked at"
+    if found is None:
+        raise QuantcError(f"{product.instructions.name} adds no pairs", advice="ask only of instruction sets that do")
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 
 from quantc.dialect import op_name
 from quantc.errors import PipelineError
-from quantc.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
 from quantc.integer.factors import Factors, factors
 from quantc.integer.library import op_of
 from quantc.integer.narrowing import largest_activation, weight_factors
@@ -246,21 +246,24 @@ def _row(program: Program, found: Factors, paths: dict[fx.Graph, str], targets: 
 
 
 def _pair_bounds(found: Factors) -> Iterator[PairBound]:
+    bounds: dict[PairSums, PairBound] = {}  # several instruction sets add pairs alike
     for instructions in INSTRUCTION_SETS.values():
-        if instructions.pairs is not None:
-            yield _pair_bound(found, instructions)
+        sums = instructions.pairs
+        if sums is None:
+            continue
+        if sums not in bounds:
+            bounds[sums] = _pair_bound(found, instructions.name, sums)
+        yield replace(bounds[sums], instruction_set=instructions.name)
 
 
-def _pair_bound(found: Factors, instructions: InstructionSet) -> PairBound:
-    sums = instructions.pairs
-    assert sums is not None, "asked of instruction sets that add pairs alone"
+def _pair_bound(found: Factors, name: str, sums: PairSums) -> PairBound:
     reach = found.pairs(sums)
     unsafe = reach.beyond(sums.bits).nonzero().flatten().tolist()
     if not unsafe:
-        return PairBound(instructions.name, reach.lowest, reach.highest, (), found.x.qmax)
+        return PairBound(name, reach.lowest, reach.highest, (), found.x.qmax)
     needed = weight_factors(found, sums)
     named = tuple((channel, needed[channel] if needed else 0.0) for channel in unsafe)
-    return PairBound(instructions.name, reach.lowest, reach.highest, named, largest_activation(found, sums))
+    return PairBound(name, reach.lowest, reach.highest, named, largest_activation(found, sums))
 
 
 def _excess(row: SumRow) -> float:

@@ -66,12 +66,13 @@ def _joined(
     """The products of the groups, `[group, row of x, row of w]`, added one by one: a sum of floats has an order."""
     wide = torch.float64 if shift is None else torch.int64
     factors = aten.to.dtype(multiplier, wide)
-    total: Tensor | None = None
-    for group in range(multiplier.shape[1]):
-        part = aten.to.dtype(aten.select.int(products, 0, group), wide)
-        part = aten.mul.Tensor(part, aten.select.int(factors, 1, group))
-        total = part if total is None else aten.add.Tensor(total, part)
-    assert total is not None, "a weight has at least one group"
+    parts = [
+        aten.mul.Tensor(aten.to.dtype(aten.select.int(products, 0, group), wide), aten.select.int(factors, 1, group))
+        for group in range(multiplier.shape[1])
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = aten.add.Tensor(total, part)
     if offset is not None:
         total = aten.add.Tensor(total, offset)
     return settled(aten.reshape.default(total, shape), shift, *grid)

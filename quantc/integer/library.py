@@ -37,8 +37,7 @@ class IntegerOp:
 
     @property
     def target(self) -> OpOverload:
-        found = getattr(getattr(torch.ops, NAMESPACE), self.name).default
-        assert isinstance(found, OpOverload)
+        found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         return found
 
     @property

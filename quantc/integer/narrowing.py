@@ -17,12 +17,20 @@ PLACES = 1e4
 def largest_activation(found: Factors, sums: PairSums) -> int | None:
     """The largest quantized activation with which no pair can leave its bits; None if a grid so small would not hold
     zero and a number above it."""
-    low, high = max(found.x.qmin, 0) - 1, found.x.qmax
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = not bool(found.pairs(sums, middle).beyond(sums.bits).any())
-        low, high = (middle, high) if fits else (low, middle)
-    return low if low >= max(found.x.qmin, 0) + 1 else None
+    smallest, largest = max(found.x.qmin, 0), found.x.qmax
+    multiplied_low, multiplied_high = sums.multiplied(found.x.qmin, largest, found.x.signed)
+    if multiplied_low >= 0:  # then sums grow with the largest activation, and one division tells
+        farthest = 2 ** (sums.bits - 1) - 1
+        up, down = (int(_two_largest(weights).max()) for weights in (found.decisive, -found.decisive))
+        most = min(farthest // up if up else multiplied_high, (farthest + 1) // down if down else multiplied_high)
+        fitting = min(most - (multiplied_high - largest), largest)
+    else:
+        fitting, beyond = smallest - 1, largest
+        while beyond - fitting > 1:
+            middle = (fitting + beyond) // 2
+            fits = not bool(found.pairs(sums, middle).beyond(sums.bits).any())
+            fitting, beyond = (middle, beyond) if fits else (fitting, middle)
+    return fitting if fitting > smallest else None
 
 
 def weight_factors(found: Factors, sums: PairSums) -> tuple[float, ...]:
