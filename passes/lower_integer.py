@@ -10,9 +10,9 @@ from torch import fx
 from quantc.constants import forget_unread
 from quantc.integer.boundary import open_boundaries
 from quantc.integer.grid import grid_of
-from quantc.integer.handing_on import requantized
 from quantc.integer.semantics import semantics_of
 from quantc.integer.task import MultiplierForm, NotIntegerError, Task
+from quantc.integer.writers.handing_on import requantized
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage

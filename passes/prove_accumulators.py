@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from quantc.inspect.accumulators import accumulators
+from quantc.integer.proof.report import accumulators
 from quantc.pipeline import Outcome, Pass
 from quantc.program import Program, Stage
 

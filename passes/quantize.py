@@ -7,12 +7,12 @@ from typing import ClassVar
 from torch import fx
 
 from quantc.inserted import remove_observers
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.places import Places, after, rewire
 from quantc.plan import Group, Source
 from quantc.program import Program, Stage
 from quantc.qdq import Scales
-from quantc.range_reduction import RangeReduction
 from quantc.scales import find_qparams, spec_of
 from quantc.sites import Site
 

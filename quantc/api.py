@@ -24,6 +24,7 @@ from quantc.collector import paused_collector
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, CaptureError, ModeError, QuantcError, suggest
 from quantc.inserted import read_observers
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
@@ -31,7 +32,6 @@ from quantc.pipelines import Style
 from quantc.plan import Source
 from quantc.program import LogEntry, Program, Stage, check_program
 from quantc.quantizer import Backend, Quantizer
-from quantc.range_reduction import RangeReduction
 
 Method = Literal["auto", "export", "export-strict", "fx"]
 METHODS: tuple[Method, ...] = ("auto", "export", "export-strict", "fx")

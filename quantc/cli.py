@@ -141,7 +141,7 @@ def inspect(
     """Show what is in a model: how it was captured, its ops, what stayed opaque, the log of passes.
 
     Of a converted program also whether its sums can overflow."""
-    from quantc.inspect.accumulators import accumulators, why_not_provable
+    from quantc.integer.proof.report import accumulators, why_not_provable
     from quantc.report import readable
     from quantc.summary import summarize
 

@@ -19,10 +19,10 @@ from quantc.errors import ModeError, UnknownNameError, suggest
 from quantc.feeding import check_batches
 from quantc.inspect.compare import compare
 from quantc.inspect.size import size
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.program import Program
 from quantc.progress import Style
 from quantc.quantizer import Backend, Quantizer
-from quantc.range_reduction import RangeReduction
 from quantc.report import Report, Step
 
 Mode = Literal["static", "dynamic", "weight-only"]

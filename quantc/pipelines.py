@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 
 from quantc.config import QuantConfig
 from quantc.errors import QuantcError, suggest
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
 from quantc.pipeline import Pipeline
 from quantc.quantizer import finishing, quantizer_of
-from quantc.range_reduction import RangeReduction
 
 
 def inference() -> Pipeline:

@@ -14,10 +14,10 @@ from quantc.api import Form, Method, capture
 from quantc.batches import batches_of, read_batches
 from quantc.config import QuantConfig
 from quantc.example import Digits, digits_cnn, digits_data
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.one_call import Result, Steps, quantize_program
 from quantc.program import Program
 from quantc.progress import Style
-from quantc.range_reduction import RangeReduction
 from quantc.source import load_all
 from quantc.terminal import Screen
 

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from quantc.errors import CalibrationError, DataError, QuantcError, SpecError
 from quantc.formats import PerChannel
+from quantc.integer.proof.range_reduction import RangeReduction, Reduction
 from quantc.numerics import QParams, fit_weight_scale, scale_product
 from quantc.observe.observation import Observation
 from quantc.observe.registry import start
@@ -16,7 +17,6 @@ from quantc.outcomes import Derived, Fixed, Quantize
 from quantc.places import Places
 from quantc.plan import Group, Source
 from quantc.program import Program
-from quantc.range_reduction import RangeReduction, Reduction
 from quantc.sites import Site
 from quantc.spec import INT32_BIAS, QuantSpec
 

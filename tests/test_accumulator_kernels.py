@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc.dialect import argument, op_name
-from quantc.inspect.accumulators import accumulators
-from quantc.integer.products import conv, linear
+from quantc.integer.ops.products import conv, linear
+from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.integer.proof.report import accumulators
 from quantc.program import Program
-from quantc.range_reduction import RangeReduction
 
 ENGINES = [name for name in ("fbgemm", "x86", "onednn") if name in torch.backends.quantized.supported_engines]
 needs_no_vnni = pytest.mark.skipif(

@@ -14,8 +14,8 @@ from torch.ao.quantization.observer import PerChannelMinMaxObserver
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from quantc.decomposed import decomposed_ops
-from quantc.integer.dynamic import choose_qparams, linear_dynamic, quantized
 from quantc.integer.library import OPS
+from quantc.integer.ops.dynamic import choose_qparams, linear_dynamic, quantized
 
 TARGET = OPS["linear_dynamic"].target
 EPS = 2.0**-12

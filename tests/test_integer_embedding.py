@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import quantc as qc
 from quantc.integer.library import OPS
-from quantc.integer.write_lookup_weights import embedding
+from quantc.integer.writers.lookup_weights import embedding
 from quantc.patterns import aten
 from quantc.patterns.table import Rule, RuleTable
 from quantc.program import Program

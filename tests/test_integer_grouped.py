@@ -17,8 +17,8 @@ import quantc as qc
 from quantc.decomposed import decomposed_ops
 from quantc.errors import SpecError
 from quantc.formats import PerGroup
-from quantc.integer.grouped import linear_grouped
 from quantc.integer.library import OPS
+from quantc.integer.writers.grouped import linear_grouped
 from quantc.patterns import aten
 from quantc.patterns.dsl import optional
 from quantc.patterns.leaves import const

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.dialect import op_name
 from quantc.integer.fixed import common_shift
-from quantc.integer.norms import (
+from quantc.integer.ops.norms import (
     eps_of,
     fixed_places,
     integer_root,

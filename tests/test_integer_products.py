@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quantc.integer.bounds import centered_by_channel, exact_in_float32_parts
 from quantc.integer.library import OPS
-from quantc.integer.product_kernels import BLOCK, FLOAT32_FACTOR
-from quantc.integer.products import linear as linear_reference
+from quantc.integer.ops.product_kernels import BLOCK, FLOAT32_FACTOR
+from quantc.integer.ops.products import linear as linear_reference
+from quantc.integer.proof.bounds import centered_by_channel, exact_in_float32_parts
 from quantc.integer.semantics import load
 from tests.integer_oracle_sums import convolve, convolve_transposed
 

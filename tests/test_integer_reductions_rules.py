@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.dialect import op_name
 from quantc.integer.library import OPS
-from quantc.integer.write_reductions import windows_along
+from quantc.integer.writers.reductions import windows_along
 from quantc.passes.decompose_integer import DecomposeInteger
 from quantc.patterns import aten
 from quantc.patterns.table import Rule, RuleTable

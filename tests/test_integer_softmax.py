@@ -15,7 +15,7 @@ from torch import Tensor
 
 import quantc as qc
 from quantc.integer.fixed import mantissa_and_shift
-from quantc.integer.softmax import powers_of
+from quantc.integer.ops.softmax import powers_of
 from tests.integer_matches import NARROW, both, calibrated, integer_ops, some_integers
 from tests.test_integer_nonlinear import SEEDS, Of, grid
 

@@ -16,6 +16,7 @@ TOP = {
     "api",
     "batches",
     "cli",
+    "integer_page",
     "one_call",
     "pages",
     "quantize_job",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from quantc.formats import PerChannel, PerTensor
 from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
-from quantc.integer.bounds import (
+from quantc.integer.proof.bounds import (
     FLOAT32_EXACT,
     bits_of,
     by_channel,
@@ -29,12 +29,12 @@ from quantc.integer.bounds import (
     range_reach,
     sum_reach,
 )
-from quantc.integer.factors import Factors, Weights
-from quantc.integer.narrowing import largest_activation, weight_factors
-from quantc.integer.ranges import Levels
+from quantc.integer.proof.factors import Factors, Weights
+from quantc.integer.proof.narrowing import largest_activation, weight_factors
+from quantc.integer.proof.ranges import Levels
+from quantc.integer.proof.weight_fitting import PairFit
 from quantc.numerics import QParams, quantize
 from quantc.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT
-from quantc.weight_fitting import PairFit
 
 Ints = npt.NDArray[np.int64]
 INT16 = (-(2**15), 2**15 - 1)

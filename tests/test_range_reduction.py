@@ -17,11 +17,11 @@ from quantc.backends.x86 import X86
 from quantc.cli import app
 from quantc.dialect import argument, op_name
 from quantc.errors import PipelineError, QuantcError, UnknownNameError
-from quantc.inspect.accumulators import Accumulators, Safety, accumulators
+from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.integer.proof.report import Accumulators, Safety, accumulators
 from quantc.outcomes import Fixed
 from quantc.program import Program
 from quantc.qdq import is_dequantize
-from quantc.range_reduction import RangeReduction
 from quantc.registry import BACKENDS
 from quantc.spec import UINT8
 

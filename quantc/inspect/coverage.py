@@ -16,11 +16,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from quantc.dialect import SYMBOLIC, is_op, op_name
 from quantc.errors import AnnotationError
-from quantc.inspect.accumulators import Accumulators, accumulators, why_not_provable
 from quantc.inspect.float_view import float_view
 from quantc.inspect.forms import Forms
-from quantc.inspect.macs import Product, example_sizes, is_product, products
 from quantc.inspect.reasons import Reason, Reasons, Why
+from quantc.integer.proof.report import Accumulators, accumulators, why_not_provable
+from quantc.macs import Product, example_sizes, is_product, products
 from quantc.plan import Claim, Part
 from quantc.program import Program, Stage
 from quantc.qdq import is_dequantize, is_quantize

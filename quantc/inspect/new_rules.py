@@ -10,8 +10,8 @@ from torch._ops import OpOverload
 from quantc.dialect import Trait, argument, arguments, op_name, traits_of
 from quantc.formats import Role
 from quantc.inspect.changes import AddRule
-from quantc.inspect.macs import is_product
 from quantc.inspect.trials import Trial
+from quantc.macs import is_product
 from quantc.quantizer import Backend
 from quantc.types import dtype_of
 

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from quantc.dialect import BY_NAME, arguments, position
 from quantc.errors import QuantcError
-from quantc.inspect.macs import example_sizes
+from quantc.macs import example_sizes
 from quantc.places import outputs_of
 from quantc.plan import Plan
 from quantc.program import Program, Stage

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quantc.integer.bounds import (
+from quantc.integer.grid import Grid
+from quantc.integer.ops.product_kernels import FLOAT32_FACTOR
+from quantc.integer.proof.bounds import (
     FLOAT32_EXACT,
     Layout,
     Reach,
@@ -16,8 +18,6 @@ from quantc.integer.bounds import (
     range_reach,
     sum_reach,
 )
-from quantc.integer.grid import Grid
-from quantc.integer.product_kernels import FLOAT32_FACTOR
 from quantc.integer.task import NotIntegerError
 from quantc.numerics import BIAS_LIMIT, fit_weight_scale
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.elementwise import SUM
 from quantc.integer.fixed import common_shift
 from quantc.integer.grid import Grid
+from quantc.integer.ops.elementwise import SUM
 from quantc.integer.task import Bounds, NotIntegerError, Quantized, Task, tail_bounds
 
 ACCUMULATOR_LIMIT = 2**31

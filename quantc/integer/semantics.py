@@ -61,13 +61,13 @@ def load() -> None:
 
 
 MODULES = (
-    "write_products",
-    "write_moves",
-    "write_joins",
-    "write_elementwise",
-    "write_reductions",
-    "write_nonlinear",
-    "write_norms",
-    "write_lookup_weights",
-    "dynamic",
+    "writers.products",
+    "writers.moves",
+    "writers.joins",
+    "writers.elementwise",
+    "writers.reductions",
+    "writers.nonlinear",
+    "writers.norms",
+    "writers.lookup_weights",
+    "ops.dynamic",
 )

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.elementwise import SUMMED
 from quantc.integer.ending import Term, finish_sum, reach
 from quantc.integer.fixed import common_shift
 from quantc.integer.grid import Grid
-from quantc.integer.norms import NORM_DEVIATION, NORMALIZE, NORMALIZED, eps_of, fixed_places, reciprocal_places
+from quantc.integer.ops.elementwise import SUMMED
+from quantc.integer.ops.norms import NORM_DEVIATION, NORMALIZE, NORMALIZED, eps_of, fixed_places, reciprocal_places
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Task, tail_bounds
 from quantc.types import TensorType, tensor_type

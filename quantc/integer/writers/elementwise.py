@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from quantc.dialect import op_name
-from quantc.integer.elementwise import MUL, MULTIPLIED, SUMMED
 from quantc.integer.ending import finish, finish_sum, reach, term
-from quantc.integer.rescaling import REQUANTIZE, REQUANTIZED
+from quantc.integer.ops.elementwise import MUL, MULTIPLIED, SUMMED
+from quantc.integer.ops.rescaling import REQUANTIZE, REQUANTIZED
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
 

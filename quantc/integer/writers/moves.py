@@ -9,10 +9,10 @@ from torch import Tensor, fx
 
 from quantc.integer.arithmetic import aten
 from quantc.integer.grid import Grid
-from quantc.integer.handing_on import ends_of, hand_on, is_read_in_float, requantized
-from quantc.integer.moving import Move
 from quantc.integer.semantics import computes
 from quantc.integer.task import Bounds, NotIntegerError, Quantized, Task, tail_bounds
+from quantc.integer.writers.handing_on import ends_of, hand_on, is_read_in_float, requantized
+from quantc.integer.writers.moving import Move
 
 MOVES = (
     *("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "aten.squeeze.default", "aten.squeeze.dims"),

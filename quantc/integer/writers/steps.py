@@ -17,7 +17,7 @@ from quantc.integer.arithmetic import aten
 from quantc.integer.curves import Curve, curve_of, prelu
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, integer_op
-from quantc.integer.tables import by_rows, entries
+from quantc.integer.ops.tables import by_rows, entries
 from quantc.integer.task import NotIntegerError, Task, op_name
 from quantc.types import tensor_type
 

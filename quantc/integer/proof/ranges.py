@@ -11,7 +11,7 @@ from torch import fx
 
 from quantc.dialect import argument, op_name, position
 from quantc.integer.library import op_of
-from quantc.integer.write_moves import MOVES
+from quantc.integer.writers.moves import MOVES
 from quantc.program import Program
 from quantc.types import dtype_of
 

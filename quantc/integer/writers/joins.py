@@ -7,9 +7,9 @@ from typing import Any
 from torch import fx
 
 from quantc.integer.grid import Grid
-from quantc.integer.handing_on import ends_of, hand_on, is_read_in_float, requantized
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
+from quantc.integer.writers.handing_on import ends_of, hand_on, is_read_in_float, requantized
 
 
 @computes(

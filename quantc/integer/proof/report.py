@@ -18,9 +18,9 @@ from torch._higher_order_ops.out_dtype import out_dtype
 from quantc.dialect import op_name
 from quantc.errors import PipelineError
 from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
-from quantc.integer.factors import Factors, factors
 from quantc.integer.library import op_of
-from quantc.integer.narrowing import largest_activation, weight_factors
+from quantc.integer.proof.factors import Factors, factors
+from quantc.integer.proof.narrowing import largest_activation, weight_factors
 from quantc.program import Program, Stage
 from quantc.quantizer import instruction_sets_of
 from quantc.sites import Origin

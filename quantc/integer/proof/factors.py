@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from quantc.dialect import argument, op_name, position
-from quantc.inspect.macs import Sizes, example_sizes
 from quantc.instruction_sets import SIGN_SHIFT, PairSums
-from quantc.integer.bounds import Layout, Reach, by_channel, decisive, pair_reach, range_reach, sum_reach
 from quantc.integer.grid import grid_of
 from quantc.integer.library import op_of
-from quantc.integer.ranges import Levels, levels_before, levels_of
+from quantc.integer.proof.bounds import Layout, Reach, by_channel, decisive, pair_reach, range_reach, sum_reach
+from quantc.integer.proof.ranges import Levels, levels_before, levels_of
+from quantc.macs import Sizes, example_sizes
 from quantc.program import Program
 from quantc.qdq import is_dequantize
 from quantc.symbols import evaluate

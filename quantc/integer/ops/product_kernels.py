@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quantc.integer.arithmetic import rescale
-from quantc.integer.bounds import parts_of
+from quantc.integer.proof.bounds import parts_of
 
 FLOAT32_FACTOR = 256
 """The largest factor for which `parts` may be other than 0: bfloat16 holds all integers up to it."""

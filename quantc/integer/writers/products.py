@@ -12,16 +12,16 @@ from quantc.dialect import is_op, op_name
 from quantc.integer.accumulators import Weight, accumulation, fitted
 from quantc.integer.arithmetic import aten
 from quantc.integer.biases import stored_bias
-from quantc.integer.bounds import Layout
 from quantc.integer.curves import CURVES
 from quantc.integer.ending import Term, finish, finish_sum, term
-from quantc.integer.grouped import write_linear_grouped
 from quantc.integer.library import OPS
-from quantc.integer.products import ACCUMULATOR
-from quantc.integer.rescaling import REQUANTIZED
+from quantc.integer.ops.products import ACCUMULATOR
+from quantc.integer.ops.rescaling import REQUANTIZED
+from quantc.integer.proof.bounds import Layout
 from quantc.integer.semantics import computes
-from quantc.integer.steps import steps_of, write_steps
 from quantc.integer.task import NotIntegerError, Quantized, Task, bounds_of, tail_bounds
+from quantc.integer.writers.grouped import write_linear_grouped
+from quantc.integer.writers.steps import steps_of, write_steps
 from quantc.numerics import quantize_bias
 from quantc.types import tensor_type
 

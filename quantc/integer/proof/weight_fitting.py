@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quantc.formats import PerChannel, PerTensor
 from quantc.instruction_sets import PairSums
-from quantc.integer.bounds import decisive, pair_reach
-from quantc.integer.ranges import Levels
+from quantc.integer.proof.bounds import decisive, pair_reach
+from quantc.integer.proof.ranges import Levels
 from quantc.numerics import QParams, quantize
 from quantc.spec import QuantSpec
 

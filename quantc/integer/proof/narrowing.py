@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantc.instruction_sets import PairSums
-from quantc.integer.factors import Factors, Weights
+from quantc.integer.proof.factors import Factors, Weights
 
 PLACES = 1e4
 """Factors are rounded up to four decimals."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.out_dtype import out_dtype
 
-from quantc.integer import product_kernels
+from quantc.integer.ops import product_kernels
 from quantc.integer.arithmetic import aten, centered, rescale
 from quantc.integer.library import OUT, integer_op
 

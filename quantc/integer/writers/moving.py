@@ -10,8 +10,8 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from quantc.dialect import op_name
-from quantc.integer.handing_on import End, ends_of, hand_on, is_read_in_float
 from quantc.integer.task import NotIntegerError, Quantized, Task
+from quantc.integer.writers.handing_on import End, ends_of, hand_on, is_read_in_float
 from quantc.places import outputs_of
 from quantc.types import TensorType, TupleType, ValueType, tensor_type, type_of
 

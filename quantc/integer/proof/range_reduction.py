@@ -13,9 +13,10 @@ from quantc.dialect import argument, op_name, position
 from quantc.errors import QuantcError
 from quantc.formats import PerChannel, PerTensor, Scheme
 from quantc.instruction_sets import INSTRUCTION_SETS, InstructionSet, PairSums
-from quantc.integer.factors import FACTORS, Factors, Weights, layout_of, weight_by_channel
-from quantc.integer.narrowing import largest_activation
-from quantc.integer.ranges import Levels
+from quantc.integer.proof.factors import FACTORS, Factors, Weights, layout_of, weight_by_channel
+from quantc.integer.proof.narrowing import largest_activation
+from quantc.integer.proof.ranges import Levels
+from quantc.integer.proof.weight_fitting import PairFit
 from quantc.layout import normal_axis
 from quantc.numerics import QParams, quantize
 from quantc.outcomes import Derived, Fixed, Quantize
@@ -24,7 +25,6 @@ from quantc.plan import Group, Source
 from quantc.program import Program
 from quantc.quantizer import instruction_sets_of
 from quantc.spec import QuantSpec
-from quantc.weight_fitting import PairFit
 
 RangeReduction = Literal["no", "weights", "activations"]
 """What is made narrower: nothing, the weights of the channels that need it, or the activations that meet them."""
