@@ -131,7 +131,7 @@ def semantics_rows() -> list[Semantics]:
     """Every row of the table once, in the order of the modules that fill it."""
     load()
     rows = list(dict.fromkeys(SEMANTICS.values()))
-    return sorted(rows, key=lambda row: MODULES.index(row.write.__module__.rpartition(".")[2]))
+    return sorted(rows, key=lambda row: MODULES.index(row.write.__module__.removeprefix("quantc.integer.")))
 
 
 def _semantics() -> Iterator[str]:

@@ -68,6 +68,8 @@ class Writer:
         self._places: dict[tuple[fx.Graph, Any], tuple[fx.Node, int]] = {}
         """For each dynamic size of a graph, a tensor that has it, and where."""
         self._read: dict[tuple[fx.Graph, Any], fx.Node] = {}
+        self._results: dict[tuple[Any, ...], Any] = {}
+        """What calls gave, by what they were given: a program makes the same few calls over and over."""
 
     def write(self, function: Callable[..., Any], args: tuple[Any, ...], before: fx.Node, **kwargs: Any) -> Any:
         """Call a function with stand-ins for the nodes among its arguments. Gives the node, or nodes, it returns."""
@@ -110,9 +112,18 @@ class Writer:
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Traced) and leaf.fake is None for leaf in leaves):
             return None
-        given, named = pytree.tree_map_only(Traced, lambda traced: traced.fake, (args, kwargs))
-        with torch.no_grad():
-            return self.sizes.run(target, given, named)
+        key = (target, *map(self._kind, leaves), pytree.tree_structure((args, kwargs)))
+        if key not in self._results:
+            given, named = pytree.tree_map_only(Traced, lambda traced: traced.fake, (args, kwargs))
+            with torch.no_grad():
+                self._results[key] = self.sizes.run(target, given, named)
+        return self._results[key]
+
+    def _kind(self, leaf: Any) -> Any:
+        """What the type of a result can depend on: of a tensor its type, of a float that it is one."""
+        if isinstance(leaf, Traced):
+            return self._type(leaf.fake)
+        return str(leaf.node.expr) if isinstance(leaf, torch.SymInt) else float if isinstance(leaf, float) else leaf
 
     def _type(self, fake: Any) -> ValueType | None:
         if isinstance(fake, tuple | list):
