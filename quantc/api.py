@@ -221,6 +221,12 @@ def convert(
     """
     check_form(to)
     integer = pipelines.integer(multiplier, style)
+    if to == "qdq" and (multiplier, style) != ("float64", "fused"):
+        raise QuantcError(
+            "multiplier and style are choices of the integer form, and the Q/DQ form was asked for",
+            where=f"multiplier={multiplier!r}, style={style!r}",
+            advice='give to="integer" too',
+        )
     check_program(prepared, "convert", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
     if prepared.stage < Stage.SHARED:
         raise CalibrationError(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.export import ExportedProgram
 
+from quantc import pipelines
 from quantc.api import Form, Method, capture, check_form, convert, prepare
 from quantc.calibrate import calibrate
 from quantc.config import QuantConfig
@@ -20,6 +21,7 @@ from quantc.feeding import check_batches
 from quantc.inspect.compare import compare
 from quantc.inspect.size import size
 from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.integer.task import MultiplierForm
 from quantc.program import Program
 from quantc.progress import Style
 from quantc.quantizer import Backend, Quantizer
@@ -61,6 +63,8 @@ def quantize(
     config: QuantConfig | None = None,
     mode: Mode = "static",
     to: Form = "qdq",
+    multiplier: MultiplierForm = "float64",
+    style: pipelines.Style = "fused",
     example_kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = None,
     method: Method = "auto",
@@ -71,13 +75,14 @@ def quantize(
 
     `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes` and `method` are as `qc.capture` takes them; a Program
     that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a tuple of the model's
-    inputs; it is gone through once. `to`, the form of the result, and `reduce_range` are those of `qc.convert`. The
-    model itself is not changed.
+    inputs; it is gone through once. `to`, the form of the result, `multiplier`, `style` and `reduce_range` are those of
+    `qc.convert`. The only `mode` so far is "static". The model itself is not changed.
     """
     _check_mode(mode)
     check_form(to)
     steps = Steps()
-    rest: Any = {"steps": steps, "config": config, "allow_empty": allow_empty, "to": to, "reduce_range": reduce_range}
+    converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
+    rest: Any = {"steps": steps, "config": config, "allow_empty": allow_empty, **converting}
     if isinstance(model, Program):
         return quantize_program(model, batches, backend, **rest)
     with steps("capture"):
@@ -109,6 +114,8 @@ def quantize_program(
     config: QuantConfig | None = None,
     allow_empty: bool = False,
     to: Form = "qdq",
+    multiplier: MultiplierForm = "float64",
+    style: pipelines.Style = "fused",
     reduce_range: RangeReduction = "no",
     progress: Style = "auto",
 ) -> Result:
@@ -121,7 +128,7 @@ def quantize_program(
     with steps("calibrate"):
         calibration = calibrate(prepared, watched, progress=progress)
     with steps("convert"):
-        program = convert(prepared, to, reduce_range=reduce_range)
+        program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range)
     with steps("compare"):
         coverage, comparison = prepared.coverage(), compare(prepared, program, watched.first)
         if to == "integer":

@@ -12,12 +12,12 @@ even; `multiplier="fixed"` has that done with a 32-bit mantissa and a shift.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from quantc.errors import DataError
+from quantc.errors import DataError, suggest
 from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.ending import reach
 from quantc.integer.fixed import common_shift, mantissa_and_shift
@@ -101,6 +101,7 @@ def quantized_add(
 ) -> Tensor:
     """A sum: `clamp(round((xq − xz) · (sx / so) + (yq − yz) · (sy / so)) + zo, qmin, qmax)`, rounded once."""
     load()
+    _check_form(multiplier)
     x, y = _grid("x", x_int8, x_scale, x_zero_point), _grid("y", y_int8, y_scale, y_zero_point)
     out = _output(x, output_scale, output_zero_point, qmin, qmax, dtype)
     factors, shift = [grid.scale / out.scale for grid in (x, y)], None
@@ -126,6 +127,12 @@ def _product(
     form: MultiplierForm,
 ) -> Tensor:
     load()
+    _check_form(form)
+    if bias is not None and bias.shape != w_levels.shape[:1]:
+        raise DataError(
+            f"the bias has the shape {list(bias.shape)}",
+            advice=f"give one number for each of {w_levels.shape[0]} outputs",
+        )
     levels = None if bias is None else quantize_bias(bias.detach(), x.scale, w.scale, where="bias_fp32")
     try:
         sums = accumulation(x, Weight(w, w_levels), levels, None)
@@ -140,6 +147,12 @@ def _product(
     ends = (out.one_zero_point, out.qmin, out.qmax, out.dtype)
     result: Tensor = OPS[op].target(*head, factor, shift, *ends)
     return result
+
+
+def _check_form(multiplier: str) -> None:
+    if multiplier not in get_args(MultiplierForm):
+        advice = suggest(str(multiplier), get_args(MultiplierForm), noun="forms")
+        raise DataError(f"there is no multiplier of the form {multiplier!r}", advice=advice)
 
 
 def _grid(name: str, levels: Tensor, scale: Numbers, zero_point: Places) -> Grid:

@@ -49,7 +49,8 @@ def test_each_op_has_a_row_and_agrees(prepared: Program, batches: list[tuple[Ten
     assert found.worst <= 1
     assert found.clear_equal == 1.0
     assert json.loads(found.to_json())["rows"][0]["module"] == found.rows[0].module
-    assert "4 results of integer ops over 3 batches" in str(found)
+    assert "4 results of integer ops over 3 batches; 4 on integers, at most" in str(found)
+    assert found.float_error is None
 
 
 @pytest.mark.parametrize("factor", [1.02, 2.0])
@@ -75,6 +76,8 @@ def test_a_result_in_float_is_measured_by_its_largest_value(prepared: Program, b
     error = found.rows[-1].float_error
     assert error is not None
     assert 0 < error < 1e-5
+    assert found.float_error == error
+    assert "1 in float, at most" in str(found)
 
 
 def test_the_programs_are_left_as_they_were(prepared: Program, batches: list[tuple[Tensor]]) -> None:
@@ -92,5 +95,18 @@ def test_what_it_refuses(prepared: Program, batches: list[tuple[Tensor]]) -> Non
     assert 'to="integer"' in caught.value.advice
     with pytest.raises(QuantcError, match="Q/DQ form with its integer form"):
         qc.agreement(qdq, qdq, batches)
+    with pytest.raises(QuantcError, match="Q/DQ form with its integer form"):
+        qc.agreement(prepared, integer, batches)
+    other = prepared.clone()
+    qc.calibrate(other, [(5 * batches[0][0],)])
+    with pytest.raises(QuantcError, match="have other scales"):
+        qc.agreement(qdq, qc.convert(other, to="integer"), batches)
     with pytest.raises(DataError, match="zero batches"):
         qc.agreement(qdq, integer, [])
+
+
+def test_choices_of_the_integer_form_are_refused_without_it(prepared: Program) -> None:
+    with pytest.raises(QuantcError, match="choices of the integer form"):
+        qc.convert(prepared, multiplier="fixed")
+    with pytest.raises(QuantcError, match="choices of the integer form"):
+        qc.convert(prepared, style="decomposed")

@@ -311,3 +311,15 @@ def test_quantize_in_one_call_takes_it() -> None:
     x = torch.randn(4, 16)
     found = qc.quantize(nn.Sequential(nn.Linear(16, 8)).eval(), (x,), [(x,)], reduce_range="weights")
     assert proof(found.program).is_safe
+
+
+def test_tables_end_where_the_narrowed_range_does() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(32, 16)
+    prepared = qc.prepare(qc.capture(model, (x,)), "x86")
+    qc.calibrate(prepared, [(x,)])
+    for form in ("qdq", "integer"):
+        found = accumulators(qc.convert(prepared, to=form, reduce_range="activations"))
+        assert found.is_safe, str(found)
+    assert not accumulators(qc.convert(prepared, to="integer")).is_safe

@@ -313,3 +313,17 @@ def test_sums_that_32_bits_might_not_hold_are_refused() -> None:
     assert quantized_linear(x, 1.0, 0, w, 1.0, 0, None, 1.0, 0).item() == 0
     with pytest.raises(DataError, match="could need 33 bits"):
         quantized_linear(x.repeat(1, 2), 1.0, 0, w.repeat(1, 2), 1.0, 0, None, 1.0, 0)
+
+
+def test_a_multiplier_that_there_is_not() -> None:
+    x = torch.ones(1, 2, dtype=torch.int8)
+    with pytest.raises(DataError, match="no multiplier of the form 'Fixed'"):
+        quantized_linear(x, 0.1, 0, x, 0.1, 0, None, 0.1, 0, multiplier="Fixed")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no multiplier of the form 'Fixed'"):
+        quantized_add(x, 0.1, 0, x, 0.1, 0, 0.1, 0, multiplier="Fixed")  # type: ignore[arg-type]
+
+
+def test_a_bias_of_another_length() -> None:
+    x, w = torch.ones(1, 2, dtype=torch.int8), torch.ones(3, 2, dtype=torch.int8)
+    with pytest.raises(DataError, match="the bias has the shape"):
+        quantized_linear(x, 0.1, 0, w, 0.1, 0, torch.tensor([1.0]), 0.1, 0)

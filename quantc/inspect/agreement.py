@@ -78,12 +78,18 @@ class Agreement:
         """The least part of equal elements, clear of ties, of any op."""
         return min((row.clear_equal for row in self.rows), default=1.0)
 
+    @property
+    def float_error(self) -> float | None:
+        """The largest error of a result in float; None if there is none."""
+        return max((row.float_error for row in self.rows if row.float_error is not None), default=None)
+
     def row(self, node: str) -> Row | None:
         return next((row for row in self.rows if row.node == node), None)
 
     def to_data(self) -> dict[str, Any]:
-        head = {"program": self.program, "batches": self.batches, "worst": self.worst, "clear_equal": self.clear_equal}
-        return {**head, "rows": [row.to_data() for row in self.rows]}
+        head = {"program": self.program, "batches": self.batches}
+        figures = {name: getattr(self, name) for name in ("worst", "clear_equal", "float_error")}
+        return {**head, **figures, "rows": [row.to_data() for row in self.rows]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
@@ -91,10 +97,15 @@ class Agreement:
     def __str__(self) -> str:
         from quantc.terminal import plain_rows
 
-        head = (
-            f"{self.program}: {len(self.rows)} results of integer ops over {self.batches} batches; at most {self.worst} "
-            f"steps from Q/DQ, at least {self.clear_equal:.4%} equal where no tie is near"
-        )
+        quantized = sum(row.float_error is None for row in self.rows)
+        parts = [f"{self.program}: {len(self.rows)} results of integer ops over {self.batches} batches"]
+        if quantized:
+            equal = f"at least {self.clear_equal:.4%} equal where no tie is near"
+            parts.append(f"{quantized} on integers, at most {self.worst} steps from Q/DQ, {equal}")
+        if self.float_error is not None:
+            floats = len(self.rows) - quantized
+            parts.append(f"{floats} in float, at most {self.float_error:.1e} of their largest value from Q/DQ")
+        head = "; ".join(parts)
         rows = sorted(self.rows, key=lambda row: (-row.worst, row.clear_equal, -(row.float_error or 0.0)))
         columns = ("node", "op", "rule", "module", "elements", "differ", "steps", "equal if clear", "float error")
         lines = [head, *plain_rows(columns, [_cells(row) for row in rows[:MOST_ROWS]])]
@@ -104,9 +115,10 @@ class Agreement:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    error = "" if row.float_error is None else f"{row.float_error:.1e}"
-    counts = (str(row.elements), str(row.differ), str(row.worst), f"{row.clear_equal:.4%}")
-    return (row.node, row.op, row.rule, row.module, *counts, error)
+    place = (row.node, row.op, row.rule, row.module, str(row.elements), str(row.differ))
+    if row.float_error is not None:
+        return (*place, "", "", f"{row.float_error:.1e}")
+    return (*place, str(row.worst), f"{row.clear_equal:.4%}", "")
 
 
 def agreement(qdq: Program, integer: Program, batches: Iterable[Any]) -> Agreement:
@@ -115,12 +127,13 @@ def agreement(qdq: Program, integer: Program, batches: Iterable[Any]) -> Agreeme
     `qdq` is what `qc.convert(prepared)` gives, `integer` what `qc.convert(prepared, to="integer")` gives. Biases are
     among the integers: the Q/DQ form, which keeps them float, is given those of the integer form.
     """
-    if qdq.stage >= Stage.LOWERED or not integer.plan.lowered.rows:
+    if not Stage.QUANTIZED <= qdq.stage < Stage.LOWERED or not integer.plan.lowered.rows:
         raise QuantcError(
             "qc.agreement compares a program in Q/DQ form with its integer form",
             where=f"{qdq.name} is {qdq.stage.label}, {integer.name} is {integer.stage.label}",
             advice='give qc.convert(prepared) first, then qc.convert(prepared, to="integer")',
         )
+    _check_twins(qdq, integer)
     check_batches(batches)
     qdq = qdq.clone()
     snap_biases(qdq)
@@ -131,6 +144,19 @@ def agreement(qdq: Program, integer: Program, batches: Iterable[Any]) -> Agreeme
     if not count:
         raise DataError("compared on zero batches", where=integer.name, advice="give at least one batch")
     return Agreement(integer.name, count, tuple(comparison.rows.values()))
+
+
+def _check_twins(qdq: Program, integer: Program) -> None:
+    """Refuse two programs that were not made from one plan: they need not agree."""
+    mine, theirs = qdq.plan.qparams, integer.plan.qparams
+    apart = [name for name in dict.fromkeys([*mine, *theirs]) if name not in mine or name not in theirs]
+    apart += [name for name in mine if name in theirs and not mine[name].equals(theirs[name])]
+    if apart:
+        raise QuantcError(
+            f"the two programs have other scales: {', '.join(apart[:3])}{' and more' if len(apart) > 3 else ''}",
+            where=f"{qdq.name} and {integer.name}",
+            advice="convert one prepared program to both forms, with the same reduce_range",
+        )
 
 
 class _Integer(NodeByNode):

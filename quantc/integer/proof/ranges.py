@@ -18,6 +18,9 @@ from quantc.types import dtype_of
 HANDED_ON = {*MOVES, "pad", "cat", "stack", "max_pool2d", "max_pool3d", "max_pool2d_with_indices"}
 """Ops that yield integers they were given; where they pad, the zero point of their grid or nothing that counts."""
 
+TABLES = {"lookup": "table", "steps": "levels"}
+"""Ops whose results all stand in a table, and which argument that is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Levels:
@@ -63,10 +66,10 @@ def levels_of(program: Program, node: fx.Node, zero_point: Any) -> Levels:
     if not isinstance(zero_point, int):
         held = program.tensor(zero_point) if isinstance(zero_point, fx.Node) else torch.zeros(1)
         zero_point = int(held.reshape(-1)[0]) if held is not None and held.numel() == 1 else None
-    return Levels(*_limits(node, dtype), dtype, zero_point)
+    return Levels(*_limits(program, node, dtype), dtype, zero_point)
 
 
-def _limits(node: fx.Node, dtype: torch.dtype) -> tuple[int, int]:
+def _limits(program: Program, node: fx.Node, dtype: torch.dtype) -> tuple[int, int]:
     """The smallest and the largest integer a node can yield: those of whatever made what it hands on."""
     ends: list[tuple[int, int]] = []
     seen, waiting = {node}, [node]
@@ -74,7 +77,7 @@ def _limits(node: fx.Node, dtype: torch.dtype) -> tuple[int, int]:
         here = waiting.pop()
         sources = _handed_on(here, dtype)
         if not sources:
-            ends.append(_own_limits(here, dtype))
+            ends.append(_listed(program, here) or _own_limits(here, dtype))
         waiting += [source for source in sources if source not in seen]
         seen.update(sources)
     return min(low for low, _ in ends), max(high for _, high in ends)
@@ -87,6 +90,15 @@ def _handed_on(node: fx.Node, dtype: torch.dtype) -> list[fx.Node]:
     if op_name(node) not in HANDED_ON:
         return []
     return [value for value in node.all_input_nodes if dtype_of(value) == dtype]
+
+
+def _listed(program: Program, node: fx.Node) -> tuple[int, int] | None:
+    """The ends of the table a node takes its results from; None if there is no such table."""
+    op = op_of(node.target)
+    if op is None or op.name not in TABLES:
+        return None
+    entries = program.tensor(argument(node, TABLES[op.name]))
+    return None if entries is None else (int(entries.min()), int(entries.max()))
 
 
 def _own_limits(node: fx.Node, dtype: torch.dtype) -> tuple[int, int]:
