@@ -108,7 +108,7 @@ def quantized_add(
     if multiplier == "fixed":
         found = common_shift(factors, [reach(x), reach(y)])
         if found is None:
-            raise DataError("the multipliers fit no mantissa of 32 bits", advice='use multiplier="float64"')
+            raise DataError("the multipliers are too large for sums of 64 bits", advice='use multiplier="float64"')
         factors, _, shift = found
     zeros, ends = [x.one_zero_point, y.one_zero_point], (out.one_zero_point, out.qmin, out.qmax, out.dtype)
     result: Tensor = OPS["sum"].target([x_int8, y_int8], zeros, factors, None, shift, *ends)

@@ -141,7 +141,7 @@ def _check(
     (mantissa,), offset, shift = mantissas
     found = both("normalize", *head, mantissa, offset, shift, *out)
     # a mantissa is off by half of its last place, as is the offset
-    coarse = (np.abs(normal) * 2.0**places + 1) * 2.0 ** (-int(shift) - 1)
+    coarse = (np.abs(normal) * 2.0**places + 1) * 2.0 ** (-shift.double().numpy() - 1)
     assert _is_near(found, wanted, allowed + coarse + np.abs(gamma.numpy()) * 2.0**-places, out)
 
 

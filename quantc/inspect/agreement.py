@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -206,6 +207,8 @@ class _Comparison(NodeByNode):
         if is_quantize(node) and grid is not None:
             levels = self.exact[node.all_input_nodes[0]] / _along(grid, value, grid.scale)
             return self._settled(node, value, levels + _along(grid, value, grid.zero_point))
+        if isinstance(node.target, HigherOrderOperator) or (grid is not None and grid.group is not None):
+            return value, _doubled(value)  # computed in float32 inside; scales of groups are those of weights
         if is_dequantize(node) and grid is not None:
             source = self.env[node.all_input_nodes[0]]
             real = (source.double() - _along(grid, source, grid.zero_point)) * _along(grid, source, grid.scale)

@@ -132,7 +132,7 @@ def _in_fixed(
     """The same with mantissas, on one shift."""
     found = common_shift(multipliers, largest, offset)
     if found is None:
-        raise NotIntegerError("its multipliers are too large for a mantissa of 32 bits")
+        raise NotIntegerError("its multipliers are too large for sums of 64 bits")
     mantissas, constant, shift = found
     kept = [task.keep("mantissa", item) for item in mantissas]
     return kept, None if constant is None else task.keep("offset", constant), task.keep("shift", shift)

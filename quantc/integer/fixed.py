@@ -1,4 +1,4 @@
-"""Multipliers as hardware has them: a 32-bit mantissa and a shift."""
+"""Multipliers as hardware has them: a mantissa and a shift."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 MANTISSA_BITS = 31
 MAX_SHIFT = 62
 """Of a sum below 2^62 this leaves less than one: more places would say nothing more."""
-SUM_LIMIT = 2**62
-"""What a sum of products stays below."""
+SUM_BITS = 61
+"""How many bits a sum of products has at most."""
 
 
 def mantissa_and_shift(multiplier: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,29 +30,26 @@ def mantissa_and_shift(multiplier: Tensor) -> tuple[Tensor, Tensor]:
 def common_shift(
     multipliers: Sequence[Tensor], largest: Sequence[int], offset: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor | None, Tensor] | None:
-    """The multipliers of a sum as int32 mantissas on one shift, its offset as an int64 on the same, and the shift.
+    """The multipliers of a sum as int64 mantissas on one shift, its offset on the same, and the shift.
 
-    `largest[i]` is the most that the i-th factor can be. The shift is the largest up to 62 with which all mantissas
-    fit, and `Σ largest_i * |mantissa_i| + |offset| < 2^62`: so the sum, in any order, stays inside an int64, and so
-    does what rounds it. None if there is no such shift, as with a multiplier of 2^30.
+    `largest[i]` is the most that the i-th factor can be. Multipliers and offset go together by broadcasting, and where
+    they have several elements there are as many shifts: a channel whose multiplier is far smaller than the others'
+    keeps its places. With each, `Σ largest_i * |multiplier_i| + |offset|`, times `2^shift`, is below 2^61: rounding
+    the mantissas adds far less than as much again, so the sum, in any order, stays inside an int64, and so does what
+    rounds it. None if that would take a shift below 1.
+
+    Mantissas of a sum have more than 32 bits where the other terms leave room: a product with a large multiplier is of
+    few bits then, and the smaller ones need the places.
     """
-    peaks = [_peak(item) for item in multipliers]
-    constant = 0.0 if offset is None else _peak(offset)
-    for shift in range(MAX_SHIFT, 0, -1):
-        # exact: a float64 times a power of two, rounded half to even to a whole number
-        mantissas = [round(peak * 2.0**shift) for peak in peaks]
-        total = sum(most * size for most, size in zip(largest, mantissas, strict=True)) + round(constant * 2.0**shift)
-        if max(mantissas, default=0) < 2**MANTISSA_BITS and total < SUM_LIMIT:
-            break
-    else:
+    total = torch.zeros((), dtype=torch.float64) if offset is None else offset.double().abs()
+    for multiplier, most in zip(multipliers, largest, strict=True):
+        total = total + multiplier.double().abs() * most
+    shift = (SUM_BITS - torch.frexp(total).exponent).clamp(max=MAX_SHIFT)
+    if bool((shift < 1).any()):
         return None
-    factor = 2.0**shift
+    factor = torch.exp2(shift.double())
     return (
-        [torch.round(item.double() * factor).to(torch.int32) for item in multipliers],
+        [torch.round(item.double() * factor).to(torch.int64) for item in multipliers],
         None if offset is None else torch.round(offset.double() * factor).to(torch.int64),
-        torch.tensor(shift, dtype=torch.int32),
+        shift.to(torch.int32),
     )
-
-
-def _peak(values: Tensor) -> float:
-    return float(values.double().abs().max()) if values.numel() else 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -57,12 +58,22 @@ def integer_op(schema: str, *, formula: str, deviation: str = "", kernel: Functi
         op = IntegerOp(name, schema, reference, formula, deviation, kernel)
         _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
         qualified = f"{NAMESPACE}::{name}"
-        torch.library.impl(qualified, ("cpu", "cuda"), kernel or reference, lib=_LIBRARY)
-        torch.library.register_fake(qualified, reference, lib=_LIBRARY)
+        torch.library.impl(qualified, ("cpu", "cuda"), _contiguous(kernel or reference), lib=_LIBRARY)
+        torch.library.register_fake(qualified, _contiguous(reference), lib=_LIBRARY)
         OPS[name] = op
         return reference
 
     return define
+
+
+def _contiguous(function: Function) -> Function:
+    """A function whose result lies in memory in order: kernel and reference must not differ in that either."""
+
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs).contiguous()
+
+    return wrapped
 
 
 def op_of(target: Any) -> IntegerOp | None:

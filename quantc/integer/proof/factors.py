@@ -169,7 +169,7 @@ def _bias(program: Program, node: fx.Node, x: fx.Node, weight: fx.Node) -> Tenso
     if value is None or of_x is None or of_weight is None or of_weight.group is not None:
         return None
     scale = of_weight.scale  # with groups, a transposed convolution has its scales again for each group
-    if scale.dim():
+    if scale.dim() and value.numel() > scale.numel():
         scale = scale.repeat(value.numel() // scale.numel())
     return torch.round(value.detach().double() / (of_x.scale * scale)).to(torch.int64)
 

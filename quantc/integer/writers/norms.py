@@ -149,6 +149,6 @@ def _numbers(task: Task, rows: Rows, out: Grid) -> tuple[Tensor, Tensor | None, 
         return factor * 2.0 ** -reciprocal_places(rows.length), offset, None
     found = common_shift([factor * 2.0 ** -fixed_places(rows.length)], [2**31], offset)
     if found is None:
-        raise NotIntegerError("its multipliers are too large for a mantissa of 32 bits")
+        raise NotIntegerError("its multipliers are too large for sums of 64 bits")
     (mantissa,), constant, shift = found
     return mantissa, constant, shift

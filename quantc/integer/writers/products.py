@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import is_op, op_name
+from quantc.dialect import argument, is_op, op_name
 from quantc.integer.accumulators import Weight, accumulation, fitted
 from quantc.integer.arithmetic import aten
 from quantc.integer.biases import stored_bias
@@ -244,7 +244,7 @@ def _write_with_tail(task: Task, head: Head) -> None:
 def _added(task: Task) -> Quantized | None:
     """What the first op of the tail adds to the product, if it comes quantized with one scale."""
     first = task.tail[0]
-    if not is_op(first, "add"):
+    if not is_op(first, "add") or argument(first, "alpha") != 1:
         return None
     sides = [side for side in first.args[:2] if side is not task.core]
     found = task.maybe_quantized(sides[0]) if len(sides) == 1 else None

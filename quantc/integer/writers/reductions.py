@@ -42,7 +42,7 @@ def _reduced(task: Task) -> tuple[Quantized, list[int], int]:
     shape = _shape(x)
     given = task.argument("dim")
     listed = [given] if isinstance(given, int) else list(given or range(len(shape)))
-    dims = sorted(dim % len(shape) for dim in listed)
+    dims = sorted(dim % len(shape) for dim in listed) if shape else []  # of a single number torch takes 0 and -1
     count = math.prod(_known([shape[dim] for dim in dims], "how many elements it adds"))
     _check_room(x, count)
     return x, dims, count

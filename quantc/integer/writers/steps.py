@@ -70,6 +70,8 @@ def steps_of(task: Task, scale: Tensor, activation: fx.Node, quantizer: fx.Node)
     grid = task.grid(quantizer)
     if grid.qmax - grid.qmin > 255:
         raise NotIntegerError("a result of more than 8 bits has too many steps for a table")
+    if not bool((scale > 0).all()):
+        raise NotIntegerError("its accumulator is taken times a number that is not positive")
     curve, axis = _curve_on_axis(task, scale, activation)
     breakpoints, levels = step_table(curve, scale.double().reshape(-1), grid)
     if len(breakpoints) == 1:
