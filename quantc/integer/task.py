@@ -10,10 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import argument, is_op, op_name
+from quantc.dialect import argument, is_op
 from quantc.integer.grid import Grid, grid_of
-from quantc.integer.library import op_of
-from quantc.places import outputs_of
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.types import TensorType, tensor_type
@@ -216,23 +214,3 @@ def tail_bounds(tail: Sequence[fx.Node]) -> Bounds | None:
             return None
         total = total.then(bounds)
     return total
-
-
-def is_integer(node: fx.Node) -> bool:
-    """Whether a node is one of our integer ops."""
-    return op_of(node.target) is not None
-
-
-__all__ = [
-    "Bounds",
-    "Grid",
-    "MultiplierForm",
-    "NotIntegerError",
-    "Quantized",
-    "Task",
-    "bounds_of",
-    "is_integer",
-    "op_name",
-    "outputs_of",
-    "tail_bounds",
-]
