@@ -9,7 +9,7 @@ from __future__ import annotations
 from quantc.backends import parts
 from quantc.backends.parts import product, rule
 from quantc.capability import Capability
-from quantc.formats import DType, PerChannel, Role, Scheme
+from quantc.formats import DType, PerChannel, Role, Scheme, Timing
 from quantc.passes.duplicate_dq import DuplicateDq
 from quantc.patterns import aten
 from quantc.patterns.checks import one_of
@@ -17,7 +17,7 @@ from quantc.patterns.dsl import op, optional
 from quantc.patterns.leaves import const, value
 from quantc.patterns.table import RuleTable
 from quantc.quantizer import Backend
-from quantc.spec import INT8, INT8_NARROW_WEIGHT
+from quantc.spec import FLOAT32_EPS, INT8, INT8_NARROW_WEIGHT, INT8_TOKEN
 
 SMALLEST_SCALE = 2.0**-12
 ACT = INT8.but(observe="mse")
@@ -63,6 +63,13 @@ EXECUTORCH = Backend(
     takes=(
         Capability(role=Role.ACT, dtypes=(DType.INT8,), min_eps=SMALLEST_SCALE),
         Capability(
+            role=Role.ACT,
+            dtypes=(DType.INT8,),
+            schemes=(Scheme.AFFINE,),
+            granularities=("per-tensor", "per-token"),
+            timings=(Timing.DYNAMIC,),
+        ),
+        Capability(
             role=Role.WEIGHT,
             dtypes=(DType.INT8,),
             schemes=(Scheme.SYMMETRIC,),
@@ -71,6 +78,7 @@ EXECUTORCH = Backend(
             min_eps=SMALLEST_SCALE,
         ),
     ),
+    modes={"dynamic": INT8_TOKEN.but(eps=FLOAT32_EPS)},  # the delegate quantizes row by row
     after=(DuplicateDq(),),  # the delegate takes an op together with the dequantize ops before it
     instruction_set="neon-mlal",
     summary="ExecuTorch's XNNPACK delegate: only what it takes in quantized form.",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from quantc.backends import masks
 from quantc.capability import Capability
 from quantc.dialect import argument
-from quantc.formats import DType, PerChannel, PerTensor, Role, Scheme
+from quantc.formats import DType, PerChannel, PerTensor, Role, Scheme, Timing
 from quantc.outcomes import Fixed
 from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.passes.decompose_einsum import DecomposeEinsum
@@ -18,8 +18,8 @@ from quantc.patterns.dsl import OpPattern, Pattern, op
 from quantc.patterns.leaves import const, number
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
-from quantc.patterns.table import Rule
-from quantc.spec import INT8_NARROW_WEIGHT, UINT8, QuantSpec
+from quantc.patterns.table import Dynamic, Rule
+from quantc.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT_ONLY, UINT8, UINT8_DYNAMIC, QuantSpec
 from quantc.types import tensor_type
 
 # -- roles ---------------------------------------------------------------------------------------------------------
@@ -36,16 +36,47 @@ In transposed convolutions with groups they lie on no single axis. The range is 
 depthwise convolutions, make that the largest error of all."""
 
 
+FLOAT_FORMATS = (DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2)
+WEIGHT_ONLY = (
+    Capability(
+        role=Role.WEIGHT,
+        dtypes=(DType.INT8, DType.INT4, DType.INT2),
+        granularities=("per-tensor", "per-channel", "per-group"),
+        timings=(Timing.WEIGHT_ONLY,),
+    ),
+    Capability(
+        role=Role.WEIGHT,
+        dtypes=FLOAT_FORMATS,
+        schemes=(Scheme.SYMMETRIC,),
+        granularities=("per-tensor", "per-channel"),
+        timings=(Timing.WEIGHT_ONLY,),
+    ),
+)
+"""Weights that are brought back to float before the op computes: any format will do."""
 TAKES = (
     Capability(role=Role.ACT, dtypes=(DType.UINT8,)),
+    Capability(
+        role=Role.ACT,
+        dtypes=(DType.UINT8,),
+        granularities=("per-tensor", "per-token"),
+        timings=(Timing.DYNAMIC,),
+    ),
     Capability(
         role=Role.WEIGHT,
         dtypes=(DType.INT8,),
         schemes=(Scheme.SYMMETRIC,),
         granularities=("per-tensor", "per-channel"),
     ),
+    *WEIGHT_ONLY,
 )
 """What torch's kernels for x86 and QNNPACK take."""
+
+SMALLEST_RUN_TIME_SCALE = 2.0**-14
+MODES: Mapping[str, QuantSpec] = {
+    "dynamic": UINT8_DYNAMIC.but(eps=SMALLEST_RUN_TIME_SCALE),
+    "weight-only": INT8_WEIGHT_ONLY.but(qmin=-127),
+}
+"""What `qc.quantize(..., mode=...)` asks of everything. fbgemm's kernels have no smaller scale than 2^-14 either."""
 
 TAKEN_APART = (DecomposeAttention(), DecomposeEinsum(), FoldConstants())
 """What comes before annotating where there are rules for products of two activations."""
@@ -103,10 +134,21 @@ NOT_INTEGER: Mapping[str, str] = {
 """The rules without an integer form, by name, and why. Every other rule has one."""
 
 
+DYNAMIC: Mapping[str, Dynamic] = {
+    **dict.fromkeys(("conv", "conv-transpose", "conv-transpose-grouped", "linear"), Dynamic.YES),
+    **dict.fromkeys(("matmul-constant", "addmm-constant"), Dynamic.YES),
+    **dict.fromkeys(("lstm", "gru", "rnn", "lstm-cell", "gru-cell", "rnn-cell"), Dynamic.YES),
+    **dict.fromkeys(("linear-computed", "matmul", "addmm", "baddbmm"), Dynamic.NAMED),
+}
+"""The rules that can find scales as the program runs, by name. Products of two activations round both for a product
+that few kernels speed up."""
+
+
 def rule(name: str, pattern: Pattern, roles: Mapping[str, str], *, when: Sequence[str] = ()) -> Rule:
     """A rule of the Q/DQ form that keeps away from masks; of the integer form too, unless NOT_INTEGER says why not."""
     supports = {"qdq"} if name in NOT_INTEGER else {"qdq", "integer"}
-    return Rule(name, pattern, roles, when=(*when, masks.NO_MASK), supports=supports)
+    dynamic = DYNAMIC.get(name, Dynamic.NO)
+    return Rule(name, pattern, roles, when=(*when, masks.NO_MASK), supports=supports, dynamic=dynamic)
 
 
 def product(out: str, weight: str = "weight") -> dict[str, str]:

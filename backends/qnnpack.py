@@ -72,6 +72,7 @@ QNNPACK = Backend(
     TABLE,
     roles={"act": parts.ACT, **parts.WEIGHT_ROLES, **parts.known_ranges(UINT8)},
     takes=parts.TAKES,
+    modes=parts.MODES,
     before=parts.TAKEN_APART,
     instruction_set="neon",
     summary="Kernels of QNNPACK: every op reads and yields uint8.",

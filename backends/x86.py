@@ -69,6 +69,8 @@ X86 = Backend(
     TABLE,
     roles={"act": parts.ACT, **parts.WEIGHT_ROLES},
     takes=parts.TAKES,
+    # sums of two products fit 16 bits if activations have 7
+    modes={**parts.MODES, "dynamic": parts.MODES["dynamic"].but(qmax=127)},
     before=parts.TAKEN_APART,
     instruction_set="avx2",
     summary="Kernels of fbgemm and onednn: products read uint8 and yield float, which the next product quantizes.",

@@ -14,6 +14,7 @@ from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.plan import Plan
 from quantc.program import Program, Stage
 from quantc.quantizer import Quantizer, quantizer_of
+from quantc.requests import refuse_unmet
 
 
 def _checked(value: Any) -> Any:
@@ -54,8 +55,10 @@ class Annotate(Pass):
         before = program.plan
         program.plan = Plan(self.backend, self.config)
         try:
-            self.backend.annotate(Annotator(program, self.config.resolve(program)))
+            config = self.config.resolve(program)
+            self.backend.annotate(Annotator(program, config))
             self.backend.validate(program)
+            refuse_unmet(program, config)
         except Exception:
             program.plan = before
             raise

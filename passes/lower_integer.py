@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import fx
 
 from quantc.constants import forget_unread
+from quantc.formats import Timing
 from quantc.integer.boundary import open_boundaries
 from quantc.integer.grid import grid_of
 from quantc.integer.semantics import semantics_of
@@ -89,7 +90,8 @@ def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, 
 
 def lower(task: Task) -> str | None:
     """Write one match on integers; the reason if it stays in float."""
-    row = semantics_of(task.core)
+    claim = task.program.plan.claims.get(task.core)
+    row = semantics_of(task.core, Timing.STATIC if claim is None else claim.timing)
     if row is None:
         return "it has no integer form"
     try:

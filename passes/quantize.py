@@ -12,7 +12,7 @@ from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.places import Places, after, rewire
 from quantc.plan import Group, Source
 from quantc.program import Program, Stage
-from quantc.qdq import Scales
+from quantc.qdq import Scales, scales_for
 from quantc.scales import find_qparams, spec_of
 from quantc.sites import Site
 
@@ -61,13 +61,11 @@ class _Writer:
         self.tensors: set[fx.Node] = set()
 
     def add(self, group: Group) -> None:
-        if group.source is Source.RUN_TIME:
-            return
         values = {site: self.places.value(site) for site in group.places}
         first = values[group.places[0]]
         hint = str(first.target) if first.op == "get_attr" else first.name
-        qparams = self.program.plan.qparams[group.name]
-        scales = Scales(self.program, hint, qparams, spec_of(group, qparams))
+        qparams = None if group.source is Source.RUN_TIME else self.program.plan.qparams[group.name]
+        scales = scales_for(self.program, hint, qparams, spec_of(group, qparams))
         for site, value in values.items():
             self._note(site, value, scales)
 

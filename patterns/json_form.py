@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ from quantc.types import DTYPE_NAMES, DTYPES
 
 if TYPE_CHECKING:
     from quantc.patterns.table import Rule, RuleTable
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 FORMAT = "quantc-rules"
 VERSION = 1
@@ -65,6 +68,8 @@ def _rule_to_data(rule: Rule) -> dict[str, Any]:
         data["when"] = list(rule.conditions)
     if rule.supports:
         data["supports"] = sorted(rule.supports)
+    if rule.dynamic != "no":
+        data["dynamic"] = rule.dynamic.value
     return data
 
 
@@ -160,15 +165,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _rule(data: Any, path: str) -> Rule:
-    from quantc.patterns.table import Rule
+    from quantc.patterns.table import Dynamic, Rule
 
-    fields = _fields(data, path, required=("name", "pattern"), optional=("roles", "when", "supports"))
+    fields = _fields(data, path, required=("name", "pattern"), optional=("roles", "when", "supports", "dynamic"))
     pattern = _operand(fields["pattern"], f"{path}.pattern", 0)
     if not isinstance(pattern, Pattern) or isinstance(pattern, Items):
         raise PatternError(f"{pattern} is an operand, not a pattern over nodes", where=f"{path}.pattern")
     roles = _mapping(fields.get("roles", {}), f"{path}.roles")
     conditions = _texts(fields.get("when", []), f"{path}.when")
     supports = _texts(fields.get("supports", []), f"{path}.supports")
+    dynamic = _one_of(Dynamic, fields.get("dynamic", Dynamic.NO.value), f"{path}.dynamic")
     with _at(path):
         return Rule(
             _text(fields["name"], f"{path}.name"),
@@ -176,6 +182,7 @@ def _rule(data: Any, path: str) -> Rule:
             roles={name: _text(role, f"{path}.roles.{name}") for name, role in roles.items()},
             when=conditions,
             supports=frozenset(supports),
+            dynamic=dynamic,
         )
 
 
@@ -332,6 +339,13 @@ def _text(data: Any, path: str) -> str:
 
 def _texts(data: Any, path: str) -> list[str]:
     return [_text(item, f"{path}[{index}]") for index, item in enumerate(_list(data, path))]
+
+
+def _one_of(kind: type[Choice], data: Any, path: str) -> Choice:
+    known = [item.value for item in kind]
+    if data not in known:
+        raise PatternError(f"{data!r} is none of {', '.join(known)}", where=path, advice=f"write {known[0]!r}")
+    return kind(data)
 
 
 def _integer(data: Any, path: str) -> int:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +33,17 @@ if TYPE_CHECKING:
 
 SUPPORTS = frozenset({"qdq", "integer", "kernel", "delegate", "onnx"})
 """The levels a rule can be carried out at."""
+
+
+
+class Dynamic(StrEnum):
+    """Whether a rule can be carried out with scales that are found as the program runs."""
+
+    NO = "no"
+    NAMED = "named"
+    """Where a config asks for it by op, node or edge: it costs more than it gains."""
+    YES = "yes"
+
 
 Test: TypeAlias = str | Predicate
 When: TypeAlias = "Test | Sequence[Test]"
@@ -66,7 +78,8 @@ class Rule:
     """A pattern with a name, the roles of what it binds, and the conditions on which it is taken.
 
     `when` is the name of a registered predicate, a function, or several of these; each says why not, or None.
-    `supports` are the levels at which the rule can be carried out.
+    `supports` are the levels at which the rule can be carried out; `dynamic` says whether scales may be found as the
+    program runs.
     """
 
     name: str
@@ -74,6 +87,7 @@ class Rule:
     roles: Mapping[str, str] = field(default_factory=Roles)
     when: When = ()
     supports: Set[str] = frozenset()
+    dynamic: Dynamic = Dynamic.NO
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+(-[a-z0-9_]+)*", self.name):

@@ -17,6 +17,7 @@ from quantc.errors import QuantcError
 from quantc.inspect.agreement import agreement
 from quantc.inspect.compare import compare
 from quantc.integer.semantics import load as _register_ops
+from quantc.kernels.lowered import Lowered, lower
 from quantc.one_call import Result, quantize
 from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs
 from quantc.parse import parse
@@ -30,6 +31,7 @@ from quantc.spec import (
     FP16_WEIGHT,
     INT2_GROUP,
     INT4_GROUP,
+    INT4_GROUP_SYMMETRIC,
     INT4_WEIGHT,
     INT8,
     INT8_DYNAMIC,
@@ -42,6 +44,7 @@ from quantc.spec import (
     INT32_BIAS,
     UINT8,
     UINT8_DYNAMIC,
+    UINT8_TOKEN,
     QuantSpec,
 )
 from quantc.store import load
@@ -55,6 +58,7 @@ __all__ = [
     "FP16_WEIGHT",
     "INT2_GROUP",
     "INT4_GROUP",
+    "INT4_GROUP_SYMMETRIC",
     "INT4_WEIGHT",
     "INT8",
     "INT8_DYNAMIC",
@@ -67,9 +71,11 @@ __all__ = [
     "INT32_BIAS",
     "UINT8",
     "UINT8_DYNAMIC",
+    "UINT8_TOKEN",
     "Backend",
     "CalibrationReport",
     "Fixed",
+    "Lowered",
     "Outcome",
     "Pass",
     "Pipeline",
@@ -93,6 +99,7 @@ __all__ = [
     "errors",
     "hooks",
     "load",
+    "lower",
     "merge_statistics",
     "parse",
     "pipelines",

@@ -92,6 +92,10 @@ class ConfigRule(Frozen, frozen=True):
             return {Role.WEIGHT: self.use, Role.ACT: rest, Role.BIAS: rest}
         return {self.use.spec.role: self.use}
 
+    @property
+    def is_weight_only(self) -> bool:
+        return not isinstance(self.use, Float) and self.use.spec.timing is Timing.WEIGHT_ONLY
+
     def __str__(self) -> str:
         only = f" ({self.role.value} only)" if self.role is not None else ""
         return f"{self.select}{only}: {self.use}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from quantc.errors import DataError
 from quantc.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Scheme
 from quantc.layout import extremes, group_view, normal_axis
-from quantc.spec import QuantSpec
+from quantc.spec import FLOAT32_DIGITS, QuantSpec
 
 BIAS_LIMIT = 2**30
 """The largest quantized bias: it leaves the accumulator as much room again."""
@@ -56,9 +56,11 @@ def qparams_from_range(low: Tensor, high: Tensor, spec: QuantSpec, *, where: str
     eps = torch.tensor(spec.eps, dtype=torch.float32)
     if spec.scheme is Scheme.SYMMETRIC:
         scale = torch.maximum(torch.maximum(-low, high) / (float(spec.qmax - spec.qmin) / 2), eps)
-        zero_point = torch.full_like(scale, _middle(spec), dtype=torch.int64)
+        scale = to_significant_bits(scale, spec.scale_bits)
+        zero_point = torch.full_like(scale, middle(spec), dtype=torch.int64)
     else:
         scale = torch.maximum((high - low) / float(spec.qmax - spec.qmin), eps)
+        scale = to_significant_bits(scale, spec.scale_bits)
         zero_point = spec.qmin - torch.round(low / scale).to(torch.int64)
         zero_point = zero_point.clamp(spec.qmin, spec.qmax)
     if not bool(torch.isfinite(scale).all()):
@@ -70,7 +72,15 @@ def qparams_from_range(low: Tensor, high: Tensor, spec: QuantSpec, *, where: str
     return QParams(scale, zero_point)
 
 
-def _middle(spec: QuantSpec) -> int:
+def to_significant_bits(scale: Tensor, bits: int) -> Tensor:
+    """Scales rounded to the nearest float32 number with so many significant bits."""
+    if bits >= FLOAT32_DIGITS:
+        return scale
+    mantissa, exponent = torch.frexp(scale)
+    return torch.ldexp(torch.round(mantissa * 2.0**bits), exponent - bits)
+
+
+def middle(spec: QuantSpec) -> int:
     """The zero point of a symmetric range; of an unsigned one torch takes 128, or the lower middle of a narrower."""
     if spec.dtype is not DType.UINT8:
         return 0

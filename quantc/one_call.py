@@ -7,24 +7,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 from torch import nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from quantc import pipelines
 from quantc.api import Form, Method, capture, check_form, convert, prepare
 from quantc.calibrate import calibrate
 from quantc.config import QuantConfig
-from quantc.errors import ModeError, UnknownNameError, suggest
+from quantc.errors import CalibrationError, ModeError, UnknownNameError, suggest
 from quantc.feeding import check_batches
-from quantc.inspect.compare import compare
+from quantc.inspect.compare import Comparison, compare
 from quantc.inspect.size import size
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
+from quantc.plan import Source
 from quantc.program import Program
 from quantc.progress import Style
-from quantc.quantizer import Backend, Quantizer
+from quantc.quantizer import Backend, Quantizer, mode_config, quantizer_of
 from quantc.report import Report, Step
 
 Mode = Literal["static", "dynamic", "weight-only"]
@@ -57,7 +60,7 @@ class Result:
 def quantize(
     model: nn.Module | ExportedProgram | Program | str | os.PathLike[str],
     example_inputs: tuple[Any, ...] | None,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | None = None,
     backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer] = "x86",
     *,
     config: QuantConfig | None = None,
@@ -76,13 +79,17 @@ def quantize(
     `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes` and `method` are as `qc.capture` takes them; a Program
     that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a tuple of the model's
     inputs; it is gone through once. `to`, the form of the result, `multiplier`, `style` and `reduce_range` are those of
-    `qc.convert`. The only `mode` so far is "static". The model itself is not changed.
+    `qc.convert`.
+
+    `mode` says what the backend does where `config` says nothing: "static" finds scales from the batches; "dynamic" finds
+    those of activations as the program runs; "weight-only" stores weights quantized and computes in float. The last two
+    need no batches; the outcome is measured on the example inputs then. The model itself is not changed.
     """
     _check_mode(mode)
     check_form(to)
     steps = Steps()
     converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
-    rest: Any = {"steps": steps, "config": config, "allow_empty": allow_empty, **converting}
+    rest: Any = {"steps": steps, "config": config, "mode": mode, "allow_empty": allow_empty, **converting}
     if isinstance(model, Program):
         return quantize_program(model, batches, backend, **rest)
     with steps("capture"):
@@ -107,11 +114,12 @@ class Steps:
 
 def quantize_program(
     captured: Program,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | None,
     backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer],
     *,
     steps: Steps,
     config: QuantConfig | None = None,
+    mode: Mode = "static",
     allow_empty: bool = False,
     to: Form = "qdq",
     multiplier: MultiplierForm = "float64",
@@ -120,20 +128,29 @@ def quantize_program(
     progress: Style = "auto",
 ) -> Result:
     """The steps after the capture."""
-    check_batches(batches)
+    if batches is not None:
+        check_batches(batches)
     _check_inference(captured)
+    quantizer = quantizer_of(backend)
+    if mode != "static":
+        config = mode_config(quantizer, mode) + (config if config is not None else QuantConfig())
     with steps("prepare"):
-        prepared = prepare(captured, backend, config=config, allow_empty=allow_empty)
-    watched = _Watched(batches)
-    with steps("calibrate"):
-        calibration = calibrate(prepared, watched, progress=progress)
+        prepared = prepare(captured, quantizer, config=config, allow_empty=allow_empty)
+    calibration, measured = None, _examples(captured)
+    if _waiting(prepared):
+        watched = _Watched(_given(batches, prepared))
+        with steps("calibrate"):
+            calibration = calibrate(prepared, watched, progress=progress)
+        measured = watched.first
+    elif batches is not None:
+        measured = list(islice(batches, KEPT))
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range)
     with steps("compare"):
-        coverage, comparison = prepared.coverage(), compare(prepared, program, watched.first)
-        if to == "integer":
+        coverage, comparison = prepared.coverage(), _compared(prepared, program, measured)
+        if to == "integer" and comparison is not None:
             # what an op costs is told of the Q/DQ form, whose ops are those of the float program
-            in_float = compare(prepared, convert(prepared, reduce_range=reduce_range), watched.first)
+            in_float = compare(prepared, convert(prepared, reduce_range=reduce_range), measured)
             notes = (*comparison.notes, "what each op costs was measured in Q/DQ form")
             coverage, comparison = program.coverage(), replace(comparison, layers=in_float.layers, notes=notes)
     report = Report(
@@ -148,6 +165,36 @@ def quantize_program(
         log=tuple(program.log),
     )
     return Result(program, prepared, captured, report)
+
+
+def _waiting(prepared: Program) -> list[str]:
+    """The groups whose scales come from data."""
+    return [group.name for group in prepared.plan.groups if group.source is Source.DATA]
+
+
+def _given(batches: Iterable[Any] | None, prepared: Program) -> Iterable[Any]:
+    if batches is not None:
+        return batches
+    waiting = _waiting(prepared)
+    shown = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
+    raise CalibrationError(
+        f"no batches were given, and the scales of {shown} come from data",
+        where="qc.quantize",
+        advice='give batches of inputs; mode="dynamic" and mode="weight-only" need none, unless the config asks for more',
+    )
+
+
+def _examples(captured: Program) -> list[Any]:
+    """The inputs the model was captured with, as a batch."""
+    if captured.example_inputs is None:
+        return []
+    arguments, keywords = pytree.tree_unflatten(list(captured.example_inputs), captured.signature.in_spec)
+    return [dict(zip(captured.signature.parameters, arguments, strict=False)) | keywords if keywords else arguments]
+
+
+def _compared(prepared: Program, program: Program, measured: list[Any]) -> Comparison | None:
+    """The outcome against the float program; None where there is nothing to run them on."""
+    return compare(prepared, program, measured) if measured else None
 
 
 class _Watched:
@@ -181,10 +228,4 @@ def _check_mode(mode: str) -> None:
     if mode not in MODES:
         raise UnknownNameError(
             f"there is no mode {mode!r}", where=f"mode={mode!r}", advice=suggest(mode, MODES, noun="modes")
-        )
-    if mode != "static":
-        raise UnknownNameError(
-            f"mode={mode!r} is not built yet",
-            where="qc.quantize",
-            advice="use mode='static'; what must stay float is said with config=QuantConfig().set(..., FLOAT)",
         )

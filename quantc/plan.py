@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from quantc.formats import Timing
 from quantc.outcomes import Derived, Fixed, Quantize, TensorOutcome
 from quantc.sites import NodeTable, Site
 
@@ -40,9 +41,12 @@ class Claim:
     rule: str
     root: str
     part: Part = Part.QUANTIZED
+    timing: Timing = Timing.STATIC
+    """When the scales of what it reads are found, and whether it computes on integers."""
 
     def __str__(self) -> str:
-        return f"{self.part} by {self.rule} of {self.quantizer}"
+        how = "" if self.timing is Timing.STATIC else f" ({self.timing})"
+        return f"{self.part} by {self.rule} of {self.quantizer}{how}"
 
 
 class Source(StrEnum):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quantc.annotator import Annotator
 from quantc.capability import Capability, refusal
+from quantc.config import QuantConfig
 from quantc.errors import AnnotationError, PatternError, suggest
 from quantc.instruction_sets import instruction_set
 from quantc.outcomes import Fixed, Quantize, TensorOutcome
@@ -75,6 +76,8 @@ class Backend:
     roles: Mapping[str, QuantSpec | Quantize | Fixed]
     takes: tuple[Capability, ...] = ()
     """Which specs a config may ask for; without any, those of `roles` alone."""
+    modes: Mapping[str, QuantSpec] = field(default_factory=dict)
+    """What a mode of `qc.quantize` asks of every op: a spec for "dynamic", and one for "weight-only"."""
     before: tuple[Pass, ...] = ()
     """Passes to run before annotating."""
     after: tuple[Pass, ...] = ()
@@ -250,6 +253,27 @@ def finishing(quantizer: Quantizer | None) -> tuple[Pass, ...]:
     """The passes a quantizer wants at the end of convert: what its method `finishing` gives, if it has one."""
     method = getattr(quantizer, "finishing", None)
     return tuple(method()) if method is not None else ()
+
+
+def mode_config(quantizer: Quantizer, mode: str) -> QuantConfig:
+    """What a mode asks for, as a config: the spec that the backends have for it, everywhere."""
+    specs: dict[QuantSpec, str] = {}
+    for member in _parts(quantizer):
+        modes = getattr(getattr(member, "backend", member), "modes", {})
+        if mode not in modes:
+            raise AnnotationError(
+                f"{member.name} has no mode {mode!r}",
+                where=f"mode={mode!r}",
+                advice=f"it has {', '.join(('static', *modes))}; or say it in a config: QuantConfig().set_all(spec)",
+            )
+        specs[modes[mode]] = member.name
+    if len(specs) > 1:
+        raise AnnotationError(
+            f"{quantizer.name} do not agree on what mode {mode!r} is: {', '.join(map(name_of, specs))}",
+            where=f"mode={mode!r}",
+            advice="say it in a config: QuantConfig().set_all(spec)",
+        )
+    return QuantConfig().set_all(next(iter(specs)))
 
 
 def instruction_sets_of(quantizer: Quantizer | None) -> dict[str, str]:

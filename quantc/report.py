@@ -39,9 +39,11 @@ class Report:
     form: str
     """Of the quantized program: "qdq" or "integer"."""
     coverage: Coverage
-    calibration: CalibrationReport
-    comparison: Comparison
-    """Against the float program, on the first calibration batches."""
+    calibration: CalibrationReport | None
+    """None where no scales come from data."""
+    comparison: Comparison | None
+    """Against the float program, on the first batches, or on the example inputs where there are none. None without
+    either."""
     size: Size
     steps: tuple[Step, ...]
     log: tuple[LogEntry, ...]
@@ -53,8 +55,8 @@ class Report:
             "backend": self.backend,
             "form": self.form,
             "coverage": self.coverage.to_data(),
-            "calibration": self.calibration.to_json(),
-            "comparison": self.comparison.to_data(),
+            "calibration": None if self.calibration is None else self.calibration.to_json(),
+            "comparison": None if self.comparison is None else self.comparison.to_data(),
             "size": self.size.to_data(),
             "steps": [asdict(step) for step in self.steps],
             "log": [asdict(entry) for entry in self.log],
@@ -65,14 +67,14 @@ class Report:
 
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
         """Print it, with more lines at the top if there are any."""
-        found = self.comparison
+        found, seen = self.comparison, self.calibration
         screen.fields(
             f"{self.name}, quantized for {self.backend}{', in integer form' if self.form == 'integer' else ''}",
             {
                 **(extra or {}),
                 "coverage": self.coverage.headline.partition(": ")[2],
-                "calibrated with": f"{self.calibration.batches} batches",
-                "SQNR": f"{shown(found.sqnr)} dB over {found.batches} batches",
+                "calibrated with": "no data: no scale comes from it" if seen is None else f"{seen.batches} batches",
+                "SQNR": "not measured" if found is None else f"{shown(found.sqnr)} dB over {found.batches} batches",
                 "size": f"{readable(self.size.before)} -> {readable(self.size.after)} ({self.size.ratio:.1%})",
                 "time": ", ".join(f"{step.name} {step.seconds:.2f} s" for step in self.steps),
             },
@@ -81,7 +83,7 @@ class Report:
             screen,
             "what each quantized op costs, the worst first",
             ("node", "op", "rule", "module", "alone, dB", "here, dB"),
-            [_layer_cells(layer) for layer in found.worst()],
+            [] if found is None else [_layer_cells(layer) for layer in found.worst()],
             "result.report.comparison.worst()",
         )
         _rows(
@@ -93,8 +95,8 @@ class Report:
         )
         noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes]
         _rows(screen, "what was done", ("pass", "notes"), noted, "result.program.log")
-        unseen = [f"no batch reached {group}" for group in self.calibration.unseen]
-        for note in (*self.calibration.notes, *unseen, *found.notes):
+        unseen = () if seen is None else (*seen.notes, *(f"no batch reached {group}" for group in seen.unseen))
+        for note in (*unseen, *(() if found is None else found.notes)):
             screen.text(f"note: {note}")
 
     def __str__(self) -> str:

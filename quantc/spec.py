@@ -34,6 +34,7 @@ FLOAT32_EPS = 2.0**-23
 """The smallest scale of a weight: 2^-12 costs up to 9.5 dB on wide layers."""
 
 SMALLEST_SCALE = 2.0**-126
+FLOAT32_DIGITS = 24
 
 
 class Observe(Frozen, frozen=True):
@@ -95,6 +96,8 @@ class QuantSpec(Frozen, frozen=True):
     """The largest quantized value; the dtype's own unless given."""
     eps: float = Field(default_factory=lambda known: _derived(known)["eps"])
     """The smallest scale: 2^-12, and float32's epsilon for weights."""
+    scale_bits: Annotated[StrictInt, Field(ge=1, le=FLOAT32_DIGITS)] = FLOAT32_DIGITS
+    """How many significant bits a scale has: 24 is float32, 8 is bfloat16. Files keep 8 bits and fewer in two bytes."""
     observe: Annotated[Observe, BeforeValidator(_observe)] = DEFAULT_OBSERVE
 
     @field_validator("eps")
@@ -141,6 +144,7 @@ class QuantSpec(Frozen, frozen=True):
             "role": Role.ACT,
             "granularity": PerTensor(),
             "timing": Timing.STATIC,
+            "scale_bits": FLOAT32_DIGITS,
             "observe": DEFAULT_OBSERVE,
             **_derived({"dtype": self.dtype, "role": self.role}),
         }
@@ -219,7 +223,12 @@ INT8_WEIGHT_ONLY = INT8_WEIGHT.but(timing=Timing.WEIGHT_ONLY)
 INT8_DYNAMIC = INT8.but(timing=Timing.DYNAMIC)
 UINT8_DYNAMIC = UINT8.but(timing=Timing.DYNAMIC)
 INT8_TOKEN = INT8_DYNAMIC.but(granularity=PerToken())
-INT4_GROUP = INT8_WEIGHT_ONLY.but(dtype=DType.INT4, granularity=PerGroup(axis=1, size=32))
+UINT8_TOKEN = UINT8_DYNAMIC.but(granularity=PerToken())
+INT4_GROUP = INT8_WEIGHT_ONLY.but(
+    dtype=DType.INT4, scheme=Scheme.AFFINE, granularity=PerGroup(axis=1, size=32), scale_bits=7
+)
+"""Levels lie at most 15 steps from the zero point: with a scale of 7 bits each weight has 11, those of a float16."""
+INT4_GROUP_SYMMETRIC = INT8_WEIGHT_ONLY.but(dtype=DType.INT4, granularity=PerGroup(axis=1, size=32))
 INT4_WEIGHT = INT8_WEIGHT.but(dtype=DType.INT4)
 INT2_GROUP = INT4_GROUP.but(dtype=DType.INT2)
 INT16 = QuantSpec(dtype=DType.INT16, scheme=Scheme.SYMMETRIC)
@@ -245,6 +254,7 @@ __all__ = [
     "FP16_WEIGHT",
     "INT2_GROUP",
     "INT4_GROUP",
+    "INT4_GROUP_SYMMETRIC",
     "INT4_WEIGHT",
     "INT8",
     "INT8_DYNAMIC",
@@ -258,6 +268,7 @@ __all__ = [
     "NAMED",
     "UINT8",
     "UINT8_DYNAMIC",
+    "UINT8_TOKEN",
     "Observe",
     "Option",
     "QuantSpec",

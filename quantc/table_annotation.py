@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from quantc.annotator import Annotator
+from quantc.config import Use
 from quantc.errors import AnnotationError
-from quantc.formats import PerChannel, PerTensor, Role
+from quantc.formats import PerChannel, Role, Timing
 from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
 from quantc.places import operand_nodes, outputs_of
 from quantc.plan import Claim, Part
 from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
+from quantc.requests import Request, why_not_dynamic
 from quantc.resolve import Setting
 from quantc.sites import Site
-from quantc.spec import name_of
+from quantc.spec import QuantSpec
 from quantc.types import rank_of
 
 if TYPE_CHECKING:
@@ -105,6 +107,8 @@ class TableAnnotation:
             setting = self._setting(slot)
             if (setting is not None and isinstance(setting.use, Float)) or self._is_bias(slot):
                 continue
+            if slot.role != PASS and (refusal := why_not_dynamic(match.rule, setting)) is not None:
+                return refusal
             reason = self.annotator.why_not_tensor(slot.value) or self._why_not_weight(slot)
             if reason is not None:
                 return reason
@@ -137,19 +141,46 @@ class TableAnnotation:
 
     def _anchor(self, match: Match) -> None:
         sites: dict[str, Site] = {}
+        readers: dict[fx.Node, list[QuantSpec]] = {}
         for slot in slots_of(match):
             if self._is_bias(slot):
                 continue
-            outcome = self._like(slot.role, sites) or self._chosen(
-                slot.name, slot.role, self._setting(slot), sites, slot.node
-            )
+            outcome = self._like(slot.role, sites) or self._chosen(slot, self._setting(slot), sites)
             if outcome is None:
                 continue
             site = self.annotator.operand(slot.node, slot.operand, outcome)
             sites.setdefault(slot.name, site)
+            root = self._root(outcome)
+            if isinstance(root, Quantize | Fixed):
+                readers.setdefault(slot.node, []).append(root.spec)
         self._share_lists(match, sites)
-        self._output(match, sites)
-        self._claim(match, Part.QUANTIZED)
+        yields = self._output(match, sites)
+        timing = _timing([spec for specs in readers.values() for spec in specs])
+        if yields or (readers and timing is Timing.STATIC):
+            self._claim(match, Part.QUANTIZED, timing)
+        elif readers:
+            self._claim_readers(match, list(readers), timing)
+        else:
+            self._leave_unread(match)
+
+    def _claim_readers(self, match: Match, readers: list[fx.Node], timing: Timing) -> None:
+        """Only what reads a quantized tensor is taken: its result is float, and what follows computes on that."""
+        last = readers[-1]
+        nodes = dict.fromkeys([*readers, *outputs_of(last)])
+        self.annotator.claim(nodes, Claim(self.backend.name, match.rule.name, last.name, timing=timing))
+        for node in match.nodes:
+            if node not in nodes:
+                self.annotator.leave(node, f"{last.name} before it is {timing.value} and yields float")
+
+    def _leave_unread(self, match: Match) -> None:
+        """Nothing that the match reads or yields is to be quantized, as the config has it."""
+        settings = (self._setting(slot) for slot in slots_of(match))
+        setting = next((found for found in settings if found is not None), None)
+        reason = f"the config leaves all it reads float: {setting.rule}" if setting else "nothing it reads is quantized"
+        if setting is not None and setting.rule.is_weight_only:
+            reason = f"it has no weight, and only weights are quantized: {setting.rule}"
+        for node in match.nodes:
+            self.annotator.leave(node, f"{match.rule.name}: {reason}")
 
     def _shares(self, match: Match, name: str) -> bool:
         return f"{LIKE}{name}" in match.rule.roles.values()
@@ -168,19 +199,21 @@ class TableAnnotation:
                     raise _conflict(match, {first: outcomes[first], site: outcomes[site]})
                 outcomes[site] = SameAs(first)
 
-    def _output(self, match: Match, sites: dict[str, Site]) -> None:
+    def _output(self, match: Match, sites: dict[str, Site]) -> bool:
+        """Decide what a match yields; whether it can be had quantized."""
         role = match.rule.roles.get("out")
         setting = self.config.setting(match.root)
-        if role is None or (setting is not None and isinstance(setting.use, Float)):
-            return
-        outcome = self._like(role, sites) or self._chosen("out", role, setting, sites, match.root)
+        if role is None or (setting is not None and _yields_float(setting.use)):
+            return False
+        outcome = self._like(role, sites) or self._of_role(role, setting, match.root)
         if outcome is None:
-            return
+            return False
         for output in outputs_of(match.root):
             if role.endswith(ON_DEMAND) and isinstance(outcome, Quantize | Fixed):
                 self.on_demand[output] = outcome
             else:
                 self.annotator.output(output, outcome)
+        return True
 
     def _like(self, role: str, sites: dict[str, Site]) -> TensorOutcome | None:
         site = sites.get(role.removeprefix(LIKE)) if role.startswith(LIKE) else None
@@ -196,49 +229,29 @@ class TableAnnotation:
         own = self._own(slot.role)
         return self.config.setting(slot.node, Role.ACT if own is None else own.spec.role)
 
-    def _chosen(
-        self, name: str, role: str, setting: Setting | None, sites: dict[str, Site], node: fx.Node
+    def _chosen(self, slot: Slot, setting: Setting | None, sites: dict[str, Site]) -> TensorOutcome | None:
+        """What an operand becomes."""
+        own = self._own(slot.role)
+        if own is not None and own.spec.role is Role.BIAS:
+            parents = [sites[parent] for parent in sites if parent != slot.name]
+            return Derived(tuple(parents)) if len(parents) > 1 else None
+        return self._of_role(slot.role, setting, slot.node, slot.value)
+
+    def _of_role(
+        self, role: str, setting: Setting | None, node: fx.Node, value: fx.Node | None = None
     ) -> TensorOutcome | None:
         """What the backend has for a role, unless the config says otherwise."""
         own = self._own(role)
-        if own is None:
-            return None
-        if own.spec.role is Role.BIAS:
-            parents = [sites[parent] for parent in sites if parent != name]
-            return Derived(tuple(parents)) if len(parents) > 1 else None
-        if setting is None:
+        if own is None or setting is None:
             return own
         if isinstance(setting.use, Float):
             return Float(str(setting))
-        return self._asked(own, setting.use, node, setting)
+        request = Request(self.backend, node, value, setting)
+        return request.granted(own, setting.use, self.annotator.program)
 
-    def _asked(self, own: Quantize | Fixed, use: Quantize | Fixed, node: fx.Node, setting: Setting) -> Quantize | Fixed:
-        """What the config asks for, if the backend can run it.
-
-        What follows from the op is the op's and not the config's: the axis of the channels, and a range known
-        beforehand.
-        """
-        if use.spec.role is not own.spec.role:
-            return own
-        if isinstance(own, Fixed) and isinstance(use, Quantize) and _same_numbers(own, use):
-            return own
-        theirs, ours = use.spec.granularity, own.spec.granularity
-        if isinstance(use, Quantize) and isinstance(theirs, PerChannel) and isinstance(ours, PerChannel):
-            use = Quantize(use.spec.but(granularity=ours))
-        reason = self.backend.why_not(use.spec)
-        if reason is None and isinstance(theirs, PerChannel) and isinstance(ours, PerTensor):
-            reason = "the tensor has no axis of channels here, so granularity must be per-tensor"
-        if reason is not None:
-            raise AnnotationError(
-                f"backend {self.backend.name!r} cannot run {name_of(use.spec)}: {reason}",
-                where=f"{self.annotator.program.describe(node)}, by the config's rule {setting.rule}",
-                advice="choose another spec in the config, or FLOAT",
-            )
-        return use
-
-    def _claim(self, match: Match, part: Part) -> None:
+    def _claim(self, match: Match, part: Part, timing: Timing = Timing.STATIC) -> None:
         nodes = dict.fromkeys([*match.nodes, *outputs_of(match.root)])
-        self.annotator.claim(nodes, Claim(self.backend.name, match.rule.name, match.root.name, part))
+        self.annotator.claim(nodes, Claim(self.backend.name, match.rule.name, match.root.name, part, timing))
 
     # -- rules that follow -------------------------------------------------------------------------------------
 
@@ -284,7 +297,7 @@ class TableAnnotation:
         wanted: set[tuple[fx.Node, int]] = {
             (places.node(site), site.operand)
             for site, outcome in outcomes.items()
-            if site.operand is not None and not isinstance(outcome, Float)
+            if site.operand is not None and not isinstance(outcome, Float) and not _is_dynamic(outcome)
         }
         asked: set[fx.Node] = set()
         computing = {node for match in followers if not moves(match) for node in match.nodes}
@@ -306,9 +319,7 @@ class TableAnnotation:
         for slot in self._in_order(match, given):
             known = sites.get(slot.name)
             if slot.role != PASS:
-                outcome = self._like(slot.role, sites) or self._chosen(
-                    slot.name, slot.role, self._setting(slot), sites, slot.node
-                )
+                outcome = self._like(slot.role, sites) or self._chosen(slot, self._setting(slot), sites)
             else:
                 outcome = SameAs(known) if known is not None and self._shares(match, slot.name) else given[slot]
             if outcome is not None:
@@ -337,9 +348,21 @@ class TableAnnotation:
         return outcome
 
 
-def _same_numbers(own: Fixed, use: Quantize) -> bool:
-    """Whether two specs differ in how the range is found at most."""
-    return own.spec.but(observe=None, eps=None) == use.spec.but(observe=None, eps=None)
+def _timing(read: list[QuantSpec]) -> Timing:
+    """How an op is quantized, by what it reads; one that yields quantized what it reads in float is static."""
+    if any(spec.timing is Timing.DYNAMIC for spec in read):
+        return Timing.DYNAMIC
+    only_weights = bool(read) and all(spec.role is Role.WEIGHT for spec in read)
+    return Timing.WEIGHT_ONLY if only_weights else Timing.STATIC
+
+
+def _is_dynamic(outcome: TensorOutcome) -> bool:
+    return isinstance(outcome, Quantize) and outcome.spec.timing is Timing.DYNAMIC
+
+
+def _yields_float(use: Use) -> bool:
+    """Whether what a config asks for leaves results float: run-time scales are for what an op reads."""
+    return isinstance(use, Float) or _is_dynamic(use)
 
 
 def _conflict(match: Match, members: dict[Site, TensorOutcome]) -> AnnotationError:

@@ -23,7 +23,7 @@ from quantc.integer.proof.report import Accumulators, accumulators, why_not_prov
 from quantc.macs import Product, example_sizes, is_product, products
 from quantc.plan import Claim, Part
 from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.qdq import belongs_to_qdq
 from quantc.sites import Origin
 from quantc.types import ScalarType, type_of
 
@@ -258,7 +258,7 @@ def ops_of(program: Program) -> Iterator[tuple[str, fx.Node]]:
 
 
 def _computes(node: fx.Node) -> bool:
-    if not node.op.startswith("call_") or is_quantize(node) or is_dequantize(node):
+    if not node.op.startswith("call_") or belongs_to_qdq(node):
         return False
     target = node.target
     if target is operator.getitem or target in SYMBOLIC or is_op(node, "sym_size"):

@@ -6,7 +6,7 @@ from torch import fx
 
 from quantc.inserted import observer_nodes
 from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.qdq import belongs_to_qdq, is_dequantize, is_layout, is_quantize
 
 
 def float_view(program: Program) -> Program:
@@ -20,8 +20,11 @@ def float_view(program: Program) -> Program:
     for node in observer_nodes(view):
         _take_out(view, node)
     for _, graph in view.graphs():
-        for node in [node for node in graph.nodes if is_quantize(node) or is_dequantize(node)]:
+        for node in [node for node in graph.nodes if is_quantize(node) or is_dequantize(node) or is_layout(node)]:
             _take_out(view, node)
+        for node in reversed([node for node in graph.nodes if belongs_to_qdq(node)]):
+            if not node.users:
+                graph.erase_node(node)  # what chose scales, for nobody now
     view.stage = min(view.stage, Stage.SHARED)
     return view
 
@@ -30,6 +33,6 @@ def _take_out(view: Program, node: fx.Node) -> None:
     source = node.args[0]
     if not isinstance(source, fx.Node):
         return
-    if is_dequantize(node) and "val" in node.meta:
+    if not is_quantize(node) and "val" in node.meta:
         source.meta["val"] = node.meta["val"]
     view.forward(node, source)

@@ -23,7 +23,7 @@ from quantc.guard import NodeByNode
 from quantc.inspect.noise import Noise
 from quantc.places import operand_nodes
 from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.qdq import belongs_to_qdq
 
 
 class Lane(NodeByNode):
@@ -143,7 +143,7 @@ def is_integer(program: Program) -> bool:
 
 
 def is_qdq(node: fx.Node) -> bool:
-    return is_quantize(node) or is_dequantize(node)
+    return belongs_to_qdq(node)
 
 
 def twins(reference: Program, quantized: Program) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from quantc.dialect import op_name
+from quantc.formats import Timing
 from quantc.integer.task import Task
 
 Write = Callable[[Task], None]
@@ -31,25 +32,29 @@ class Semantics:
 
 SEMANTICS: dict[str, Semantics] = {}
 """By the name of the op a match begins with."""
+DYNAMIC: dict[str, Semantics] = {}
+"""The same, for ops that find the scales of what they read as they run."""
 
 
-def computes(*ops: str, formula: str, deviation: str = "") -> Callable[[Write], Write]:
+def computes(*ops: str, formula: str, deviation: str = "", timing: Timing = Timing.STATIC) -> Callable[[Write], Write]:
     """Add a row: `@computes("linear", formula="acc = Σ …")` before the function that writes it."""
+    table = DYNAMIC if timing is Timing.DYNAMIC else SEMANTICS
 
     def add(write: Write) -> Write:
         row = Semantics(ops, formula, write, deviation)
         for op in ops:
-            if op in SEMANTICS:
+            if op in table:
                 raise ValueError(f"{op} has two rows")
-            SEMANTICS[op] = row
+            table[op] = row
         return write
 
     return add
 
 
-def semantics_of(node: fx.Node) -> Semantics | None:
+def semantics_of(node: fx.Node, timing: Timing = Timing.STATIC) -> Semantics | None:
+    """The row of an op; what is weight-only is looked up among the static ones, which say what they cannot do."""
     load()
-    return SEMANTICS.get(op_name(node))
+    return (DYNAMIC if timing is Timing.DYNAMIC else SEMANTICS).get(op_name(node))
 
 
 def load() -> None:
@@ -69,5 +74,5 @@ MODULES = (
     "writers.nonlinear",
     "writers.norms",
     "writers.lookup_weights",
-    "ops.dynamic",
+    "writers.dynamic",
 )

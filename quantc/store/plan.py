@@ -17,6 +17,7 @@ from torch import fx
 
 from quantc.config import QuantConfig
 from quantc.errors import LoadError, PluginError, UnknownNameError
+from quantc.formats import Timing
 from quantc.numerics import QParams
 from quantc.observe.store import SiteRecord
 from quantc.outcomes import Derived, Fixed, Quantize, TensorOutcome
@@ -39,6 +40,7 @@ class ClaimData(_Data):
     rule: str
     root: str
     part: Part
+    timing: Timing = Timing.STATIC
 
 
 class GroupData(_Data):
@@ -117,7 +119,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
 
 
 def _claim_data(claim: Claim) -> ClaimData:
-    return ClaimData(quantizer=claim.quantizer, rule=claim.rule, root=claim.root, part=claim.part)
+    return ClaimData(quantizer=claim.quantizer, rule=claim.rule, root=claim.root, part=claim.part, timing=claim.timing)
 
 
 def _quantizer_data(quantizer: Quantizer) -> QuantizerData:

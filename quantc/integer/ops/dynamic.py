@@ -8,6 +8,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 
 from quantc.integer.arithmetic import aten, centered
 from quantc.integer.library import integer_op
+from quantc.run_time import choose_qparams, quantized
 
 DYNAMIC = (
     "sx, xz from the smallest and the largest x: of all, or of each row (per token); xq = clamp(round(x / sx) + xz); "
@@ -66,36 +67,6 @@ def linear_dynamic(
     flat = aten.reshape.default(levels, [-1, x.shape[-1]])
     acc = out_dtype(aten.mm.default, torch.int32, flat, aten.transpose.int(rows, 0, 1))
     return _real(aten.reshape.default(acc, [*x.shape[:-1], w.shape[0]]), scale, w_scale, bias)
-
-
-def choose_qparams(
-    x: Tensor, per_token: bool, zero_point: int | None, qmin: int, qmax: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Scale (float32) and zero point (int32) of a tensor by its own range, as `numerics.qparams_from_range` has them."""
-    wide = aten.to.dtype(x, torch.float32)
-    axes = [-1] if per_token else []
-    low = aten.clamp.default(aten.amin.default(wide, axes, per_token), None, 0)
-    high = aten.clamp.default(aten.amax.default(wide, axes, per_token), 0)
-    if zero_point is not None:
-        farthest = aten.maximum.default(aten.neg.default(low), high)
-        scale = aten.clamp.default(aten.div.Tensor(farthest, (qmax - qmin) / 2), eps)
-        return scale, aten.full_like.default(scale, zero_point, dtype=torch.int32)
-    scale = aten.clamp.default(aten.div.Tensor(aten.sub.Tensor(high, low), float(qmax - qmin)), eps)
-    offset = aten.rsub.Scalar(aten.round.default(aten.div.Tensor(low, scale)), qmin)
-    return scale, aten.to.dtype(aten.clamp.default(offset, qmin, qmax), torch.int32)
-
-
-def quantized(
-    x: Tensor, scale: Tensor, zero_point: Tensor, per_token: bool, qmin: int, qmax: int, dtype: torch.dtype
-) -> Tensor:
-    """A tensor on its grid, with the bits of torch's ops: the one for tokens adds the zero point before it rounds."""
-    levels = aten.mul.Tensor(aten.to.dtype(x, torch.float32), aten.reciprocal.default(scale))
-    if per_token:
-        levels = aten.round.default(aten.add.Tensor(levels, zero_point))
-    else:
-        levels = aten.add.Tensor(aten.round.default(levels), zero_point)
-    result: Tensor = aten.to.dtype(aten.clamp.default(levels, qmin, qmax), dtype)
-    return result
 
 
 def _for_rows(values: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""Weights in narrower floats: `torch.ops.quantc.quantize_float` and `dequantize_float`.
+
+fp16 has no scale. fp8 has one for the tensor or for each channel. Values beyond the largest are clipped to it, as
+`numerics.quantize` clips them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LIBRARY = torch.library.Library("quantc", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("quantize_float(Tensor x, Tensor? scale, int? axis, ScalarType dtype) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.define("dequantize_float(Tensor q, Tensor? scale, int? axis) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def quantize_float(x: Tensor, scale: Tensor | None, axis: int | None, dtype: torch.dtype) -> Tensor:
+    """A tensor in a narrower float format, divided by its scale."""
+    scaled = x.float() if scale is None else x.float() * (1.0 / _along(scale, axis, x))
+    largest = torch.finfo(dtype).max
+    return scaled.clamp(-largest, largest).to(dtype)
+
+
+def dequantize_float(q: Tensor, scale: Tensor | None, axis: int | None) -> Tensor:
+    """The float32 values that narrower ones stand for."""
+    return q.float() if scale is None else q.float() * _along(scale, axis, q)
+
+
+def _along(scale: Tensor, axis: int | None, x: Tensor) -> Tensor:
+    """Scales shaped so that they go with one axis of `x`."""
+    if axis is None:
+        return scale
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return scale.reshape(shape)
+
+
+torch.library.impl("quantc::quantize_float", "CompositeExplicitAutograd", quantize_float, lib=_LIBRARY)
+torch.library.impl("quantc::dequantize_float", "CompositeExplicitAutograd", dequantize_float, lib=_LIBRARY)
+QUANTIZE: Any = torch.ops.quantc.quantize_float.default
+DEQUANTIZE: Any = torch.ops.quantc.dequantize_float.default

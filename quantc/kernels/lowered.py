@@ -1,0 +1,115 @@
+"""`qc.lower`: a quantized program as a module on real kernels."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from quantc.constants import forget_unread
+from quantc.errors import QuantcError
+from quantc.integer.library import op_of
+from quantc.kernels.packed import Kernel
+from quantc.kernels.table import Call, Maker, NoKernelError, kernels_for
+from quantc.program import Program, Stage, check_program
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One op of the integer form, and what runs it."""
+
+    node: str
+    op: str
+    kernel: str
+    """Empty where it runs as it is written."""
+    reason: str
+    """Why no kernel took it."""
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.op}): {self.kernel or f'as written: {self.reason}'}"
+
+
+class Lowered(nn.Module):
+    """A quantized program on the kernels of a target. Called like the model; `placed` says what runs each op."""
+
+    def __init__(self, program: Program, target: str) -> None:
+        super().__init__()
+        self.program = program
+        """The program in integer form: what is computed, on plain tensors."""
+        self.target = target
+        self.module, self.placed = _on_kernels(program, target)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file, with nothing packed: `qc.lower(qc.load(path), target)` packs it again."""
+        self.program.save(path)
+
+    def extra_repr(self) -> str:
+        on_kernels = sum(bool(row.kernel) for row in self.placed)
+        return f"{self.program.name} on {self.target}: {on_kernels} of {len(self.placed)} ops on kernels"
+
+
+def lower(program: Program, target: str) -> Lowered:
+    """A quantized program as a module on the kernels of a target: "x86" or "qnnpack".
+
+    `program` is what `qc.convert` gave, in Q/DQ or in integer form; it is not changed. Kernels compute what the integer
+    form does, within one step; ops for which the target has none run as the integer form writes them, and
+    `lowered.placed` says why.
+    """
+    from quantc import pipelines
+
+    check_program(program, "lower", "qc.convert(prepared)")
+    kernels_for(target)
+    if program.stage < Stage.FOLDED:
+        raise QuantcError(
+            f"{program.name} is not quantized",
+            where=f"its stage is {program.stage.label}",
+            advice="call qc.convert(prepared) first, or qc.quantize",
+        )
+    if program.stage < Stage.LOWERED:
+        program = pipelines.integer().run_on_copy(program)
+    return Lowered(program, target)
+
+
+def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Placed, ...]]:
+    """The module of a program with kernels in the place of ops; the program itself is not changed."""
+    makers = kernels_for(target)
+    draft = program.draft()
+    placed: list[Placed] = []
+    for _, graph in draft.graphs():
+        for node in list(graph.nodes):
+            op = op_of(node.target)
+            if op is None:
+                continue
+            call = Call(draft, node, op)
+            found, reason = _first(makers.get(op.name, []), call)
+            placed.append(Placed(node.name, op.name, "" if found is None else found.name, reason))
+            if found is not None:
+                _put(draft, graph, call, found)
+    forget_unread(draft)
+    return draft.module, tuple(placed)
+
+
+def _first(makers: list[Maker], call: Call) -> tuple[Kernel | None, str]:
+    reasons: list[str] = []
+    for maker in makers:
+        try:
+            return maker(call), ""
+        except NoKernelError as refusal:
+            reasons.append(str(refusal))
+    return None, "; ".join(reasons) or "there is no kernel for it"
+
+
+def _put(draft: Program, graph: fx.Graph, call: Call, kernel: Kernel) -> None:
+    name = f"kernel_{call.node.name}"
+    draft.owner(graph).add_module(name, kernel)
+    with graph.inserting_before(call.node):
+        made = graph.call_module(name, call.inputs)
+    made.meta = dict(call.node.meta)
+    call.node.replace_all_uses_with(made)
+    graph.erase_node(call.node)
+    draft.touch()

@@ -1,0 +1,96 @@
+"""Which kernels there are for which op of the integer form, target by target.
+
+    @kernel("x86", "linear_dynamic")
+    def fbgemm(call: Call) -> Kernel: ...
+
+A maker looks at one call and gives the kernel for it, or raises NoKernelError with the reason. The first that gives one is
+taken; an op for which none does runs as it is written, which is exact and slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, fx
+
+from quantc.errors import UnknownNameError, suggest
+from quantc.integer.library import IntegerOp
+from quantc.kernels.packed import Kernel
+from quantc.program import Program
+
+
+class NoKernelError(Exception):
+    """Why a kernel cannot take a call. Never reaches the user: the reason is put into the report."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node that calls an op of the integer form, with its arguments by name: constants are tensors already."""
+
+    program: Program
+    node: fx.Node
+    op: IntegerOp
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        names = [argument.name for argument in self.op.target._schema.arguments]
+        given = {**dict(zip(names, self.node.args, strict=False)), **self.node.kwargs}
+        return {name: self._value(value) for name, value in given.items()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            tensor = self.program.tensor(value)
+            return value if tensor is None else tensor.detach()
+        return value
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """An argument that must be a constant."""
+        found = self[name]
+        if not isinstance(found, Tensor):
+            raise NoKernelError(f"{name} is not a constant")
+        return found
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]:
+        """The arguments that are computed, in the order of the schema: what the kernel is called with."""
+        flat = [value for value in self.arguments.values() if isinstance(value, fx.Node)]
+        listed = [item for value in self.arguments.values() if isinstance(value, list | tuple) for item in value]
+        return (*flat, *(item for item in listed if isinstance(item, fx.Node)))
+
+
+Maker = Callable[[Call], Kernel]
+
+KERNELS: dict[str, dict[str, list[Maker]]] = {"x86": {}, "qnnpack": {}}
+"""By target, then by op."""
+MODULES = ("linear_dynamic",)
+
+
+def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
+    """Offer kernels for ops on a target."""
+
+    def add(maker: Maker) -> Maker:
+        for op in ops:
+            KERNELS[target].setdefault(op, []).append(maker)
+        return maker
+
+    return add
+
+
+def kernels_for(target: str) -> dict[str, list[Maker]]:
+    """The kernels of a target, by op."""
+    for name in MODULES:
+        import_module(f"quantc.kernels.{name}")
+    if target not in KERNELS:
+        raise UnknownNameError(
+            f"there are no kernels for {target!r}",
+            where=f"qc.lower(..., {target!r})",
+            advice=suggest(str(target), KERNELS, noun="targets"),
+        )
+    return KERNELS[target]

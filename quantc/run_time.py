@@ -1,0 +1,61 @@
+"""Scales that are found as the program runs: `torch.ops.quantc.choose_qparams`, and what goes with it.
+
+torch has an op for the affine scale of a whole tensor, and the Q/DQ form uses it. This one is for all others: a scale
+for each token, or a zero point that is fixed. Both give what `numerics.qparams_from_range` gives, bit for bit.
+
+A tensor that is not finite has no scale: NaN or infinity in it makes all that share the scale NaN or infinite, and
+nothing else. An empty one has the smallest scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantc.integer.arithmetic import aten
+
+_LIBRARY = torch.library.Library("quantc", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "choose_qparams(Tensor x, bool per_token, int? zero_point, int qmin, int qmax, float eps) -> (Tensor, Tensor)"
+)
+
+
+def choose_qparams(
+    x: Tensor, per_token: bool, zero_point: int | None, qmin: int, qmax: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Scale (float32) and zero point (int32) of a tensor, or of each row along the last axis, by its own range.
+
+    Affine without a zero point, symmetric about it with one.
+    """
+    wide = aten.to.dtype(x, torch.float32)
+    if x.numel() == 0:
+        wide = aten.new_zeros.default(wide, [*x.shape[:-1], 1] if per_token else [1])
+    axes = [-1] if per_token else []
+    low = aten.clamp.default(aten.amin.default(wide, axes, per_token), None, 0)
+    high = aten.clamp.default(aten.amax.default(wide, axes, per_token), 0)
+    if zero_point is not None:
+        farthest = aten.maximum.default(aten.neg.default(low), high)
+        scale = aten.clamp.default(aten.div.Tensor(farthest, (qmax - qmin) / 2), eps)
+        return scale, aten.full_like.default(scale, zero_point, dtype=torch.int32)
+    scale = aten.clamp.default(aten.div.Tensor(aten.sub.Tensor(high, low), float(qmax - qmin)), eps)
+    offset = aten.rsub.Scalar(aten.round.default(aten.div.Tensor(low, scale)), qmin)
+    return scale, aten.to.dtype(aten.clamp.default(offset, qmin, qmax), torch.int32)
+
+
+torch.library.impl("quantc::choose_qparams", "CompositeExplicitAutograd", choose_qparams, lib=_LIBRARY)
+CHOOSE: Any = torch.ops.quantc.choose_qparams.default
+
+
+def quantized(
+    x: Tensor, scale: Tensor, zero_point: Tensor, per_token: bool, qmin: int, qmax: int, dtype: torch.dtype
+) -> Tensor:
+    """A tensor on its grid, with the bits of torch's ops: the one for tokens adds the zero point before it rounds."""
+    levels = aten.mul.Tensor(aten.to.dtype(x, torch.float32), aten.reciprocal.default(scale))
+    if per_token:
+        levels = aten.round.default(aten.add.Tensor(levels, zero_point))
+    else:
+        levels = aten.add.Tensor(aten.round.default(levels), zero_point)
+    result: Tensor = aten.to.dtype(aten.clamp.default(levels, qmin, qmax), dtype)
+    return result
