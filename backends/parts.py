@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from quantc.backends import masks
 from quantc.capability import Capability
 from quantc.dialect import argument
-from quantc.formats import DType, PerChannel, PerTensor, Role, Scheme, Timing
+from quantc.formats import DType, Dynamic, PerChannel, PerTensor, Role, Scheme, Timing
 from quantc.outcomes import Fixed
 from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.passes.decompose_einsum import DecomposeEinsum
@@ -18,7 +18,7 @@ from quantc.patterns.dsl import OpPattern, Pattern, op
 from quantc.patterns.leaves import const, number
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
-from quantc.patterns.table import Dynamic, Rule
+from quantc.patterns.table import Rule
 from quantc.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT_ONLY, UINT8, UINT8_DYNAMIC, QuantSpec
 from quantc.types import tensor_type
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from quantc.errors import PatternError, suggest
+from quantc.formats import Dynamic
 from quantc.patterns.checks import Check, Comparison, Plain
 from quantc.patterns.dsl import (
     MAX_DEPTH,
@@ -165,7 +166,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _rule(data: Any, path: str) -> Rule:
-    from quantc.patterns.table import Dynamic, Rule
+    from quantc.patterns.table import Rule
 
     fields = _fields(data, path, required=("name", "pattern"), optional=("roles", "when", "supports", "dynamic"))
     pattern = _operand(fields["pattern"], f"{path}.pattern", 0)

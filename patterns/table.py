@@ -13,13 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import fx
 
 from quantc.errors import PatternError, QuantcError, suggest
+from quantc.formats import Dynamic
 from quantc.patterns import predicates
 from quantc.patterns.causes import Cause, Condition
 from quantc.patterns.compiled import Compiled, compile_pattern
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 
 SUPPORTS = frozenset({"qdq", "integer", "kernel", "delegate", "onnx"})
 """The levels a rule can be carried out at."""
-
-
-
-class Dynamic(StrEnum):
-    """Whether a rule can be carried out with scales that are found as the program runs."""
-
-    NO = "no"
-    NAMED = "named"
-    """Where a config asks for it by op, node or edge: it costs more than it gains."""
-    YES = "yes"
-
 
 Test: TypeAlias = str | Predicate
 When: TypeAlias = "Test | Sequence[Test]"

@@ -36,6 +36,15 @@ class Timing(StrEnum):
     """The weight is stored quantized and the op computes in float."""
 
 
+class Dynamic(StrEnum):
+    """Whether a rule can be carried out with scales that are found as the program runs."""
+
+    NO = "no"
+    NAMED = "named"
+    """Where a config asks for it by op, node or edge: it costs more than it gains."""
+    YES = "yes"
+
+
 class DType(StrEnum):
     """A number format. Integers narrower than a byte are kept one to an int8 until they are packed."""
 

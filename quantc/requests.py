@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import fx
 
 from quantc.config import ConfigRule
 from quantc.errors import AnnotationError
-from quantc.formats import PerChannel, PerGroup, PerTensor, Timing
+from quantc.formats import Dynamic, PerChannel, PerGroup, PerTensor, Timing
 from quantc.outcomes import Fixed, Float, Quantize
-from quantc.patterns.table import Dynamic, Rule
 from quantc.program import Program
 from quantc.quantizer import Backend
 from quantc.resolve import Resolution, Setting
@@ -18,13 +18,16 @@ from quantc.selectors import ByAll, ByEdge, ByNode, ByOp
 from quantc.spec import name_of
 from quantc.types import tensor_type
 
+if TYPE_CHECKING:
+    from quantc.patterns.table import Rule
+
 BY_NAME = (ByOp, ByNode, ByEdge)
 """Selectors that mean an op itself, where others mean all that is in a module."""
 
 
 def why_not_dynamic(rule: Rule, setting: Setting | None) -> str | None:
     """Why a rule cannot have run-time scales, where the config asks for them."""
-    if setting is None or isinstance(setting.use, Float) or setting.use.spec.timing is not Timing.DYNAMIC:
+    if setting is None or not setting.is_dynamic:
         return None
     if rule.dynamic is Dynamic.NO:
         return f"it has no dynamic form, which the config asks for: {setting.rule}"

@@ -16,7 +16,8 @@ from torch import fx
 from quantc.config import ConfigRule, QuantConfig, Use
 from quantc.dialect import op_name
 from quantc.errors import ConfigError, suggest
-from quantc.formats import Role
+from quantc.formats import Role, Timing
+from quantc.outcomes import Float
 from quantc.program import Program
 from quantc.selectors import (
     AnySelector,
@@ -40,6 +41,18 @@ class Setting:
 
     use: Use
     rule: ConfigRule
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it asks for scales that are found as the program runs."""
+        return not isinstance(self.use, Float) and self.use.spec.timing is Timing.DYNAMIC
+
+    @property
+    def why_float(self) -> str:
+        """What there is to say of an op that it leaves float."""
+        if self.rule.is_weight_only:
+            return f"it has no weight, and only weights are quantized: {self.rule}"
+        return f"left float, as the config says: {self.rule}"
 
     def __str__(self) -> str:
         return f"{self.use} (rule {self.rule})"

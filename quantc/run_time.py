@@ -3,8 +3,8 @@
 torch has an op for the affine scale of a whole tensor, and the Q/DQ form uses it. This one is for all others: a scale
 for each token, or a zero point that is fixed. Both give what `numerics.qparams_from_range` gives, bit for bit.
 
-A tensor that is not finite has no scale: NaN or infinity in it makes all that share the scale NaN or infinite, and
-nothing else. An empty one has the smallest scale.
+A tensor that is not finite, or whose range float32 cannot measure, has no scale: it is NaN, and makes all that share
+it NaN, and nothing else. An empty one has the smallest scale.
 """
 
 from __future__ import annotations
@@ -29,19 +29,42 @@ def choose_qparams(
 
     Affine without a zero point, symmetric about it with one.
     """
+    return qparams_between(*extremes(x, per_token), zero_point, qmin, qmax, eps)
+
+
+def extremes(x: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest number of a tensor, or of each row along the last axis; zero is among them.
+
+    There may be no row: a batch may be empty without anybody knowing before it runs.
+    """
     wide = aten.to.dtype(x, torch.float32)
-    if x.numel() == 0:
-        wide = aten.new_zeros.default(wide, [*x.shape[:-1], 1] if per_token else [1])
-    axes = [-1] if per_token else []
-    low = aten.clamp.default(aten.amin.default(wide, axes, per_token), None, 0)
-    high = aten.clamp.default(aten.amax.default(wide, axes, per_token), 0)
+    if x.dim() == 0 or x.shape[-1] == 0:
+        wide = aten.new_zeros.default(wide, [*x.shape[:-1], 1]) if x.dim() else aten.reshape.default(wide, [1])
+    zero = aten.new_zeros.default(wide, [1])
+    low, high = aten.amin.default(wide, [-1], True), aten.amax.default(wide, [-1], True)
+    if per_token:
+        return aten.minimum.default(low, zero), aten.maximum.default(high, zero)
+    ends = [aten.cat.default([aten.reshape.default(end, [-1]), zero]) for end in (low, high)]
+    return aten.amin.default(ends[0]), aten.amax.default(ends[1])
+
+
+def qparams_between(
+    low: Tensor, high: Tensor, zero_point: int | None, qmin: int, qmax: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Scales and zero points of ranges that contain zero."""
     if zero_point is not None:
         farthest = aten.maximum.default(aten.neg.default(low), high)
-        scale = aten.clamp.default(aten.div.Tensor(farthest, (qmax - qmin) / 2), eps)
+        scale = _finite(aten.clamp.default(aten.div.Tensor(farthest, (qmax - qmin) / 2), eps))
         return scale, aten.full_like.default(scale, zero_point, dtype=torch.int32)
-    scale = aten.clamp.default(aten.div.Tensor(aten.sub.Tensor(high, low), float(qmax - qmin)), eps)
+    scale = _finite(aten.clamp.default(aten.div.Tensor(aten.sub.Tensor(high, low), float(qmax - qmin)), eps))
     offset = aten.rsub.Scalar(aten.round.default(aten.div.Tensor(low, scale)), qmin)
     return scale, aten.to.dtype(aten.clamp.default(offset, qmin, qmax), torch.int32)
+
+
+def _finite(scale: Tensor) -> Tensor:
+    """Infinity as NaN: whether a sum of integers times infinity is positive would be chance."""
+    result: Tensor = aten.add.Tensor(scale, aten.sub.Tensor(scale, scale))
+    return result
 
 
 torch.library.impl("quantc::choose_qparams", "CompositeExplicitAutograd", choose_qparams, lib=_LIBRARY)

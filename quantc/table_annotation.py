@@ -16,6 +16,7 @@ from torch import fx
 
 from quantc.annotator import Annotator
 from quantc.config import Use
+from quantc.dialect import op_name
 from quantc.errors import AnnotationError
 from quantc.formats import PerChannel, Role, Timing
 from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
@@ -178,7 +179,7 @@ class TableAnnotation:
         setting = next((found for found in settings if found is not None), None)
         reason = f"the config leaves all it reads float: {setting.rule}" if setting else "nothing it reads is quantized"
         if setting is not None and setting.rule.is_weight_only:
-            reason = f"it has no weight, and only weights are quantized: {setting.rule}"
+            reason = setting.why_float
         for node in match.nodes:
             self.annotator.leave(node, f"{match.rule.name}: {reason}")
 
@@ -272,15 +273,24 @@ class TableAnnotation:
     def _why_not_able(self, match: Match, handed_on: set[fx.Node]) -> str | None:
         setting = self.config.setting(match.root)
         if setting is not None and isinstance(setting.use, Float):
-            return f"left float, as the config says: {setting.rule}"
+            return setting.why_float
         for slot in slots_of(match):
             edge = self._setting(slot)
             if edge is not None and isinstance(edge.use, Float):
                 return f"{match.rule.name}: its input {slot.value.name} is left float, as the config says: {edge.rule}"
             known = slot.value in self.on_demand or slot.value in handed_on or self._decided(slot.value)
             if slot.role == PASS and not known:
-                return f"{match.rule.name}: its input {slot.value.name} is not quantized"
+                return self._not_quantized(match, slot.value)
         return None
+
+    def _not_quantized(self, match: Match, value: fx.Node) -> str:
+        """What to say of a rule that hands on and is given a float tensor."""
+        setting, giver = self.config.setting(match.root), self.annotator.plan.claims.get(value)
+        if not moves(match) and setting is not None and _is_dynamic(setting.use):
+            return f"{op_name(match.root)} has no dynamic form on {self.backend.name}, and {value.name} comes in float"
+        if giver is not None and giver.timing is not Timing.STATIC:
+            return f"{match.rule.name}: it hands on what is quantized, and {value.name} is {giver.timing}: it yields float"
+        return f"{match.rule.name}: its input {value.name} is not quantized"
 
     def _decided(self, value: fx.Node) -> bool:
         """Whether everybody gets a tensor quantized."""
@@ -335,7 +345,7 @@ class TableAnnotation:
 
     def _why_not_given(self, match: Match, missing: fx.Node) -> str:
         if missing not in self.on_demand or not moves(match):
-            return f"{match.rule.name}: its input {missing.name} is not quantized"
+            return self._not_quantized(match, missing)
         return f"{match.rule.name}: not all that reads its result wants it quantized, so {missing.name} stays float"
 
     def _in_order(self, match: Match, given: dict[Slot, TensorOutcome | None]) -> list[Slot]:

@@ -16,9 +16,12 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from quantc.dialect import SYMBOLIC, is_op, op_name
 from quantc.errors import AnnotationError
+from quantc.formats import Timing
 from quantc.inspect.float_view import float_view
 from quantc.inspect.forms import Forms
 from quantc.inspect.reasons import Reason, Reasons, Why
+from quantc.inspect.techniques import HEAD as TECHNIQUE
+from quantc.inspect.techniques import counted, in_words, with_techniques
 from quantc.integer.proof.report import Accumulators, accumulators, why_not_provable
 from quantc.macs import Product, example_sizes, is_product, products
 from quantc.plan import Claim, Part
@@ -29,6 +32,7 @@ from quantc.types import ScalarType, type_of
 
 MOST_ROWS = 40
 """How many rows of each kind the text shows."""
+BY_OP = ("op", "quantized", "propagated", "float", TECHNIQUE, "multiply-adds", "int8")
 
 
 class Verdict(StrEnum):
@@ -50,6 +54,9 @@ class Row:
     """Its name; `branch/name` in a nested graph."""
     op: str
     verdict: Verdict
+    technique: str
+    """When its scales are found, and on what it computes: "static", "dynamic" or "weight-only". Empty if no rule took
+    it."""
     rule: str
     """The rule that took it; for a float op the rule that came nearest, if any did."""
     quantizer: str
@@ -89,6 +96,11 @@ class Coverage:
         return {verdict.value: found[verdict] for verdict in Verdict}
 
     @property
+    def techniques(self) -> dict[str, int]:
+        """How many of the quantized ops are static, dynamic and weight-only."""
+        return counted(row.technique for row in self.rows_for(Verdict.QUANTIZED))
+
+    @property
     def macs(self) -> int:
         """The multiply-adds of all ops, as far as they are known."""
         return sum(row.macs or 0 for row in self.rows)
@@ -122,6 +134,7 @@ class Coverage:
             "stage": self.stage,
             "quantizer": self.quantizer,
             "counts": self.counts,
+            "techniques": self.techniques,
             "integer_ops": self.integer_ops,
             "macs": self.macs,
             "int8_macs": self.int8_macs,
@@ -147,24 +160,32 @@ class Coverage:
     @property
     def headline(self) -> str:
         """The totals, in one line."""
-        counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
+        taken, handed_on, in_float = (
+            f"{count} {verdict}{self._told(verdict)}" for verdict, count in self.counts.items()
+        )
+        states = f"{taken}, {handed_on}, {in_float}"
         if self.is_integer:
-            counted = f"{self.integer_ops} on integers ({counted.rpartition(', ')[0]}), {self.counts['float']} float"
+            states = f"{self.integer_ops} on integers ({taken}, {handed_on}), {in_float}"
         share = self.int8_share
         products = "no multiply-adds" if share is None else f"{share:.1%} of {self.macs:,} multiply-adds int8 × int8"
         unknown = f"; not counted: {len(self.uncounted)} ops of unknown size" if self.uncounted else ""
-        return f"{self.program} for {self.quantizer or 'nobody'}: {len(self.rows)} ops, {counted}; {products}{unknown}"
+        return f"{self.program} for {self.quantizer or 'nobody'}: {len(self.rows)} ops, {states}; {products}{unknown}"
+
+    def _told(self, verdict: Verdict | str) -> str:
+        """The techniques of the ops of a verdict, in brackets; nothing where all are static."""
+        words = in_words(row.technique for row in self.rows_for(Verdict(verdict)))
+        return f" ({words})" if words else ""
 
     def __str__(self) -> str:
         from quantc.terminal import plain_rows
 
         lines = [self.headline]
         if self.rows:
-            lines += ["", "by op", *plain_rows(("op", *Verdict, "multiply-adds", "int8"), self._by_op())]
+            lines += ["", "by op", *plain_rows(*with_techniques(BY_OP, self._by_op()))]
         for verdict in (Verdict.FLOAT, Verdict.QUANTIZED, Verdict.PROPAGATED):
             rows = self.rows_for(verdict)
             if rows:
-                lines += ["", verdict.value, *plain_rows(("node", "op", "module", "source", "why"), _cells(rows))]
+                lines += ["", verdict.value, *plain_rows(*_table(rows))]
             if len(rows) > MOST_ROWS:
                 lines.append(f"  … and {len(rows) - MOST_ROWS} more: coverage.rows_for({verdict.value!r})")
         return "\n".join([*lines, *self._sums()])
@@ -185,14 +206,18 @@ class Coverage:
             counts = Counter(row.verdict for row in rows)
             macs = sum(row.macs or 0 for row in rows)
             int8 = f"{sum(row.int8_macs for row in rows) / macs:.1%}" if macs else ""
-            cells = (op, *(str(counts[verdict] or "") for verdict in Verdict), f"{macs:,}" if macs else "", int8)
+            told = in_words(row.technique for row in rows)
+            cells = (op, *(str(counts[verdict] or "") for verdict in Verdict), told, f"{macs:,}" if macs else "", int8)
             found.append((macs, cells))
         found.sort(key=lambda item: (-item[0], item[1][0]))
         return [cells for _, cells in found]
 
 
-def _cells(rows: tuple[Row, ...]) -> list[tuple[str, ...]]:
-    return [(row.node, row.op, row.module, row.source, row.reason) for row in rows[:MOST_ROWS]]
+def _table(rows: tuple[Row, ...]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The first rows of a verdict, with column heads."""
+    shown = rows[:MOST_ROWS]
+    cells = [(row.node, row.op, row.technique, row.module, row.source, row.reason) for row in shown]
+    return with_techniques(("node", "op", TECHNIQUE, "module", "source", "why"), cells)
 
 
 def coverage(program: Program) -> Coverage:
@@ -306,31 +331,36 @@ class Judge:
         macs, int8 = self._multiply_adds(node)
         origin = self.program.origins.get(node) or Origin()
         name = f"{path}/{node.name}" if path else node.name
-        verdict, rule, quantizer, why, reason = self._judged(path, node)
         place = (origin.module_path, origin.source)
-        return Row(name, op_name(node), verdict, rule, quantizer, why, reason, *place, macs, int8)
+        return Row(name, op_name(node), *self._judged(path, node), *place, macs, int8)
 
-    def _judged(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, Why | None, str]:
+    def _judged(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, str, Why | None, str]:
+        """Verdict, technique, rule, quantizer, and why."""
         claim = self.program.plan.claims.get(node)
         if self.is_integer and node in self.program.plan.left_float:
             return self._in_float(node, claim)
         if claim is not None:
             verdict = Verdict.PROPAGATED if claim.part is Part.PROPAGATED else Verdict.QUANTIZED
-            by = f"{'on integers, ' if self.is_integer else ''}by {claim.rule} of {claim.quantizer}"
-            return verdict, claim.rule, claim.quantizer, None, by
+            how = "" if claim.timing is Timing.STATIC else f", {claim.timing.value}"
+            by = f"{'on integers, ' if self.is_integer else ''}by {claim.rule} of {claim.quantizer}{how}"
+            return verdict, claim.timing.value, claim.rule, claim.quantizer, None, by
         if self.forms.is_quantized(node):
-            return Verdict.QUANTIZED, "", "", None, "it reads quantized tensors; by which rule is not recorded"
+            reason = "it reads quantized tensors; by which rule is not recorded"
+            return Verdict.QUANTIZED, self.forms.timing(node).value, "", "", None, reason
         found = self.why_float(path, node)
         nearest = found.refusal or found.follower
         rule = nearest.rule.name if nearest is not None else ""
-        return Verdict.FLOAT, rule, found.trial.backend.name if found.trial is not None else "", found.why, found.text
+        by = found.trial.backend.name if found.trial is not None else ""
+        return Verdict.FLOAT, "", rule, by, found.why, found.text
 
-    def _in_float(self, node: fx.Node, claim: Claim | None) -> tuple[Verdict, str, str, Why | None, str]:
+    def _in_float(self, node: fx.Node, claim: Claim | None) -> tuple[Verdict, str, str, str, Why | None, str]:
         """What lower-integer noted of a node."""
         reason = self.program.plan.left_float[node]
         if claim is None:
-            return Verdict.FLOAT, "", "", Why.SAID, reason
-        return Verdict.FLOAT, claim.rule, claim.quantizer, Why.NOT_INTEGER, reason
+            return Verdict.FLOAT, "", "", "", Why.SAID, reason
+        if claim.timing is Timing.WEIGHT_ONLY:
+            reason = "its weight is stored quantized, and it computes in float"
+        return Verdict.FLOAT, claim.timing.value, claim.rule, claim.quantizer, Why.NOT_INTEGER, reason
 
     def why_float(self, path: str, node: fx.Node) -> Reason:
         """Why no rule took a node."""

@@ -7,9 +7,10 @@ from functools import cached_property
 import torch
 from torch import fx
 
+from quantc.formats import Timing
 from quantc.places import Places, operand_nodes
 from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize
+from quantc.qdq import belongs_to_qdq, is_dequantize, is_layout
 from quantc.scales import spec_of
 from quantc.sites import Site
 from quantc.types import dtype_of
@@ -50,7 +51,25 @@ class Forms:
     def is_quantized(self, node: fx.Node) -> bool:
         """Whether a rule took a node, or, where no rules are recorded, it reads a dequantized tensor."""
         claims = self.program.plan.claims
-        return node in claims or (not claims and any(is_dequantize(value) for value in node.all_input_nodes))
+        return node in claims or (not claims and bool(self._dequantized(node)))
+
+    def timing(self, node: fx.Node) -> Timing:
+        """When the scales of what a node reads are found, as the graph of the Q/DQ form has it."""
+        read = self._dequantized(node)
+        if any(belongs_to_qdq(scale) for value in read for scale in value.all_input_nodes[1:]):
+            return Timing.DYNAMIC
+        stored = [value.all_input_nodes[0].op == "get_attr" for value in read]
+        return Timing.WEIGHT_ONLY if all(stored) else Timing.STATIC
+
+    @staticmethod
+    def _dequantized(node: fx.Node) -> list[fx.Node]:
+        """The dequantize ops a node reads from, looking through those that bring a weight back to its shape."""
+        found: list[fx.Node] = []
+        for value in node.all_input_nodes:
+            while is_layout(value):
+                value = value.all_input_nodes[0]
+            found += [value] if is_dequantize(value) else []
+        return found
 
     @cached_property
     def _places(self) -> Places:

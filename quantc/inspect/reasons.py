@@ -14,7 +14,9 @@ from quantc.inspect.trials import Trial, Trials
 from quantc.outcomes import Float
 from quantc.patterns.causes import UnknownType
 from quantc.patterns.match import Match, Refusal
+from quantc.patterns.table import Dynamic
 from quantc.program import Program
+from quantc.requests import why_not_dynamic
 from quantc.resolve import Setting
 from quantc.types import TensorType, TupleType, ValueType, type_of
 
@@ -34,6 +36,8 @@ class Why(StrEnum):
     """The backend has no rule for the op."""
     REFUSED = "refused"
     """A rule for the op does not fit here."""
+    NOT_DYNAMIC = "not-dynamic"
+    """A rule for the op fits, but not with scales that are found as the program runs, which the config asks for."""
     SAID = "said"
     """The quantizer gave a reason of its own."""
     NOT_INTEGER = "not-integer"
@@ -62,7 +66,7 @@ class Reasons:
 
     def __call__(self, node: fx.Node) -> Reason:
         """Why a node that no rule took is float."""
-        for find in (self._config, self._follower, self._said, self._kind):
+        for find in (self._config, self._follower, self._said, self._run_time, self._kind):
             found = find(node)
             if found is not None:
                 return found
@@ -79,7 +83,7 @@ class Reasons:
         setting = self.setting(node)
         if setting is None or not any(trial.follower(node) for trial in self.trials.tables):
             return None
-        return Reason(Why.CONFIG, f"left float, as the config says: {setting.rule}")
+        return Reason(Why.CONFIG, setting.why_float)
 
     def _follower(self, node: fx.Node) -> Reason | None:
         for trial in self.trials.tables:
@@ -92,6 +96,32 @@ class Reasons:
     def _said(self, node: fx.Node) -> Reason | None:
         said = self._left_float.get(node)
         return None if said is None else Reason(Why.SAID, said)
+
+    def _run_time(self, node: fx.Node) -> Reason | None:
+        found = self._not_dynamic.get(node)
+        if found is None:
+            return None
+        refusal, trial = found
+        text = f"{op_name(node)} has no dynamic form on {trial.backend.name}, which the config asks for"
+        if refusal.rule.dynamic is Dynamic.NAMED:
+            text = f"{op_name(node)} is dynamic only where the config names the op or the node"
+        return Reason(Why.NOT_DYNAMIC, text, refusal=refusal, trial=trial)
+
+    @cached_property
+    def _not_dynamic(self) -> dict[fx.Node, tuple[Refusal, Trial]]:
+        """The rules that would take a node if the config did not ask for run-time scales."""
+        config = self.trials.config
+        asked: dict[fx.Node, list[Setting]] = {node: [*roles.values()] for node, roles in config.nodes.items()}
+        for (_, consumer), setting in config.edges.items():
+            asked.setdefault(consumer, []).append(setting)
+        asked = {node: found for node, found in asked.items() if any(setting.is_dynamic for setting in found)}
+        found: dict[fx.Node, tuple[Refusal, Trial]] = {}
+        for trial in self.trials.tables if asked else ():
+            for refusal in trial.matches.refusals():
+                said = {why_not_dynamic(refusal.rule, setting) for setting in asked.get(refusal.node, ())}
+                if refusal.reason in said:
+                    found.setdefault(refusal.node, (refusal, trial))
+        return found
 
     @cached_property
     def _left_float(self) -> dict[fx.Node, str]:

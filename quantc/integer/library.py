@@ -50,8 +50,13 @@ OPS: dict[str, IntegerOp] = {}
 """By name, in the order of definition."""
 
 
-def integer_op(schema: str, *, formula: str, deviation: str = "", kernel: Function | None = None) -> Function:
-    """Define an op by its reference: `@integer_op("linear(Tensor x, …) -> Tensor", formula="…")`."""
+def integer_op(
+    schema: str, *, formula: str, deviation: str = "", kernel: Function | None = None, fake: Function | None = None
+) -> Function:
+    """Define an op by its reference: `@integer_op("linear(Tensor x, …) -> Tensor", formula="…")`.
+
+    `fake` gives the shapes of what comes out where running the reference for them would take too long.
+    """
 
     def define(reference: Function) -> Function:
         name = schema.partition("(")[0]
@@ -59,7 +64,7 @@ def integer_op(schema: str, *, formula: str, deviation: str = "", kernel: Functi
         _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
         qualified = f"{NAMESPACE}::{name}"
         torch.library.impl(qualified, ("cpu", "cuda"), _contiguous(kernel or reference), lib=_LIBRARY)
-        torch.library.register_fake(qualified, _contiguous(reference), lib=_LIBRARY)
+        torch.library.register_fake(qualified, _contiguous(fake or reference), lib=_LIBRARY)
         OPS[name] = op
         return reference
 
@@ -67,11 +72,12 @@ def integer_op(schema: str, *, formula: str, deviation: str = "", kernel: Functi
 
 
 def _contiguous(function: Function) -> Function:
-    """A function whose result lies in memory in order: kernel and reference must not differ in that either."""
+    """A function whose results lie in memory in order: kernel and reference must not differ in that either."""
 
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs).contiguous()
+        result = function(*args, **kwargs)
+        return tuple(part.contiguous() for part in result) if isinstance(result, tuple) else result.contiguous()
 
     return wrapped
 

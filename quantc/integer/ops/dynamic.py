@@ -1,47 +1,50 @@
-"""Linear layers that find the scale of their input each time they run."""
+"""Products that find the scale of what they read each time they run: quantized as it comes, and float again.
+
+Without a zero point a grid is affine; with one it is symmetric about it. A range that is not finite has no scale, and
+makes results that are NaN. `parts` is as in `products`, and never changes the result.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch._higher_order_ops.out_dtype import out_dtype
 
-from quantc.integer.arithmetic import aten, centered
+from quantc.integer.arithmetic import aten
 from quantc.integer.library import integer_op
+from quantc.integer.ops import dynamic_kernels, products
 from quantc.run_time import choose_qparams, quantized
 
-DYNAMIC = (
-    "sx, xz from the smallest and the largest x: of all, or of each row (per token); xq = clamp(round(x / sx) + xz); "
+FOUND = "sx, xz from the smallest and the largest x"
+ROUNDED = "xq = clamp(round(x / sx) + xz)"
+SUMMED = (
     "acc = Σ (xq − xz)(wq − wz) in int32; bias_q = round(b / (sx·sw)); out = f32((acc + bias_q) · (sx·sw))"
 )
+WHOLE = f"{FOUND}; {ROUNDED}; {SUMMED}"
+DYNAMIC = f"{FOUND}: of all, or of each row (per token); {ROUNDED}; {SUMMED}"
+BOTH = DYNAMIC.replace("; acc", "; y likewise; acc").replace("w", "y")
+SCALED = BOTH.replace("sx·sy", "α·sx·sy")
+
+GRID = "int? x_zero_point, int qmin, int qmax, ScalarType dtype, float eps"
+"""How the input is quantized: the last arguments of every op here, but for `parts`."""
+ACCUMULATOR = (None, None, 0, 0, 0, torch.int32)
+"""The last arguments of a product that yields its accumulator."""
 
 
-def _linear_dynamic_fast(
-    x: Tensor,
-    w: Tensor,
-    w_zero_point: Tensor | None,
-    w_scale: Tensor,
-    bias: Tensor | None,
-    per_token: bool,
-    zero_point: int | None,
-    qmin: int,
-    qmax: int,
-    dtype: torch.dtype,
-    eps: float,
-) -> Tensor:
-    """`linear_dynamic` with its sums of integers in float64, where they are exact."""
-    scale, offset = choose_qparams(x, per_token, zero_point, qmin, qmax, eps)
-    levels = quantized(x, scale, offset, per_token, qmin, qmax, dtype).double() - offset
-    rows = w.double() if w_zero_point is None else w - _for_rows(w_zero_point).double()
-    # adding zero makes -0.0, which integers do not have, 0.0
-    return _real((levels @ rows.t()).add_(0.0), scale, w_scale, bias)
+def of_two(second: str) -> str:
+    """How both factors are quantized."""
+    names = ("per_token", "zero_point", "qmin", "qmax", "dtype", "eps")
+    types = ("bool", "int?", "int", "int", "ScalarType", "float")
+    return ", ".join(f"{kind} {side}_{name}" for side in ("x", second) for kind, name in zip(types, names, strict=True))
 
 
 @integer_op(
-    "linear_dynamic(Tensor x, Tensor w, Tensor? w_zero_point, Tensor w_scale, Tensor? bias, bool per_token, "
-    "int? x_zero_point, int qmin, int qmax, ScalarType dtype, float eps) -> Tensor",
+    f"linear_dynamic(Tensor x, Tensor w, Tensor? w_zero_point, Tensor w_scale, Tensor? bias, bool per_token, {GRID}, "
+    "int parts=0) -> Tensor",
     formula=DYNAMIC,
-    kernel=_linear_dynamic_fast,
+    kernel=dynamic_kernels.linear,
 )
 def linear_dynamic(
     x: Tensor,
@@ -50,40 +53,165 @@ def linear_dynamic(
     w_scale: Tensor,
     bias: Tensor | None,
     per_token: bool,
-    zero_point: int | None,
+    x_zero_point: int | None,
     qmin: int,
     qmax: int,
     dtype: torch.dtype,
     eps: float,
+    parts: int = 0,
 ) -> Tensor:
-    """A matrix product of a float tensor with the weight's rows, on the last axis: quantized as it comes, and float again.
+    """A matrix product of a float tensor with the weight's rows, on the last axis. The weight has one scale, or one for
+    each row."""
+    levels, scale, offset = _as_it_comes(x, per_token, x_zero_point, qmin, qmax, dtype, eps)
+    acc = products.linear(levels, offset, w, w_zero_point, None, parts, *ACCUMULATOR)
+    return _real(acc, scale, w_scale, bias)
 
-    Without `x_zero_point` the input's grid is affine, with one it is symmetric about it. The weight has one scale, or
-    one for each row. A range that is not finite makes results that are not.
-    """
+
+@integer_op(
+    f"matmul_dynamic(Tensor x, Tensor y, Tensor? y_zero_point, Tensor y_scale, Tensor? bias, bool per_token, {GRID}, "
+    "int parts=0) -> Tensor",
+    formula=DYNAMIC.replace("w", "y"),
+    kernel=dynamic_kernels.matmul,
+)
+def matmul_dynamic(
+    x: Tensor,
+    y: Tensor,
+    y_zero_point: Tensor | None,
+    y_scale: Tensor,
+    bias: Tensor | None,
+    per_token: bool,
+    x_zero_point: int | None,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    eps: float,
+    parts: int = 0,
+) -> Tensor:
+    """A product of a float tensor with a matrix of integers, which has one scale, or one for each column."""
+    levels, scale, offset = _as_it_comes(x, per_token, x_zero_point, qmin, qmax, dtype, eps)
+    acc = products.matmul(levels, offset, y, y_zero_point, None, parts, *ACCUMULATOR)
+    return _real(acc, scale, y_scale, bias)
+
+
+@integer_op(
+    "conv_dynamic(Tensor x, Tensor w, Tensor? w_zero_point, Tensor w_scale, Tensor? bias, int[] stride, int[] padding, "
+    f"int[] dilation, int groups, {GRID}, int parts=0) -> Tensor",
+    formula=WHOLE,
+    kernel=dynamic_kernels.conv,
+)
+def conv_dynamic(
+    x: Tensor,
+    w: Tensor,
+    w_zero_point: Tensor | None,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    x_zero_point: int | None,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    eps: float,
+    parts: int = 0,
+) -> Tensor:
+    """A convolution of a float tensor over one, two or three axes. The weight has one scale, or one for each output
+    channel. What lies beyond the edge is 0, and does not count for the range."""
+    levels, scale, offset = _as_it_comes(x, False, x_zero_point, qmin, qmax, dtype, eps)
+    window = (stride, padding, dilation, groups, parts)
+    acc = products.conv(levels, offset, w, w_zero_point, None, *window, *ACCUMULATOR)
+    return _real(acc, scale, w_scale, bias, len(stride))
+
+
+@integer_op(
+    "conv_transpose_dynamic(Tensor x, Tensor w, Tensor? w_zero_point, Tensor w_scale, Tensor? bias, int[] stride, "
+    f"int[] padding, int[] output_padding, int groups, int[] dilation, {GRID}, int parts=0) -> Tensor",
+    formula=f"{WHOLE}; x with zeros between its elements, w turned about and its channels exchanged",
+    kernel=dynamic_kernels.conv_transpose,
+)
+def conv_transpose_dynamic(
+    x: Tensor,
+    w: Tensor,
+    w_zero_point: Tensor | None,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+    x_zero_point: int | None,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    eps: float,
+    parts: int = 0,
+) -> Tensor:
+    """A transposed convolution of a float tensor. The weight has one scale, or one for each output channel."""
+    levels, scale, offset = _as_it_comes(x, False, x_zero_point, qmin, qmax, dtype, eps)
+    window = (stride, padding, output_padding, groups, dilation, parts)
+    acc = products.conv_transpose(levels, offset, w, w_zero_point, None, *window, *ACCUMULATOR)
+    return _real(acc, scale, w_scale, bias, len(stride))
+
+
+@integer_op(
+    f"linear_both_dynamic(Tensor x, Tensor w, Tensor? bias, {of_two('w')}, int parts=0) -> Tensor",
+    formula=BOTH,
+    kernel=dynamic_kernels.linear_both,
+)
+def linear_both_dynamic(x: Tensor, w: Tensor, bias: Tensor | None, *grids: Any) -> Tensor:
+    """A product of two float tensors on the last axis of both, each quantized as it comes."""
+    (left, scale, offset), (right, w_scale, w_offset) = _as_it_comes(x, *grids[:6]), _as_it_comes(w, *grids[6:12])
+    rows = aten.reshape.default(w_offset, [-1] if w_offset.dim() else [])
+    acc = products.linear(left, offset, right, rows, None, 0, *ACCUMULATOR)
+    return _real(acc, scale, aten.reshape.default(w_scale, [-1] if w_scale.dim() else []), bias)
+
+
+@integer_op(
+    f"matmul_both_dynamic(Tensor x, Tensor y, Tensor? bias, {of_two('y')}, float alpha=1.0, int parts=0) -> Tensor",
+    formula=SCALED,
+    kernel=dynamic_kernels.matmul_both,
+)
+def matmul_both_dynamic(x: Tensor, y: Tensor, bias: Tensor | None, *grids: Any) -> Tensor:
+    """A product of two float matrices, or batches of them, each quantized as it comes; the second with one scale."""
+    (left, scale, offset), (right, y_scale, y_offset) = _as_it_comes(x, *grids[:6]), _as_it_comes(y, *grids[6:12])
+    acc = products.matmul(left, offset, right, y_offset, None, 0, *ACCUMULATOR)
+    if y.dim() == 1 and scale.dim():
+        scale = aten.squeeze.dim(scale, -1)
+    return _real(acc, scale, y_scale, bias, alpha=grids[12] if len(grids) > 12 else 1.0)
+
+
+# -- what they are made of -----------------------------------------------------------------------------------------
+
+
+def _as_it_comes(
+    x: Tensor, per_token: bool, zero_point: int | None, qmin: int, qmax: int, dtype: torch.dtype, eps: float
+) -> tuple[Tensor, Tensor, Any]:
+    """A float tensor as integers, with the scale and the zero point of its own range."""
     scale, offset = choose_qparams(x, per_token, zero_point, qmin, qmax, eps)
-    levels = centered(quantized(x, scale, offset, per_token, qmin, qmax, dtype), offset)
-    rows = centered(w, 0 if w_zero_point is None else _for_rows(w_zero_point))
-    flat = aten.reshape.default(levels, [-1, x.shape[-1]])
-    acc = out_dtype(aten.mm.default, torch.int32, flat, aten.transpose.int(rows, 0, 1))
-    return _real(aten.reshape.default(acc, [*x.shape[:-1], w.shape[0]]), scale, w_scale, bias)
+    return quantized(x, scale, offset, per_token, qmin, qmax, dtype), scale, offset
 
 
-def _for_rows(values: Tensor) -> Tensor:
-    """Numbers that go with the rows of a matrix, or one for all."""
-    shaped: Tensor = aten.reshape.default(values, [-1, 1] if values.dim() else [])
-    return shaped
-
-
-def _real(acc: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """The accumulator with its bias, as real numbers.
+def _real(
+    acc: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None, trailing: int = 0, alpha: float = 1.0
+) -> Tensor:
+    """The accumulator with its bias, as real numbers. `trailing` axes come after that of the output channels.
 
     Both are integers, but they are added in float64: how many steps the bias is depends on the input at hand, and no
     scale can be raised any more so that it fits an int32. Up to 2^53 the sum is exact.
     """
-    step = aten.mul.Tensor(aten.to.dtype(x_scale, torch.float64), aten.to.dtype(w_scale, torch.float64))
+    step = aten.mul.Tensor(aten.to.dtype(x_scale, torch.float64), _by_channel(w_scale, trailing))
+    if alpha != 1.0:
+        step = aten.mul.Tensor(step, alpha)
     total = aten.to.dtype(acc, torch.float64)
     if bias is not None:
-        total = aten.add.Tensor(total, aten.round.default(aten.div.Tensor(aten.to.dtype(bias, torch.float64), step)))
+        total = aten.add.Tensor(total, aten.round.default(aten.div.Tensor(_by_channel(bias, trailing), step)))
     real: Tensor = aten.to.dtype(aten.mul.Tensor(total, step), torch.float32)
     return real
+
+
+def _by_channel(values: Tensor, trailing: int) -> Tensor:
+    """Numbers of the output channels in float64, or one for all, shaped to go with a result."""
+    wide: Tensor = aten.to.dtype(values, torch.float64)
+    return aten.reshape.default(wide, [-1, *[1] * trailing]) if trailing and values.dim() else wide
