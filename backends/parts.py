@@ -123,8 +123,8 @@ def with_number(pattern: OpPattern) -> OpPattern:
 
 NOT_INTEGER: Mapping[str, str] = {
     **dict.fromkeys(
-        ("lstm", "gru", "rnn", "lstm-cell", "gru-cell"),
-        "the state stays float, and feeds back into every product",
+        ("lstm", "gru", "rnn", "lstm-cell", "gru-cell", "rnn-cell"),
+        "static: the state stays float, and feeds back into every product; with run-time scales it is integer",
     ),
     "linear-prelu": "slopes may lie along another axis than the scales of the weight; the product itself is integer",
     "embedding-bag": "it adds rows that have scales of their own, and yields float",
@@ -186,7 +186,7 @@ RECURRENT: tuple[Rule, ...] = tuple(
     for name, pattern in (("lstm", aten.lstm), ("gru", aten.gru), ("rnn", aten.rnn))
 ) + tuple(
     rule(name, pattern, {"x": "act", "w_ih": "weight", "w_hh": "weight"})
-    for name, pattern in (("lstm-cell", aten.lstm_cell), ("gru-cell", aten.gru_cell))
+    for name, pattern in (("lstm-cell", aten.lstm_cell), ("gru-cell", aten.gru_cell), ("rnn-cell", aten.rnn_cell))
 )
 """Inputs and weights are quantized. Hidden state, biases and results stay float: the state feeds back into itself, and
 an error in it would grow with the length of the sequence."""

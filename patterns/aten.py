@@ -22,6 +22,7 @@ gru = op("gru", args="x hx params*")
 rnn = op("rnn_tanh", "rnn_relu", args="x hx params*")
 lstm_cell = op("lstm_cell", args="x hx* w_ih w_hh b_ih? b_hh?")
 gru_cell = op("gru_cell", args="x hx w_ih w_hh b_ih? b_hh?")
+rnn_cell = op("rnn_tanh_cell", "rnn_relu_cell", args="x hx w_ih w_hh b_ih? b_hh?")
 
 add = op("add", args="x y", where={"alpha": 1})
 sub = op("sub", args="x y", where={"alpha": 1})

@@ -68,6 +68,8 @@ OPS: tuple[Op, ...] = (
     _op("rnn_relu", aten.rnn_relu.input, "x hx params", MODAL),
     _op("lstm_cell", aten.lstm_cell.default, "x hx w_ih w_hh b_ih b_hh"),
     _op("gru_cell", aten.gru_cell.default, "x hx w_ih w_hh b_ih b_hh"),
+    _op("rnn_tanh_cell", aten.rnn_tanh_cell.default, "x hx w_ih w_hh b_ih b_hh"),
+    _op("rnn_relu_cell", aten.rnn_relu_cell.default, "x hx w_ih w_hh b_ih b_hh"),
     # binary arithmetic
     _op("add", aten.add.Tensor, "x y", COMMUTES, EACH),
     _op("sub", aten.sub.Tensor, "x y", EACH),

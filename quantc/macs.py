@@ -184,7 +184,7 @@ _COUNTS: dict[str, Callable[[fx.Node, Sizes], tuple[Product, ...]]] = {
     "einsum": _einsum,
     "sdpa": _attention,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
-    **dict.fromkeys(("lstm_cell", "gru_cell"), _cell),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _cell),
     "quantc.conv.default": _convolution,
     "quantc.conv_transpose.default": _transposed,
     **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),

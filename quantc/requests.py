@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import fx
 
 from quantc.config import ConfigRule
+from quantc.dialect import op_name, operands
 from quantc.errors import AnnotationError
-from quantc.formats import Dynamic, PerChannel, PerGroup, PerTensor, Timing
+from quantc.formats import Dynamic, PerChannel, PerGroup, PerTensor, PerToken, Timing
 from quantc.outcomes import Fixed, Float, Quantize
 from quantc.program import Program
 from quantc.quantizer import Backend
 from quantc.resolve import Resolution, Setting
 from quantc.selectors import ByAll, ByEdge, ByNode, ByOp
-from quantc.spec import name_of
+from quantc.spec import QuantSpec, name_of
 from quantc.types import tensor_type
 
 if TYPE_CHECKING:
@@ -23,17 +25,61 @@ if TYPE_CHECKING:
 
 BY_NAME = (ByOp, ByNode, ByEdge)
 """Selectors that mean an op itself, where others mean all that is in a module."""
+ACROSS_ROWS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((f"conv{n}d" for n in (1, 2, 3)), ("x",)),
+    **dict.fromkeys((f"conv_transpose{n}d" for n in (1, 2, 3)), ("x",)),
+    **dict.fromkeys(("matmul", "addmm", "baddbmm"), ("y",)),
+}
+"""The operands whose rows along the last axis go into one sum, by op: rows with scales of their own could not be
+added up as integers."""
+GROUP_SIZES = (256, 128, 64, 32, 16, 8, 4, 2)
+MOST_PLACES = 20
+"""How many places an error names."""
 
 
-def why_not_dynamic(rule: Rule, setting: Setting | None) -> str | None:
-    """Why a rule cannot have run-time scales, where the config asks for them."""
-    if setting is None or not setting.is_dynamic:
+def timing_of(setting: Setting | None) -> Timing:
+    """The technique that a setting is part of; static where it says nothing of that."""
+    use = None if setting is None else setting.rule.use
+    return Timing.STATIC if use is None or isinstance(use, Float) else use.spec.timing
+
+
+def is_dynamic(setting: Setting | None) -> bool:
+    """Whether a setting asks for scales that are found as the program runs."""
+    return setting is not None and not isinstance(setting.use, Float) and setting.use.spec.timing is Timing.DYNAMIC
+
+
+def why_not_dynamic(rule: Rule, setting: Setting | None, node: fx.Node, value: fx.Node) -> str | None:
+    """Why a rule cannot have run-time scales for what a node of it reads, where the config asks for them."""
+    if setting is None or not is_dynamic(setting):
         return None
     if rule.dynamic is Dynamic.NO:
         return f"it has no dynamic form, which the config asks for: {setting.rule}"
     if rule.dynamic is Dynamic.NAMED and not isinstance(setting.rule.select, BY_NAME):
         return "it is dynamic only where the config names the op or the node: it costs more than it gains"
+    spec = None if isinstance(setting.use, Float) else setting.use.spec
+    if spec is not None and isinstance(spec.granularity, PerToken) and _adds_rows(node, value):
+        return f"it adds up rows of {value.name}, which per-token gives different scales: {setting.rule}"
     return None
+
+
+def _adds_rows(node: fx.Node, value: fx.Node) -> bool:
+    across = ACROSS_ROWS.get(op_name(node), ())
+    return any(name in across and given is value for name, given in operands(node))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A spec that a backend cannot run at a place."""
+
+    spec: QuantSpec
+    reason: str
+    place: str
+    setting: Setting
+    length: int | None = None
+    """Of the axis that groups do not divide, where that is the reason."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -45,8 +91,10 @@ class Request:
     value: fx.Node | None
     setting: Setting
 
-    def granted(self, own: Quantize | Fixed, use: Quantize | Fixed, program: Program) -> Quantize | Fixed:
-        """What the config asks for, if the backend can run it.
+    def granted(
+        self, own: Quantize | Fixed, use: Quantize | Fixed, program: Program, refused: list[Refused]
+    ) -> Quantize | Fixed:
+        """What the config asks for, if the backend can run it; else the backend's own, and a word in `refused`.
 
         What follows from the op is the op's and not the config's: the axis of the channels, the axis that groups lie
         along, and a range known beforehand.
@@ -55,34 +103,45 @@ class Request:
             return own
         if isinstance(own, Fixed) and isinstance(use, Quantize) and _same_numbers(own, use):
             return own
-        theirs, ours = use.spec.granularity, own.spec.granularity
-        if isinstance(use, Quantize) and isinstance(theirs, PerChannel) and isinstance(ours, PerChannel):
-            use = Quantize(use.spec.but(granularity=ours))
-        if isinstance(use, Quantize) and isinstance(theirs, PerGroup) and not isinstance(ours, PerGroup):
-            use = Quantize(use.spec.but(granularity=PerGroup(axis=_summed_axis(ours), size=theirs.size)))
-        reason = self.backend.why_not(use.spec)
-        if reason is None and isinstance(theirs, PerChannel) and isinstance(ours, PerTensor):
+        use = _fitted(own, use)
+        reason, length = self.backend.why_not(use.spec), None
+        share = use.spec.granularity
+        if reason is None and isinstance(share, PerChannel) and _has_no_channels(own, use):
             reason = "the tensor has no axis of channels here, so granularity must be per-tensor"
-        if reason is None and isinstance(use.spec.granularity, PerGroup):
-            reason = self._why_not_groups(use.spec.granularity)
+        if reason is None and isinstance(share, PerGroup):
+            reason, length = self._why_not_groups(share)
         if reason is not None:
-            raise AnnotationError(
-                f"backend {self.backend.name!r} cannot run {name_of(use.spec)}: {reason}",
-                where=f"{program.describe(self.node)}, by the config's rule {self.setting.rule}",
-                advice="choose another spec in the config, or FLOAT",
-            )
+            refused.append(Refused(use.spec, reason, program.describe(self.node), self.setting, length))
+            return own
         return use
 
-    def _why_not_groups(self, share: PerGroup) -> str | None:
+    def _why_not_groups(self, share: PerGroup) -> tuple[str | None, int | None]:
         kind = None if self.value is None else tensor_type(self.value)
         if kind is None or not share.axis < kind.rank:
-            return "the shape of the weight is not known"
+            return "the shape of the weight is not known", None
         length = kind.shape[share.axis]
         if isinstance(length, int) and length % share.size == 0:
-            return None
-        sizes = [size for size in (16, 32, 64, 128, 256) if isinstance(length, int) and length % size == 0]
-        fitting = f"; {' and '.join(map(str, sizes))} would" if sizes else ""
-        return f"groups of {share.size} do not divide the {length} elements of axis {share.axis} of {kind}{fitting}"
+            return None, None
+        counted = f"the {length} elements" if length != 1 else "the only element"
+        why = f"groups of {share.size} do not divide {counted} of axis {share.axis} of {kind}"
+        return why, length if isinstance(length, int) else None
+
+
+def _fitted(own: Quantize | Fixed, use: Quantize | Fixed) -> Quantize | Fixed:
+    """What is asked for, with the axes of the op."""
+    theirs, ours = use.spec.granularity, own.spec.granularity
+    if not isinstance(use, Quantize):
+        return use
+    if isinstance(theirs, PerChannel) and isinstance(ours, PerChannel):
+        return Quantize(use.spec.but(granularity=ours))
+    if isinstance(theirs, PerGroup) and not isinstance(ours, PerGroup):
+        return Quantize(use.spec.but(granularity=PerGroup(axis=_summed_axis(ours), size=theirs.size)))
+    return use
+
+
+def _has_no_channels(own: Quantize | Fixed, use: Quantize | Fixed) -> bool:
+    """Whether an op leaves no axis for scales: one that computes in float takes them along any."""
+    return isinstance(own.spec.granularity, PerTensor) and use.spec.timing is not Timing.WEIGHT_ONLY
 
 
 def _summed_axis(channels: PerChannel | PerTensor | object) -> int:
@@ -95,22 +154,61 @@ def _same_numbers(own: Fixed, use: Quantize) -> bool:
     return own.spec.but(observe=None, eps=None) == use.spec.but(observe=None, eps=None)
 
 
+def refuse(backend: Backend, refused: list[Refused]) -> None:
+    """Raise one error that names every place a config asks too much of."""
+    if not refused:
+        return
+    first = refused[0]
+    same = [one for one in refused if one.spec == first.spec]
+    where = f"{first.place}, by the config's rule {first.setting.rule}"
+    what = f"backend {backend.name!r} cannot run {name_of(first.spec)}: {first.reason}"
+    if len(refused) > 1:
+        more = f"; and {len(refused) - MOST_PLACES} more" if len(refused) > MOST_PLACES else ""
+        what = f"{what}, and {len(refused) - 1} places more"
+        where = f"{where}; {'; '.join(map(str, refused[1:MOST_PLACES]))}{more}"
+    lengths = [one.length for one in same]
+    raise AnnotationError(what, where=where, advice=f"{_other_groups(lengths)}choose another spec in the config, or FLOAT")
+
+
+def _other_groups(lengths: Iterable[int | None]) -> str:
+    """The group sizes that would do everywhere, as the beginning of an advice."""
+    known = [length for length in lengths if length is not None]
+    if not known:
+        return ""
+    fitting = [str(size) for size in GROUP_SIZES if all(length % size == 0 for length in known)]
+    every = "all of them" if len(known) > 1 else "it"
+    if fitting:
+        return f"groups of {' or '.join(fitting[:3])} divide {every}; or "
+    return f"no group size divides {every}: use INT8_WEIGHT_ONLY, which has a scale for each channel; or "
+
+
 def refuse_unmet(program: Program, config: Resolution) -> None:
-    """A rule of the config that asks for run-time scales, or for weights alone, must come to something somewhere."""
+    """A rule of the config that asks for run-time scales, or for weights alone, must come to just that somewhere."""
     from quantc.inspect.reasons import Reasons
 
     settings = [(node, setting) for node, roles in config.nodes.items() for setting in roles.values()]
     settings += [(consumer, setting) for (_, consumer), setting in config.edges.items()]
-    places: dict[ConfigRule, list[fx.Node]] = {}
+    places: dict[ConfigRule, dict[fx.Node, None]] = {}
     for node, setting in settings:
-        use = setting.rule.use
-        if not isinstance(use, Float) and use.spec.timing is not Timing.STATIC:
-            places.setdefault(setting.rule, []).append(node)
+        if timing_of(setting) is not Timing.STATIC:
+            places.setdefault(setting.rule, {})[node] = None
+    claims = program.plan.claims
     for rule, nodes in places.items():
-        if isinstance(rule.select, ByAll) or any(node in program.plan.claims for node in nodes):
+        asked = Timing.STATIC if isinstance(rule.use, Float) else rule.use.spec.timing
+        if isinstance(rule.select, ByAll) or any((claim := claims.get(node)) and claim.timing is asked for node in nodes):
             continue
+        first = next((node for node in nodes if node not in claims), next(iter(nodes)))
+        taken = claims.get(first)
+        reason = Reasons(program)(first).text if taken is None else f"{first.name} is {taken}"
         raise AnnotationError(
-            f"nothing came of the config's rule {rule}: {Reasons(program)(nodes[0]).text}",
-            where=program.describe(nodes[0]),
-            advice="leave the rule out, or give it to ops that can: `quantc backends` shows which are dynamic",
+            f"nothing came of the config's rule {rule}: {reason}",
+            where=program.describe(first),
+            advice=_ADVICE[asked],
         )
+
+
+_ADVICE = {
+    Timing.DYNAMIC: "leave the rule out, or give it to ops that can: `quantc backends` shows which are dynamic",
+    Timing.WEIGHT_ONLY: "leave the rule out, or give it to ops whose weights are constants",
+    Timing.STATIC: "leave the rule out",
+}

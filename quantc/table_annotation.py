@@ -289,7 +289,7 @@ class TableAnnotation:
         if not moves(match) and setting is not None and _is_dynamic(setting.use):
             return f"{op_name(match.root)} has no dynamic form on {self.backend.name}, and {value.name} comes in float"
         if giver is not None and giver.timing is not Timing.STATIC:
-            return f"{match.rule.name}: it hands on what is quantized, and {value.name} is {giver.timing}: it yields float"
+            return f"{match.rule.name}: it hands on what is quantized, and {giver.root} is {giver.timing}: it yields float"
         return f"{match.rule.name}: its input {value.name} is not quantized"
 
     def _decided(self, value: fx.Node) -> bool:

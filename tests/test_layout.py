@@ -17,6 +17,7 @@ TOP = {
     "batches",
     "cli",
     "integer_page",
+    "kernels",
     "one_call",
     "pages",
     "quantize_job",

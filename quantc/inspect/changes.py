@@ -14,11 +14,15 @@ from torch import Tensor
 
 from quantc.config import ConfigRule, QuantConfig
 from quantc.errors import QuantcError
+from quantc.formats import Timing
 from quantc.inspect import surgery
+from quantc.outcomes import Float
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule, RuleTable
 from quantc.program import Program
 from quantc.quantizer import Backend
+from quantc.selectors import ByNode, ByOp
+from quantc.spec import name_of
 
 S = TypeVar("S")
 
@@ -70,6 +74,33 @@ class RemoveConfigRule(Change[QuantConfig]):
 
     def __str__(self) -> str:
         return f"remove from the config: {'; '.join(map(str, self.rules))}"
+
+
+@dataclass(frozen=True)
+class AddConfigRule(Change[QuantConfig]):
+    """Say something else for a node in the config; the last rule that matches wins."""
+
+    kind = "add-config-rule"
+    cost = 1
+    on = "config"
+    node: str
+    rule: ConfigRule
+
+    def apply(self, subject: QuantConfig) -> QuantConfig:
+        return QuantConfig(rules=(*subject.rules, self.rule))
+
+    def fields(self) -> dict[str, Any]:
+        return {"node": self.node, "rule": self.rule.model_dump(mode="json")}
+
+    def __str__(self) -> str:
+        """The call that adds it, and what else there is to do then."""
+        select, use = self.rule.select, self.rule.use
+        call, name = ("set_op", select.op) if isinstance(select, ByOp) else ("set_node", str(getattr(select, "node", select)))
+        text = "FLOAT" if isinstance(use, Float) else name_of(use.spec)
+        shown = text if text.isidentifier() and text.isupper() else f'"{text}"'
+        is_static = not isinstance(use, Float) and use.spec.timing is Timing.STATIC
+        more = ", and calibrate: static scales come from data" if is_static else ""
+        return f'config.{call}("{name}", {shown}){more}'
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 
 from quantc.dialect import is_opaque, op_name
+from quantc.formats import Dynamic
 from quantc.inspect.trials import Trial, Trials
 from quantc.outcomes import Float
 from quantc.patterns.causes import UnknownType
 from quantc.patterns.match import Match, Refusal
-from quantc.patterns.table import Dynamic
 from quantc.program import Program
 from quantc.requests import why_not_dynamic
 from quantc.resolve import Setting

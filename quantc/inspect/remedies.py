@@ -24,6 +24,7 @@ from quantc.inspect.changes import (
     total_cost,
 )
 from quantc.inspect.new_rules import rule_for
+from quantc.inspect.other_techniques import OtherTechniques
 from quantc.inspect.reasons import Reason, Reasons, Why
 from quantc.outcomes import Float
 from quantc.patterns import causes
@@ -48,6 +49,7 @@ class Remedies:
         self.program = reasons.program
         self._resolutions: dict[QuantConfig, Resolution] = {}
         self.paths = {graph: path for path, graph in self.program.graphs()}
+        self.techniques = OtherTechniques(reasons, self.paths)
 
     def for_node(self, node: fx.Node) -> tuple[Change[Any], ...]:
         """What would let a rule take a float node, the smallest change first."""
@@ -58,7 +60,9 @@ class Remedies:
         return tuple(sorted(found, key=total_cost))
 
     def _found(self, node: fx.Node, reason: Reason) -> Iterator[Change[Any]]:
-        if reason.why is Why.CONFIG:
+        if self.techniques.asks(node):
+            yield from self.techniques.for_node(node, reason)
+        elif reason.why is Why.CONFIG:
             yield from self._config(node)
         elif reason.follower is not None:
             yield from self._feeding(reason.follower)

@@ -75,4 +75,5 @@ MODULES = (
     "writers.norms",
     "writers.lookup_weights",
     "writers.dynamic",
+    "writers.recurrent",
 )

@@ -11,8 +11,8 @@ from torch import fx, nn
 from quantc.constants import forget_unread
 from quantc.errors import QuantcError
 from quantc.integer.library import op_of
-from quantc.kernels.packed import Kernel
-from quantc.kernels.table import Call, Maker, NoKernelError, kernels_for
+from quantc.kernels.table import Call, Maker, NoKernelError, Placement, kernels_for
+from quantc.passes.eliminate_dead import EliminateDead
 from quantc.program import Program, Stage, check_program
 
 
@@ -79,37 +79,40 @@ def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Pl
     """The module of a program with kernels in the place of ops; the program itself is not changed."""
     makers = kernels_for(target)
     draft = program.draft()
-    placed: list[Placed] = []
+    placed: dict[fx.Node, Placed] = {}
     for _, graph in draft.graphs():
         for node in list(graph.nodes):
-            op = op_of(node.target)
-            if op is None:
+            call = Call(draft, node)
+            if node.op != "call_function" or (call.op not in makers and op_of(node.target) is None):
                 continue
-            call = Call(draft, node, op)
-            found, reason = _first(makers.get(op.name, []), call)
-            placed.append(Placed(node.name, op.name, "" if found is None else found.name, reason))
-            if found is not None:
-                _put(draft, graph, call, found)
+            found, reason = _first(makers.get(call.op, []), call)
+            running = node if found is None else _put(draft, graph, call, found)
+            placed[running] = Placed(node.name, call.op, "" if found is None else found.kernel.name, reason)
+    EliminateDead().run(draft)
     forget_unread(draft)
-    return draft.module, tuple(placed)
+    left = set(draft.nodes())
+    return draft.module, tuple(row for node, row in placed.items() if node in left)
 
 
-def _first(makers: list[Maker], call: Call) -> tuple[Kernel | None, str]:
+def _first(makers: list[Maker], call: Call) -> tuple[Placement | None, str]:
     reasons: list[str] = []
     for maker in makers:
         try:
-            return maker(call), ""
+            found = maker(call)
         except NoKernelError as refusal:
             reasons.append(str(refusal))
+        else:
+            return found if isinstance(found, Placement) else Placement(found, call.inputs), ""
     return None, "; ".join(reasons) or "there is no kernel for it"
 
 
-def _put(draft: Program, graph: fx.Graph, call: Call, kernel: Kernel) -> None:
+def _put(draft: Program, graph: fx.Graph, call: Call, placement: Placement) -> fx.Node:
     name = f"kernel_{call.node.name}"
-    draft.owner(graph).add_module(name, kernel)
+    draft.owner(graph).add_module(name, placement.kernel)
     with graph.inserting_before(call.node):
-        made = graph.call_module(name, call.inputs)
+        made = graph.call_module(name, placement.inputs)
     made.meta = dict(call.node.meta)
     call.node.replace_all_uses_with(made)
     graph.erase_node(call.node)
     draft.touch()
+    return made

@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from quantc.dialect import op_name
 from quantc.errors import UnknownNameError, suggest
-from quantc.integer.library import IntegerOp
+from quantc.integer.library import op_of
 from quantc.kernels.packed import Kernel
 from quantc.program import Program
 
@@ -29,15 +30,21 @@ class NoKernelError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A node that calls an op of the integer form, with its arguments by name: constants are tensors already."""
+    """A node that calls an op, with its arguments by name: constants are tensors already."""
 
     program: Program
     node: fx.Node
-    op: IntegerOp
+
+    @property
+    def op(self) -> str:
+        """What kernels are offered for: the name of an op of the integer form, or that of the dialect."""
+        own = op_of(self.node.target)
+        return op_name(self.node) if own is None else own.name
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        names = [argument.name for argument in self.op.target._schema.arguments]
+        target: Any = self.node.target
+        names = [argument.name for argument in target._schema.arguments]
         given = {**dict(zip(names, self.node.args, strict=False)), **self.node.kwargs}
         return {name: self._value(value) for name, value in given.items()}
 
@@ -65,7 +72,15 @@ class Call:
         return (*flat, *(item for item in listed if isinstance(item, fx.Node)))
 
 
-Maker = Callable[[Call], Kernel]
+@dataclass(frozen=True)
+class Placement:
+    """A kernel, and the nodes it reads where they are not those of the call: it computes what is before the call too."""
+
+    kernel: Kernel
+    inputs: tuple[fx.Node, ...]
+
+
+Maker = Callable[[Call], "Kernel | Placement"]
 
 KERNELS: dict[str, dict[str, list[Maker]]] = {"x86": {}, "qnnpack": {}}
 """By target, then by op."""

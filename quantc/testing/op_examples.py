@@ -25,6 +25,7 @@ RANKS |= {f"aten.adaptive_max_pool{n}d.default": n + 2 for n in (1, 2, 3)} | {"a
 RANKS |= {"max_pool2d_with_indices": 4, "upsample_linear1d": 3, "upsample_bilinear2d": 4, "pixel_shuffle": 4}
 RANKS |= {"pixel_unshuffle": 4, "channel_shuffle": 4, "sdpa": 4, "addmm": 2, "baddbmm": 3, "bilinear": 2}
 RANKS |= {"lstm": 3, "gru": 3, "rnn_tanh": 3, "rnn_relu": 3, "lstm_cell": 2, "gru_cell": 2}
+RANKS |= {"rnn_tanh_cell": 2, "rnn_relu_cell": 2}
 """How many axes an op reads, where it is not for its operands to say."""
 
 POSITIVE = ("log", "sqrt", "rsqrt", "reciprocal", "pow")
@@ -142,10 +143,10 @@ def recurrent(wanted: Wanted) -> Arguments:
     return {"x": x, "hx": hx, "params": params, **flags, "batch_first": True}
 
 
-@OP_EXAMPLES.of("lstm_cell", "gru_cell")
+@OP_EXAMPLES.of("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
 def cell(wanted: Wanted) -> Arguments:
     x, size = wanted.x(rank=2), 8
-    gates = (4 if wanted.op == "lstm_cell" else 3) * size
+    gates = {"lstm_cell": 4, "gru_cell": 3}.get(wanted.op, 1) * size
     state = wanted.randn(x.shape[0], size)
     weights = {"w_ih": wanted.weight(gates, x.shape[-1]), "w_hh": wanted.weight(gates, size)}
     biases = {"b_ih": wanted.randn(gates) / 4, "b_hh": wanted.randn(gates) / 4}

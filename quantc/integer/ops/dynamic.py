@@ -19,9 +19,7 @@ from quantc.run_time import choose_qparams, quantized
 
 FOUND = "sx, xz from the smallest and the largest x"
 ROUNDED = "xq = clamp(round(x / sx) + xz)"
-SUMMED = (
-    "acc = Σ (xq − xz)(wq − wz) in int32; bias_q = round(b / (sx·sw)); out = f32((acc + bias_q) · (sx·sw))"
-)
+SUMMED = "acc = Σ (xq − xz)(wq − wz) in int32; bias_q = round(b / (sx·sw)); out = f32((acc + bias_q) · (sx·sw))"
 WHOLE = f"{FOUND}; {ROUNDED}; {SUMMED}"
 DYNAMIC = f"{FOUND}: of all, or of each row (per token); {ROUNDED}; {SUMMED}"
 BOTH = DYNAMIC.replace("; acc", "; y likewise; acc").replace("w", "y")

@@ -118,13 +118,13 @@ def matmul_both(x: Tensor, y: Tensor, bias: Tensor | None, *grids: Any) -> Tenso
     """`dynamic.matmul_both_dynamic`."""
     alpha, parts = _given(grids, 12, 1.0, 0)[12:]
     (left, scale), (right, y_scale) = _levels(x, *grids[:6]), _levels(y, *grids[6:12])
+    columns = right.unsqueeze(-1) if y.dim() == 1 else right
 
     def product(bias: Tensor | None, *out: Any) -> Tensor:
-        return product_kernels.matmul(left, 0, right, None, bias, parts, *out)
+        return product_kernels.matmul(left, 0, columns, None, bias, parts, *out)
 
-    if y.dim() == 1 and scale.dim():
-        scale = scale.squeeze(-1)
-    return _real(product, scale, y_scale, bias, alpha=alpha)
+    result = _real(product, scale, y_scale, bias, alpha=alpha)
+    return result.squeeze(-1) if y.dim() == 1 else result
 
 
 # -- what they are made of -----------------------------------------------------------------------------------------
@@ -181,13 +181,10 @@ def _by_row(sums: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None,
 
     Done a few rows at a time, so as to stay in the cache.
     """
-    width = sums.shape[-1] if sums.dim() else 1
-    is_vector = x_scale.dim() == sums.dim() and x_scale.shape[-1:] != (1,) or not sums.dim()
-    columns = 1 if is_vector else width
-    rows = x_scale.double().expand([*sums.shape[:-1], 1] if not is_vector else sums.shape).reshape(-1, 1)
-    totals = sums.reshape(-1, columns)
+    rows = x_scale.double().expand([*sums.shape[:-1], 1]).reshape(-1, 1)
+    totals = sums.reshape(rows.shape[0], sums.shape[-1])
     result = torch.empty_like(totals, dtype=torch.float32)
-    height = max(1, BLOCK // max(columns, 1))
+    height = max(1, BLOCK // max(sums.shape[-1], 1))
     for start in range(0, totals.shape[0], height):
         block = slice(start, start + height)
         step = rows[block] * w_scale

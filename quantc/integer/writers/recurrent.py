@@ -1,0 +1,72 @@
+"""Recurrent layers whose input is quantized as it comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from quantc.dialect import op_name
+from quantc.formats import Timing
+from quantc.integer.library import OPS
+from quantc.integer.ops.recurrent import KINDS
+from quantc.integer.semantics import computes
+from quantc.integer.task import NotIntegerError, Quantized, Task
+from quantc.integer.writers.dynamic import run_time_operand
+from quantc.types import type_of
+
+LAYERS = tuple(KINDS)
+CELLS = tuple(f"{name}_cell" for name in KINDS)
+FORMULA = (
+    "products of input and state as those of a dynamic linear layer: the input of each layer is quantized as a whole, "
+    "the state at each step; gates in float32"
+)
+NOTE = (
+    "{name}: the hidden state, and what goes from one layer to the next, is quantized at each run in integer form and on "
+    "kernels; in Q/DQ form it is float"
+)
+
+
+@computes(*LAYERS, formula=FORMULA, timing=Timing.DYNAMIC)
+def write_layers(task: Task) -> None:
+    x, params = run_time_operand(task.argument("x")), list(task.argument("params"))
+    group = 4 if task.argument("has_biases") else 2
+    count = task.argument("num_layers") * (2 if task.argument("bidirectional") else 1)
+    if len(params) != group * count:
+        raise NotIntegerError("it projects its state (proj_size), for which there is no integer form and no kernel")
+    if task.argument("train") and task.argument("dropout"):
+        raise NotIntegerError("it drops parts of what goes from layer to layer, as in training")
+    found = [_weight(task, params[start + index]) for start in range(0, len(params), group) for index in (0, 1)]
+    biases = [params[start + index] for start in range(0, len(params), group) for index in range(2, group)]
+    weights, scales = [w.node for w in found], [_scale(task, w, index) for index, w in enumerate(found)]
+    layout = (task.argument("num_layers"), task.argument("bidirectional"), task.argument("batch_first"))
+    _write(task, (x.node, task.argument("hx"), weights, scales, biases, *layout, *x.grid))
+
+
+@computes(*CELLS, formula=FORMULA, timing=Timing.DYNAMIC)
+def write_cell(task: Task) -> None:
+    x = run_time_operand(task.argument("x"))
+    found = [_weight(task, task.argument(name)) for name in ("w_ih", "w_hh")]
+    weights, scales = [w.node for w in found], [_scale(task, w, index) for index, w in enumerate(found)]
+    biases = (task.argument("b_ih"), task.argument("b_hh"))
+    _write(task, (x.node, task.argument("hx"), *weights, *scales, *biases, *x.grid))
+
+
+def _write(task: Task, args: tuple[Any, ...]) -> None:
+    core = task.core
+    made = task.program.emit(
+        OPS[f"{op_name(core)}_dynamic"].target, args, before=core, like=core, value=type_of(core)
+    )
+    task.notes.append(NOTE.format(name=core.name))
+    task.replace(core, made)
+
+
+def _weight(task: Task, value: Any) -> Quantized:
+    found = task.quantized(value)
+    if found.grid.zero_point.any():
+        raise NotIntegerError(f"{found.node.name} is not symmetric")
+    return found
+
+
+def _scale(task: Task, weight: Quantized, index: int) -> fx.Node:
+    return task.keep(f"scale_{index}", weight.grid.scale.float())
