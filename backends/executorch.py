@@ -1,7 +1,8 @@
 """ExecuTorch's XNNPACK delegate. Activations int8 affine per tensor, weights int8 symmetric -127..127 per channel.
 
 Only what the delegate takes in quantized form is here; it wants every operand and every result quantized, weights and
-biases constant, and scales of at least 2^-12.
+biases constant, and scales of at least 2^-12. With run-time scales it takes linear layers and convolutions of images,
+but none that is depthwise.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ WEIGHT = INT8_NARROW_WEIGHT.but(eps=SMALLEST_SCALE)
 after = op("relu", "clamp", args="_")
 both = {"x": "act", "y": "act", "out": "act"}
 conv = op("conv1d", "conv2d", args="x")("x", const("w"), const("b?"))
+conv_2d = op("conv2d", args="x")("x", const("w"), const("b?"))
 conv_transpose = op("conv_transpose2d", args="x")("x", const("w"), const("b?"))
 linear = aten.linear("x", const("w"), const("b?"))
 over_image = one_of((2, 3), (3, 2), (-1, -2), (-2, -1))
@@ -33,7 +35,8 @@ over_image = one_of((2, 3), (3, 2), (-1, -2), (-2, -1))
 TABLE = RuleTable(
     "executorch",
     (
-        rule("conv", conv >> optional(after), product("act")),
+        rule("conv", conv_2d >> optional(after), product("act"), when=("several-channels",)),
+        rule("conv-static", conv >> optional(after), product("act")),
         rule(
             "conv-transpose",
             conv_transpose.having(groups=1) >> optional(after),

@@ -217,6 +217,15 @@ def why_not_stride_within_kernel(match: Match) -> str | None:
     return f"{match.root.name} has stride {stride}, more than its kernel {kernel}" if wide else None
 
 
+@predicate("several-channels")
+def why_not_several_channels(match: Match) -> str | None:
+    """A convolution that is not depthwise: it sums over channels."""
+    weight = tensor_type(match["w"])
+    if weight is None:
+        return "the shape of the weight is unknown"
+    return f"{match.node('w').name} is {weight}: each output has one channel" if weight.shape[1] == 1 else None
+
+
 @predicate("several-inputs")
 def why_not_several_inputs(match: Match) -> str | None:
     """At least two different tensors are joined."""

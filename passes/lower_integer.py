@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import fx
 
@@ -18,6 +18,9 @@ from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
 from quantc.qdq import is_quantize
+
+
+Boundaries = Literal["spelled", "whole"]
 
 
 class LowerInteger(Pass):
@@ -38,6 +41,8 @@ class LowerInteger(Pass):
     preserves: ClassVar[Preserves] = Preserves.NOTHING
 
     multiplier: MultiplierForm = "float64"
+    boundaries: Boundaries = "spelled"
+    """Quantize and dequantize ops that are left: "spelled" out in ATen, or "whole" for kernels to take."""
 
     def run(self, program: Program) -> Outcome:
         from quantc.inspect.coverage import why_not_quantized
@@ -55,9 +60,9 @@ class LowerInteger(Pass):
         _rescale(program, self.multiplier)
         _note_float(program, {node for nodes in found for node in nodes}, reasons)
         EliminateDead().run(program)  # what was replaced need not be spelled out
-        opened = open_boundaries(program)
+        opened = open_boundaries(program) if self.boundaries == "spelled" else 0
         forget_unread(program)
-        return Outcome(written + opened > 0, (f"{written} matches compute on integers", *notes))
+        return Outcome(written + opened > 0, (f"{written} matches compute on integers", *dict.fromkeys(notes)))
 
 
 def _rescale(program: Program, multiplier: MultiplierForm) -> None:

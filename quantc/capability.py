@@ -63,9 +63,13 @@ def _listed(values: tuple[DType | Scheme | Timing, ...]) -> str:
 
 def refusal(capabilities: tuple[Capability, ...], spec: QuantSpec) -> str | None:
     """Why none of some capabilities takes a spec: what the nearest has against it; None if one does."""
-    candidates = [capability.refusals(spec) for capability in capabilities if capability.role is spec.role]
-    if not candidates:
+    of_role = [capability for capability in capabilities if capability.role is spec.role]
+    if not of_role:
         roles = sorted({capability.role.value for capability in capabilities})
         return f"it quantizes {' and '.join(roles) or 'nothing'}, not {spec.role.value}"
-    nearest = min(candidates, key=len)
+    of_timing = [capability for capability in of_role if spec.timing in capability.timings]
+    if not of_timing:
+        timings = tuple(dict.fromkeys(timing for capability in of_role for timing in capability.timings))
+        return f"timing must be {_listed(timings)}, not {spec.timing.value}"
+    nearest = min((capability.refusals(spec) for capability in of_timing), key=len)
     return "; ".join(nearest) or None

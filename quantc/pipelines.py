@@ -52,6 +52,11 @@ def integer(multiplier: MultiplierForm = "float64", style: Style = "fused") -> P
     return Pipeline.parse(f"lower-integer{{multiplier={multiplier}}},{written}eliminate-dead")
 
 
+def lower() -> Pipeline:
+    """What `qc.lower` runs before kernels take their ops: the integer form, with quantize and dequantize ops whole."""
+    return Pipeline.parse("lower-integer{boundaries=whole},eliminate-dead")
+
+
 def _check(option: str, given: str, known: tuple[str, ...]) -> None:
     if given not in known:
         raise QuantcError(

@@ -202,7 +202,14 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self.signature.check(leaves, spec)
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            from quantc.qdq import why_no_range
+
+            if (found := why_no_range(self, error)) is not None:
+                raise found from error
+            raise
 
     def run_flat(self, leaves: Iterable[Any]) -> list[Any]:
         """Run on flat inputs and give the flat outputs."""

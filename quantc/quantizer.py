@@ -264,7 +264,8 @@ def mode_config(quantizer: Quantizer, mode: str) -> QuantConfig:
             raise AnnotationError(
                 f"{member.name} has no mode {mode!r}",
                 where=f"mode={mode!r}",
-                advice=f"it has {', '.join(('static', *modes))}; or say it in a config: QuantConfig().set_all(spec)",
+                advice=f"its modes are {', '.join(('static', *modes))}; a config asks for single ops, if it takes them: "
+                "QuantConfig().set(path, spec)",
             )
         specs[modes[mode]] = member.name
     if len(specs) > 1:

@@ -50,14 +50,13 @@ def is_dynamic(setting: Setting | None) -> bool:
 
 def why_not_dynamic(rule: Rule, setting: Setting | None, node: fx.Node, value: fx.Node) -> str | None:
     """Why a rule cannot have run-time scales for what a node of it reads, where the config asks for them."""
-    if setting is None or not is_dynamic(setting):
+    if setting is None or isinstance(setting.use, Float) or not is_dynamic(setting):
         return None
     if rule.dynamic is Dynamic.NO:
         return f"it has no dynamic form, which the config asks for: {setting.rule}"
     if rule.dynamic is Dynamic.NAMED and not isinstance(setting.rule.select, BY_NAME):
         return "it is dynamic only where the config names the op or the node: it costs more than it gains"
-    spec = None if isinstance(setting.use, Float) else setting.use.spec
-    if spec is not None and isinstance(spec.granularity, PerToken) and _adds_rows(node, value):
+    if isinstance(setting.use.spec.granularity, PerToken) and _adds_rows(node, value):
         return f"it adds up rows of {value.name}, which per-token gives different scales: {setting.rule}"
     return None
 
@@ -164,10 +163,12 @@ def refuse(backend: Backend, refused: list[Refused]) -> None:
     what = f"backend {backend.name!r} cannot run {name_of(first.spec)}: {first.reason}"
     if len(refused) > 1:
         more = f"; and {len(refused) - MOST_PLACES} more" if len(refused) > MOST_PLACES else ""
-        what = f"{what}, and {len(refused) - 1} places more"
+        what = f"{what} (and {len(refused) - 1} more)"
         where = f"{where}; {'; '.join(map(str, refused[1:MOST_PLACES]))}{more}"
     lengths = [one.length for one in same]
-    raise AnnotationError(what, where=where, advice=f"{_other_groups(lengths)}choose another spec in the config, or FLOAT")
+    raise AnnotationError(
+        what, where=where, advice=f"{_other_groups(lengths)}choose another spec in the config, or FLOAT"
+    )
 
 
 def _other_groups(lengths: Iterable[int | None]) -> str:
@@ -195,7 +196,9 @@ def refuse_unmet(program: Program, config: Resolution) -> None:
     claims = program.plan.claims
     for rule, nodes in places.items():
         asked = Timing.STATIC if isinstance(rule.use, Float) else rule.use.spec.timing
-        if isinstance(rule.select, ByAll) or any((claim := claims.get(node)) and claim.timing is asked for node in nodes):
+        if isinstance(rule.select, ByAll) or any(
+            (claim := claims.get(node)) and claim.timing is asked for node in nodes
+        ):
             continue
         first = next((node for node in nodes if node not in claims), next(iter(nodes)))
         taken = claims.get(first)

@@ -16,7 +16,7 @@ from torch import fx
 from quantc.config import ConfigRule, QuantConfig, Use
 from quantc.dialect import op_name
 from quantc.errors import ConfigError, suggest
-from quantc.formats import Role, Timing
+from quantc.formats import Role
 from quantc.outcomes import Float
 from quantc.program import Program
 from quantc.selectors import (
@@ -41,11 +41,6 @@ class Setting:
 
     use: Use
     rule: ConfigRule
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether it asks for scales that are found as the program runs."""
-        return not isinstance(self.use, Float) and self.use.spec.timing is Timing.DYNAMIC
 
     @property
     def why_float(self) -> str:
@@ -98,7 +93,11 @@ def _settings(numbers: Iterable[int], config: QuantConfig) -> dict[Role, Setting
     found: dict[Role, Setting] = {}
     for number in sorted(numbers):
         rule = config.rules[number]
-        found |= {role: Setting(use, rule) for role, use in rule.settings.items()}
+        said = rule.settings
+        if Role.ACT in said and not isinstance(said[Role.ACT], Float):
+            # what computes on integers is no longer weight-only: the weight is the backend's again
+            found = {role: setting for role, setting in found.items() if not setting.rule.is_weight_only}
+        found |= {role: Setting(use, rule) for role, use in said.items()}
     return found
 
 

@@ -91,18 +91,18 @@ def _qparams(program: Program, group: Group, places: Places) -> QParams:
 
 def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, where: str) -> Observation:
     """What is known of a group's tensors: from calibration, and from those that are constants."""
-    constants = [
-        tensor
+    constants = {
+        str(node.target): tensor
         for site in group.values
         if (node := places.node(site)).op == "get_attr" and (tensor := program.tensor(node)) is not None
-    ]
+    }
     total = program.plan.statistics.get(group.name) if group.source is Source.DATA else None
     if group.source is Source.DATA and (total is None or not total.seen):
         raise _unobserved(program, group, where)
     if constants:
         own = start(spec)
-        for constant in constants:
-            _refuse_bad(constant, where)
+        for name, constant in constants.items():
+            _refuse_bad(name, constant, where)
             own.update(constant.detach(), where=where)
         total = own if total is None else total.merge(own)
     if total is None:
@@ -131,9 +131,16 @@ def _has_seen(observation: Observation | None) -> bool:
     return observation is not None and observation.seen > 0
 
 
-def _refuse_bad(constant: Tensor, where: str) -> None:
+def _refuse_bad(name: str, constant: Tensor, where: str) -> None:
     if constant.numel() == 0:
-        raise DataError("an empty tensor has no range", where=where, advice="leave it float")
+        raise DataError(f"{name} is empty, and has no range", where=where, advice="leave it float")
+    bad = constant.numel() - int(constant.isfinite().sum())
+    if bad:
+        raise DataError(
+            f"{bad} of {constant.numel()} values of {name} are NaN or infinite",
+            where=where,
+            advice="correct the model: what it was trained or loaded with; FLOAT leaves the op as it is",
+        )
 
 
 def _refuse_groups(program: Program, group: Group, parents: list[QParams], places: Places) -> None:

@@ -16,14 +16,14 @@ from torch import fx
 
 from quantc.annotator import Annotator
 from quantc.config import Use
-from quantc.dialect import op_name
+from quantc.dialect import Trait, op_name, traits_of
 from quantc.errors import AnnotationError
 from quantc.formats import PerChannel, Role, Timing
 from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
 from quantc.places import operand_nodes, outputs_of
 from quantc.plan import Claim, Part
 from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
-from quantc.requests import Request, why_not_dynamic
+from quantc.requests import Refused, Request, is_dynamic, refuse, timing_of, why_not_dynamic
 from quantc.resolve import Setting
 from quantc.sites import Site
 from quantc.spec import QuantSpec
@@ -86,6 +86,8 @@ class TableAnnotation:
         self.admission: Admission = Admission(annotator.left_out, self._why_not)
         self.on_demand: dict[fx.Node, Quantize | Fixed] = {}
         """What can be had quantized but need not be."""
+        self.refused: list[Refused] = []
+        """What the config asks for and the backend cannot run."""
 
     def run(self) -> None:
         matches = list(self.backend.table.match(self.annotator.program, self.admission))
@@ -99,6 +101,7 @@ class TableAnnotation:
         asked = self._asked_for(able)
         for match in able:
             self._follow(match, match.root in asked)
+        refuse(self.backend, self.refused)
 
     # -- what may be matched -----------------------------------------------------------------------------------
 
@@ -108,9 +111,8 @@ class TableAnnotation:
             setting = self._setting(slot)
             if (setting is not None and isinstance(setting.use, Float)) or self._is_bias(slot):
                 continue
-            if slot.role != PASS and (refusal := why_not_dynamic(match.rule, setting)) is not None:
-                return refusal
-            reason = self.annotator.why_not_tensor(slot.value) or self._why_not_weight(slot)
+            reason = why_not_dynamic(match.rule, setting, slot.node, slot.value) if slot.role != PASS else None
+            reason = reason or self.annotator.why_not_tensor(slot.value) or self._why_not_weight(slot)
             if reason is not None:
                 return reason
         if "out" in match.rule.roles:
@@ -155,8 +157,8 @@ class TableAnnotation:
             if isinstance(root, Quantize | Fixed):
                 readers.setdefault(slot.node, []).append(root.spec)
         self._share_lists(match, sites)
-        yields = self._output(match, sites)
         timing = _timing([spec for specs in readers.values() for spec in specs])
+        yields = timing is not Timing.DYNAMIC and self._output(match, sites, self._yielding(match, list(readers)))
         if yields or (readers and timing is Timing.STATIC):
             self._claim(match, Part.QUANTIZED, timing)
         elif readers:
@@ -200,10 +202,16 @@ class TableAnnotation:
                     raise _conflict(match, {first: outcomes[first], site: outcomes[site]})
                 outcomes[site] = SameAs(first)
 
-    def _output(self, match: Match, sites: dict[str, Site]) -> bool:
+    def _yielding(self, match: Match, readers: list[fx.Node]) -> Setting | None:
+        """What the config says of the result. An op that is fused into another goes with it: where the config sweeps
+        it into another technique, which it has no use for, what is said of the op that reads counts."""
+        setting = self.config.setting(match.root)
+        fused = bool(readers) and match.root not in readers and timing_of(setting) is not Timing.STATIC
+        return self.config.setting(readers[-1]) if fused else setting
+
+    def _output(self, match: Match, sites: dict[str, Site], setting: Setting | None) -> bool:
         """Decide what a match yields; whether it can be had quantized."""
         role = match.rule.roles.get("out")
-        setting = self.config.setting(match.root)
         if role is None or (setting is not None and _yields_float(setting.use)):
             return False
         outcome = self._like(role, sites) or self._of_role(role, setting, match.root)
@@ -228,7 +236,15 @@ class TableAnnotation:
         if edge is not None:
             return edge
         own = self._own(slot.role)
-        return self.config.setting(slot.node, Role.ACT if own is None else own.spec.role)
+        setting = self.config.setting(slot.node, Role.ACT if own is None else own.spec.role)
+        if self.config.edges and timing_of(setting) is Timing.WEIGHT_ONLY and self._is_given_integers(slot.node):
+            return None  # the edge says what the op computes on, so its weight is the backend's own
+        return setting
+
+    def _is_given_integers(self, node: fx.Node) -> bool:
+        """Whether the config names an edge into a node on which the tensor is quantized."""
+        edges = (self.config.edges.get((value, node)) for value in node.all_input_nodes)
+        return any(edge is not None and not isinstance(edge.use, Float) for edge in edges)
 
     def _chosen(self, slot: Slot, setting: Setting | None, sites: dict[str, Site]) -> TensorOutcome | None:
         """What an operand becomes."""
@@ -248,7 +264,7 @@ class TableAnnotation:
         if isinstance(setting.use, Float):
             return Float(str(setting))
         request = Request(self.backend, node, value, setting)
-        return request.granted(own, setting.use, self.annotator.program)
+        return request.granted(own, setting.use, self.annotator.program, self.refused)
 
     def _claim(self, match: Match, part: Part, timing: Timing = Timing.STATIC) -> None:
         nodes = dict.fromkeys([*match.nodes, *outputs_of(match.root)])
@@ -274,6 +290,8 @@ class TableAnnotation:
         setting = self.config.setting(match.root)
         if setting is not None and isinstance(setting.use, Float):
             return setting.why_float
+        if is_dynamic(setting) and not _keeps_values(match):
+            return f"{match.rule.name}: {op_name(match.root)} has no dynamic form on {self.backend.name}"
         for slot in slots_of(match):
             edge = self._setting(slot)
             if edge is not None and isinstance(edge.use, Float):
@@ -285,11 +303,11 @@ class TableAnnotation:
 
     def _not_quantized(self, match: Match, value: fx.Node) -> str:
         """What to say of a rule that hands on and is given a float tensor."""
-        setting, giver = self.config.setting(match.root), self.annotator.plan.claims.get(value)
-        if not moves(match) and setting is not None and _is_dynamic(setting.use):
-            return f"{op_name(match.root)} has no dynamic form on {self.backend.name}, and {value.name} comes in float"
+        giver = self.annotator.plan.claims.get(value)
         if giver is not None and giver.timing is not Timing.STATIC:
-            return f"{match.rule.name}: it hands on what is quantized, and {giver.root} is {giver.timing}: it yields float"
+            return (
+                f"{match.rule.name}: it hands on what is quantized, and {giver.root} is {giver.timing}: it yields float"
+            )
         return f"{match.rule.name}: its input {value.name} is not quantized"
 
     def _decided(self, value: fx.Node) -> bool:
@@ -334,7 +352,7 @@ class TableAnnotation:
                 outcome = SameAs(known) if known is not None and self._shares(match, slot.name) else given[slot]
             if outcome is not None:
                 sites.setdefault(slot.name, self.annotator.operand(slot.node, slot.operand, outcome))
-        self._output(match, sites)
+        self._output(match, sites, self.config.setting(match.root))
         return self._claim(match, Part.PROPAGATED if moves(match) else Part.QUANTIZED)
 
     def _given(self, slot: Slot, asked: bool) -> TensorOutcome | None:
@@ -356,6 +374,11 @@ class TableAnnotation:
         while isinstance(outcome, SameAs):
             outcome = self.annotator.plan.outcomes[outcome.site]
         return outcome
+
+
+def _keeps_values(match: Match) -> bool:
+    """Whether a match moves values about and changes none: what it hands on is nothing of its own."""
+    return all(Trait.PRESERVES_VALUES in traits_of(node) for node in match.nodes)
 
 
 def _timing(read: list[QuantSpec]) -> Timing:

@@ -95,12 +95,13 @@ class AddConfigRule(Change[QuantConfig]):
     def __str__(self) -> str:
         """The call that adds it, and what else there is to do then."""
         select, use = self.rule.select, self.rule.use
-        call, name = ("set_op", select.op) if isinstance(select, ByOp) else ("set_node", str(getattr(select, "node", select)))
+        call = {ByNode: "set_node", ByOp: "set_op"}.get(type(select), "set")
+        key = select.op if isinstance(select, ByOp) else select.node if isinstance(select, ByNode) else str(select)
         text = "FLOAT" if isinstance(use, Float) else name_of(use.spec)
         shown = text if text.isidentifier() and text.isupper() else f'"{text}"'
         is_static = not isinstance(use, Float) and use.spec.timing is Timing.STATIC
         more = ", and calibrate: static scales come from data" if is_static else ""
-        return f'config.{call}("{name}", {shown}){more}'
+        return f'config.{call}("{key}", {shown}){more}'
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,17 @@ from torch import fx
 
 from quantc.dialect import op_name
 from quantc.errors import QuantcError
+from quantc.formats import Timing
 from quantc.inspect.changes import Change
 from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared, ops_of
 from quantc.inspect.remedies import Remedies
 from quantc.integer.library import op_of
+from quantc.outcomes import Float
 from quantc.patterns.explain import Tried
 from quantc.patterns.table import resolve_node
 from quantc.places import operand_nodes
 from quantc.program import Program
+from quantc.requests import is_dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class Explanation:
     changes: tuple[Change[Any], ...]
     """What would let a rule take it, the smallest first; one is enough for the reason it answers."""
     notes: tuple[str, ...] = ()
-    """What else there is to say of it, in integer form."""
+    """What else there is to say of it: which rule of the config it follows, what it computes in integer form."""
+    is_integer: bool = False
+    """Whether the program is in integer form: what would have to change is for the prepared one to say."""
 
     @property
     def verdict(self) -> Verdict:
@@ -68,10 +73,10 @@ class Explanation:
         lines = [str(self.row)]
         lines += [f"  {'✓' if tried.matched else '✗'} {tried}" for tried in self.tried]
         lines += [f"  {note}" for note in self.notes]
-        if self.verdict is not Verdict.FLOAT or self.notes:
+        if self.verdict is not Verdict.FLOAT or self.is_integer:
             return "\n".join(lines)
         if not self.changes:
-            return "\n".join([*lines, "no change to the program, the config or the backend would quantize it"])
+            return "\n".join([*lines, "no single change to the program, the config or the backend would quantize it"])
         lines.append(f"smallest change: {self.changes[0]}")
         return "\n".join([*lines, *(f"  or: {change}" for change in self.changes[1:])])
 
@@ -87,7 +92,7 @@ def explain(program: Program, node: fx.Node | str) -> Explanation:
         raise _no_op(program, found)
     row = judge.row(path, asked)
     if judge.is_integer:
-        return Explanation(row, (), (), tuple(_integer_notes(program, asked, row)))
+        return Explanation(row, (), (), tuple(_integer_notes(program, asked, row)), is_integer=True)
     twin = judge.twin(path, asked)
     tried = [tried for trial in judge.reasons.trials.tables for tried in trial.explain(twin).tried]
     if row.verdict is Verdict.FLOAT:
@@ -97,7 +102,18 @@ def explain(program: Program, node: fx.Node | str) -> Explanation:
     else:
         tried.sort(key=lambda one: not one.matched)
         changes = ()
-    return Explanation(row, tuple(tried), changes)
+    return Explanation(row, tuple(tried), changes, tuple(_technique_notes(judge, twin, row)))
+
+
+def _technique_notes(judge: Judge, node: fx.Node, row: Row) -> Iterator[str]:
+    """Why an op has its technique, or was to have one, where that is not plain static quantization."""
+    setting = judge.reasons.trials.config.setting(node)
+    if setting is not None and is_dynamic(setting):
+        yield f"the config asks for run-time scales: {setting.rule}"
+    elif row.technique == Timing.WEIGHT_ONLY and setting is not None and isinstance(setting.use, Float):
+        yield f"only its weights are quantized, as the config says: {setting.rule}"
+    elif row.technique == Timing.WEIGHT_ONLY:
+        yield "it quantizes nothing but its weights"
 
 
 def _integer_notes(program: Program, node: fx.Node, row: Row) -> Iterator[str]:

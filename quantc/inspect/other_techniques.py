@@ -21,6 +21,7 @@ from quantc.inspect.reasons import Reason, Reasons, Why
 from quantc.outcomes import Quantize
 from quantc.plan import Plan
 from quantc.program import Program
+from quantc.requests import is_dynamic
 from quantc.resolve import Setting
 from quantc.selectors import ByNode, ByOp
 
@@ -80,7 +81,7 @@ class OtherTechniques:
             yield RemoveConfigRule(self._name(node), tuple(removed))
 
     def _takes(self, config: QuantConfig, node: fx.Node) -> bool:
-        """Whether a rule takes a node if the config is this one."""
+        """Whether a rule lets a node compute on integers if the config is this one."""
         quantizer = self.program.plan.quantizer
         if quantizer is None:
             return False
@@ -89,7 +90,8 @@ class OtherTechniques:
             quantizer.annotate(Annotator(trial, config.resolve(trial)))
         except QuantcError:  # the backend cannot run it, or another rule of the config comes to nothing
             return False
-        return node in trial.plan.claims
+        claim = trial.plan.claims.get(node)
+        return claim is not None and claim.timing is not Timing.WEIGHT_ONLY
 
     def _name(self, node: fx.Node) -> str:
         path = self.paths[node.graph]
@@ -97,4 +99,4 @@ class OtherTechniques:
 
 
 def _is_timed(setting: Setting | None) -> bool:
-    return setting is not None and (setting.is_dynamic or setting.rule.is_weight_only)
+    return setting is not None and (is_dynamic(setting) or setting.rule.is_weight_only)

@@ -16,7 +16,7 @@ from quantc.outcomes import Float
 from quantc.patterns.causes import UnknownType
 from quantc.patterns.match import Match, Refusal
 from quantc.program import Program
-from quantc.requests import why_not_dynamic
+from quantc.requests import is_dynamic, why_not_dynamic
 from quantc.resolve import Setting
 from quantc.types import TensorType, TupleType, ValueType, type_of
 
@@ -102,9 +102,9 @@ class Reasons:
         if found is None:
             return None
         refusal, trial = found
-        text = f"{op_name(node)} has no dynamic form on {trial.backend.name}, which the config asks for"
-        if refusal.rule.dynamic is Dynamic.NAMED:
-            text = f"{op_name(node)} is dynamic only where the config names the op or the node"
+        text = f"{op_name(node)} on {trial.backend.name}: {refusal.reason}"
+        if refusal.rule.dynamic is Dynamic.NO:
+            text = f"{op_name(node)} has no dynamic form on {trial.backend.name}, which the config asks for"
         return Reason(Why.NOT_DYNAMIC, text, refusal=refusal, trial=trial)
 
     @cached_property
@@ -114,12 +114,11 @@ class Reasons:
         asked: dict[fx.Node, list[Setting]] = {node: [*roles.values()] for node, roles in config.nodes.items()}
         for (_, consumer), setting in config.edges.items():
             asked.setdefault(consumer, []).append(setting)
-        asked = {node: found for node, found in asked.items() if any(setting.is_dynamic for setting in found)}
+        asked = {node: found for node, found in asked.items() if any(map(is_dynamic, found))}
         found: dict[fx.Node, tuple[Refusal, Trial]] = {}
         for trial in self.trials.tables if asked else ():
             for refusal in trial.matches.refusals():
-                said = {why_not_dynamic(refusal.rule, setting) for setting in asked.get(refusal.node, ())}
-                if refusal.reason in said:
+                if refusal.reason in _said_of_run_time(refusal, asked.get(refusal.node, [])):
                     found.setdefault(refusal.node, (refusal, trial))
         return found
 
@@ -149,6 +148,12 @@ class Reasons:
         if op_name(node) in self.trials.operators:
             return Reason(Why.NOT_RECORDED, f"{self.trials.names} knows {op_name(node)}, and left this one out")
         return Reason(Why.NO_RULE, f"{self.trials.names} has no rule for {op_name(node)}")
+
+
+def _said_of_run_time(refusal: Refusal, asked: list[Setting]) -> set[str | None]:
+    """What an annotation has against run-time scales where a rule was refused."""
+    node, rule = refusal.node, refusal.rule
+    return {why_not_dynamic(rule, setting, node, value) for setting in asked for value in node.all_input_nodes}
 
 
 def _is_about_integers(refusal: Refusal) -> bool:

@@ -66,13 +66,15 @@ class Remedies:
             yield from self._config(node)
         elif reason.follower is not None:
             yield from self._feeding(reason.follower)
-        elif reason.why is Why.OPAQUE:
+        if reason.why is Why.OPAQUE:
             yield self._by_hand("capture-inside", node, f"spell {node.name} with ATen ops, or do not keep it as a leaf")
         elif reason.why in (Why.REFUSED, Why.NO_RULE):
             refusals = [refusal for trial in self.reasons.trials.tables for refusal in trial.refusals(node)]
             for refusal in refusals:
                 yield from self._for_cause(refusal.cause, refusal)
-            if all(isinstance(refusal.cause, causes.WrongOp) for refusal in refusals):
+            if not self.techniques.asks(node) and all(
+                isinstance(refusal.cause, causes.WrongOp) for refusal in refusals
+            ):
                 yield from self._rules(node)  # no rule is for the op by itself; one that is had its reasons
 
     def _name(self, node: fx.Node) -> str:

@@ -1,12 +1,12 @@
-"""Where integers begin and end: quantize and dequantize ops spelled out in ATen primitives.
+"""Where integers begin and end: quantize and dequantize ops, and those that find scales, spelled out in ATen primitives.
 
-Each function below is one op of `torch.ops.quantized_decomposed` with the same bits. They follow torch's order: scales
-of a whole tensor are Python numbers there, so where they come as tensors they are brought to what such numbers would
-become.
+Each function below is one op of the Q/DQ form with the same bits. They follow torch's order: scales of a whole tensor
+are Python numbers there, so where they come as tensors they are brought to what such numbers would become.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import Tensor, fx
 from quantc.integer.arithmetic import aten
 from quantc.integer.tracing import Writer
 from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.qdq import is_choice, is_dequantize, is_quantize
+from quantc.run_time import choose_qparams, extremes
 from quantc.substitution import Substitution
 
 NARROW_FLOATS = (torch.float16, torch.bfloat16)
@@ -33,25 +34,41 @@ def open_boundaries(program: Program) -> int:
 
 def _open(program: Program, graph: fx.Graph, writer: Writer) -> int:
     walk = Substitution(program)
-    seen: dict[tuple[Any, ...], fx.Node] = {}
+    seen: dict[tuple[Any, ...], Any] = {}
+    several: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    """What stands for the items of an op that yields several."""
     count = 0
     for node in graph.nodes:
         walk.arrive(node)
-        if not (is_quantize(node) or is_dequantize(node)) or not node.users:
+        if node.target is operator.getitem and node.args[0] in several:
+            walk.forward(node, several[node.args[0]][node.args[1]])
+            continue
+        if not (is_quantize(node) or is_dequantize(node) or is_choice(node)) or not node.users:
             continue
         count += 1
         key = (node.target, node.args, tuple(node.kwargs.items()))
-        if key in seen:
+        is_known = key in seen
+        if not is_known:
+            seen[key] = _spelled(writer, node)
+        if isinstance(seen[key], tuple):
+            several[node] = seen[key]
+        elif is_known:
             walk.forward(node, seen[key])
-            continue
-        spelled = SPELLED[str(node.target).removeprefix("quantized_decomposed.")]
-        made: fx.Node = writer.write(spelled, node.args, node, **node.kwargs)
-        if "val" in node.meta:
-            made.meta["val"] = node.meta["val"]
-        walk.replace(node, made)
-        seen[key] = made
+        else:
+            walk.replace(node, seen[key])
     walk.finish()
+    for node in several:
+        program.erase(node)
     return count
+
+
+def _spelled(writer: Writer, node: fx.Node) -> Any:
+    """The node, or nodes, that yield what an op of the Q/DQ form does."""
+    spelled = SPELLED[str(node.target).removeprefix("quantized_decomposed.")]
+    made = writer.write(spelled, node.args, node, **node.kwargs)
+    if isinstance(made, fx.Node) and "val" in node.meta:
+        made.meta["val"] = node.meta["val"]
+    return made
 
 
 # -- one scale for the whole tensor ----------------------------------------------------------------------------
@@ -66,7 +83,7 @@ def _quantize_by_tensors(
 ) -> Tensor:
     inverse = aten.reciprocal.default(_number(scale, torch.float64))
     bounds = [item if isinstance(item, int) else _number(item, torch.float32) for item in (qmin, qmax)]
-    offset = _number(zero_point, torch.float32)
+    offset = aten.reshape.default(zero_point, [])
     return _levels(_wide(x), aten.to.dtype(inverse, torch.float32), offset, bounds, dtype)
 
 
@@ -203,7 +220,68 @@ def _groups(x: Tensor, scales: Tensor, group_size: int) -> Tensor:
     return aten.reshape.default(x, [-1, row if is_short else group_size])
 
 
-SPELLED: dict[str, Callable[..., Tensor]] = {
+# -- scales that are found as the program runs -------------------------------------------------------------------
+
+
+def _choose_whole(x: Tensor, qmin: int, qmax: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """torch's choice is float64 and int64, of one element. It leaves an infinite scale infinite."""
+    low, high = extremes(x, False)
+    scale = aten.clamp.default(aten.div.Tensor(aten.sub.Tensor(high, low), float(qmax - qmin)), eps)
+    offset = aten.clamp.default(aten.rsub.Scalar(aten.round.default(aten.div.Tensor(low, scale)), qmin), qmin, qmax)
+    return _one_element(scale, aten.to.dtype(offset, torch.int64))
+
+
+def _choose_symmetric(x: Tensor, qmin: int, qmax: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    low, high = extremes(x, False)
+    farthest = aten.maximum.default(aten.neg.default(low), high)
+    scale = aten.clamp.default(aten.div.Tensor(farthest, (qmax - qmin) / 2), eps)
+    middle = 128 if dtype == torch.uint8 else 0
+    return _one_element(scale, aten.full_like.default(scale, middle, dtype=torch.int64))
+
+
+def _one_element(scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
+    wide = aten.to.dtype(aten.reshape.default(scale, [1]), torch.float64)
+    return wide, aten.reshape.default(zero_point, [1])
+
+
+def _choose_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    farthest = aten.amax.default(aten.abs.default(x), [-1], True)
+    if x.dtype == torch.float16:
+        farthest = aten.to.dtype(farthest, torch.float32)
+    scale = aten.div.Tensor(aten.clamp.default(farthest, 1e-5), 127)
+    return scale, aten.zeros_like.default(scale)
+
+
+def _choose_tokens_affine(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The zero point is reckoned from the end where that makes the smaller error; the range is that of int8."""
+    zero = aten.new_zeros.default(x, [1])
+    low = aten.minimum.default(aten.amin.default(x, [-1], True), zero)
+    high = aten.maximum.default(aten.amax.default(x, [-1], True), zero)
+    scale = aten.clamp.default(aten.div.Tensor(aten.sub.Tensor(high, low), 255.0), torch.finfo(torch.float32).eps)
+    below, above = aten.div.Tensor(low, scale), aten.div.Tensor(high, scale)
+    errors = aten.add.Tensor(aten.add.Tensor(below, -128), aten.add.Tensor(above, 127))
+    offset = aten.where.self(aten.gt.Scalar(errors, 0), aten.rsub.Scalar(below, -128), aten.rsub.Scalar(above, 127))
+    rounded = aten.round.default(aten.clamp.default(offset, -128, 127))
+    return aten.to.dtype(scale, torch.float64), aten.to.dtype(rounded, torch.int64)
+
+
+# -- narrower floats -----------------------------------------------------------------------------------------------
+
+
+def _quantize_float(x: Tensor, scale: Tensor | None, axis: int | None, dtype: torch.dtype) -> Tensor:
+    wide = _wide(x)
+    if scale is not None:
+        wide = aten.mul.Tensor(wide, aten.reciprocal.default(scale if axis is None else _along(scale, x, axis)))
+    largest = torch.finfo(dtype).max
+    return aten.to.dtype(aten.clamp.default(wide, -largest, largest), dtype)
+
+
+def _dequantize_float(q: Tensor, scale: Tensor | None, axis: int | None) -> Tensor:
+    wide = _wide(q)
+    return wide if scale is None else aten.mul.Tensor(wide, scale if axis is None else _along(scale, q, axis))
+
+
+SPELLED: dict[str, Callable[..., Any]] = {
     "quantize_per_tensor.default": _quantize_whole,
     "quantize_per_tensor.tensor": _quantize_by_tensors,
     "quantize_per_tensor.tensor2": _quantize_by_tensors,
@@ -216,5 +294,12 @@ SPELLED: dict[str, Callable[..., Tensor]] = {
     "dequantize_per_token.default": _dequantize_tokens,
     "quantize_per_channel_group.default": _quantize_groups,
     "dequantize_per_channel_group.default": _dequantize_groups,
+    "choose_qparams.tensor": _choose_whole,
+    "choose_qparams_symmetric.tensor": _choose_symmetric,
+    "choose_qparams_per_token.default": _choose_tokens,
+    "choose_qparams_per_token_asymmetric.default": _choose_tokens_affine,
+    "quantc.choose_qparams.default": choose_qparams,
+    "quantc.quantize_float.default": _quantize_float,
+    "quantc.dequantize_float.default": _dequantize_float,
 }
 """By the name of the op."""

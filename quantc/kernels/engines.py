@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor
 from quantc.errors import MissingDependencyError
 
 _ENGINE = threading.Lock()
+UNUSED = torch.zeros(1)
+"""In the place of biases that torch's recurrent ops take and do not read: they read those packed with the weights."""
 
 
 @contextmanager
@@ -42,12 +44,46 @@ def engine(name: str) -> Iterator[None]:
 def quantized_weight(levels: Tensor, scale: Tensor, axis: int = 0) -> Tensor:
     """Integers and their scales as a tensor of torch's quantized dtype; call it with an engine chosen."""
     if not scale.dim():
-        return torch._make_per_tensor_quantized_tensor(levels, float(scale), 0)
+        return torch._make_per_tensor_quantized_tensor(levels, float(scale), 0)  # pyright: ignore[reportPrivateImportUsage]
     zeros = torch.zeros(scale.shape, dtype=torch.int64)
-    return torch._make_per_channel_quantized_tensor(levels, scale.double(), zeros, axis)
+    return torch._make_per_channel_quantized_tensor(  # pyright: ignore[reportPrivateImportUsage]
+        levels, scale.double(), zeros, axis
+    )
 
 
 def packed_linear(name: str, levels: Tensor, scale: Tensor, bias: Tensor | None) -> Any:
     """A linear layer's weight, packed."""
     with engine(name):
         return torch.ops.quantized.linear_prepack(quantized_weight(levels.contiguous(), scale), bias)
+
+
+def packed_cell(ih: Any, hh: Any, reduced: bool) -> Any:
+    """The packed weights of one layer of an LSTM or GRU, for the two functions below."""
+    return torch.ops.quantized.make_quantized_cell_params_dynamic(ih, hh, UNUSED, UNUSED, reduced)
+
+
+def lstm_dynamic(x: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
+    """All layers of an LSTM over a sequence; `layout` is number of layers, both directions, batch first."""
+    layers, both, batch_first = layout
+    settings = (True, layers, 0.0, False, both, batch_first)
+    return torch.quantized_lstm(x, state, cells, *settings, dtype=torch.qint8, use_dynamic=True)
+
+
+def gru_dynamic(x: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
+    """All layers of a GRU over a sequence."""
+    layers, both, batch_first = layout
+    return torch.quantized_gru(x, state[0], cells, True, layers, 0.0, False, both, batch_first)
+
+
+def as_quantized(x: Tensor, scale: float = 1.0, zero_point: int = 0) -> Tensor:
+    """Bytes as a tensor of torch's quantized dtype, on the same memory."""
+    dtype = torch.quint8 if x.dtype is torch.uint8 else torch.qint8
+    made: Tensor = torch._empty_affine_quantized([0], scale=scale, zero_point=zero_point, dtype=dtype)
+    storage = torch.storage.TypedStorage(wrap_storage=x.untyped_storage(), dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+    return made.set_(storage, x.storage_offset(), x.shape, x.stride())  # type: ignore[call-overload,no-any-return]
+
+
+def as_bytes(q: Tensor) -> Tensor:
+    """The integers of a tensor of torch's quantized dtype, on the same memory."""
+    made = torch.empty(0, dtype=torch.uint8 if q.dtype is torch.quint8 else torch.int8)
+    return made.set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())

@@ -1,58 +1,222 @@
-"""Linear layers with run-time scales: fbgemm's kernel on x86, QNNPACK's elsewhere."""
+"""Linear layers that find the scale of what they read as they run: fbgemm's kernel on x86, QNNPACK's elsewhere.
+
+fbgemm's kernel is given the scales of the integer form. Both could choose scales of their own: but NaN in what they read
+makes them fail, or gives numbers that mean nothing; and no scale of theirs is below 2^-14.
+
+What differs from the integer form: fbgemm adds the zero point before it rounds, so that a number halfway between two
+levels may go to the other one; and the bias is added in float32, not in steps of the accumulator.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from quantc.kernels.engines import packed_linear
-from quantc.kernels.packed import Kernel
+from quantc.kernels.packed import Kernel, check_columns
+from quantc.kernels.run_time_grid import HIGHEST_LEVEL, RunTimeGrid
 from quantc.kernels.table import Call, NoKernelError, kernel
 
-REDUCED, FULL = 127, 255
-"""The largest level of an activation, where sums of two products must fit 16 bits and where they need not."""
+LINEAR: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+LINEAR_RELU: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_relu_output_fp32.default
+QNNPACK_LINEAR: Any = torch.ops.quantized.linear_dynamic.default
+QNNPACK_LINEAR_RELU: Any = torch.ops.quantized.linear_relu_dynamic.default
+SMALLEST_SCALE = 2.0**-14
+"""Of the kernels that choose scales on their own."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The weight of a linear layer as the kernels take it: a row of int8 for each output, symmetric."""
+
+    levels: Tensor
+    scale: Tensor
+    """One for all, or one for each row."""
+    bias: Tensor | None
+
+    @staticmethod
+    def of(call: Call, name: str = "w") -> Weight:
+        """The weight of a call."""
+        levels, bias = call.tensor(name), call["bias"]
+        if call[f"{name}_zero_point"] is not None:
+            raise NoKernelError("its weights are not symmetric")
+        if bias is not None and not isinstance(bias, Tensor):
+            raise NoKernelError("its bias is not a constant")
+        if levels.dtype is not torch.int8 or levels.dim() != 2:
+            raise NoKernelError(f"the kernel takes matrices of int8, not {levels.dtype} of {levels.dim()} axes")
+        if not levels.numel():
+            raise NoKernelError("its weight is empty")
+        return Weight(levels, call.tensor(f"{name}_scale"), bias)
+
+    @staticmethod
+    def stacked(weights: Sequence[Weight]) -> Weight:
+        """The weights of several layers that read the same, one below the other."""
+        sizes = [weight.levels.shape[0] for weight in weights]
+        biases = [torch.zeros(size) if w.bias is None else w.bias for w, size in zip(weights, sizes, strict=True)]
+        return Weight(
+            torch.cat([weight.levels for weight in weights]),
+            torch.cat([weight.scale.expand(size) for weight, size in zip(weights, sizes, strict=True)]),
+            None if all(weight.bias is None for weight in weights) else torch.cat(biases),
+        )
 
 
 class LinearDynamic(Kernel):
-    """Quantizes its input with one scale, multiplies, and brings the sums back to float."""
+    """Layers with weights as buffers, which quantize what they read as it comes."""
 
-    name: ClassVar[str] = "linear_dynamic"
-
-    def __init__(self, engine: str, weight: Tensor, scale: Tensor, bias: Tensor | None, reduced: bool) -> None:
+    def __init__(self, weight: Weight, grid: RunTimeGrid, outputs: Sequence[int] = (), in_order: bool = True) -> None:
         super().__init__()
-        self.engine = engine
-        self.reduced = reduced
-        self.register_buffer("weight", weight)
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", bias)
+        self.grid = grid
+        self.outputs = tuple(outputs)
+        """How many columns each of several results has; empty if there is one."""
+        self.in_order = in_order
+        self.relu = False
+        self.register_buffer("weight", weight.levels)
+        self.register_buffer("scale", weight.scale)
+        self.register_buffer("bias", weight.bias)
 
-    def pack(self) -> Any:
-        return packed_linear(self.engine, self.get_buffer("weight"), self.get_buffer("scale"), self.bias)
+    @property
+    def plain(self) -> Weight:
+        return Weight(self.get_buffer("weight"), self.get_buffer("scale"), self.optional_buffer("bias"))
+
+    @property
+    def joins(self) -> Hashable:
+        return self.grid, self.relu
+
+    @classmethod
+    def joined(cls, kernels: Sequence[Kernel], in_order: bool) -> Kernel:
+        layers = [layer for layer in kernels if isinstance(layer, LinearDynamic)]
+        weights = [layer.plain for layer in layers]
+        one = cls(Weight.stacked(weights), layers[0].grid, [weight.levels.shape[0] for weight in weights], in_order)
+        one.relu = layers[0].relu
+        return one
+
+    def absorb(self, op: str) -> bool:
+        if op != "relu":
+            return False
+        self.relu = True
+        return True
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
-        return torch.ops.quantized.linear_dynamic(inputs[0], packed, self.reduced)
+        x = inputs[0]
+        rows, columns = self.get_buffer("weight").shape
+        check_columns(x, columns, self.name)
+        x = x.to(torch.float32)
+        if x.numel():
+            result = self.product(packed, x if x.dim() > 1 else x.unsqueeze(0))
+            result = result if x.dim() > 1 else result.squeeze(0)
+        else:
+            result = x.new_empty([*x.shape[:-1], rows])
+        if not self.outputs:
+            return result
+        parts = result.split(self.outputs, dim=-1)
+        return tuple(part.contiguous() for part in parts) if self.in_order else parts
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        """All results, side by side, of a float32 tensor that is not empty and has rows."""
+        raise NotImplementedError
+
+    def nothing(self, x: Tensor) -> Tensor:
+        """The results for a tensor that is not finite."""
+        return x.new_full([*x.shape[:-1], self.get_buffer("weight").shape[0]], torch.nan)
+
+    def extra_repr(self) -> str:
+        return f"{self.name}{', relu' if self.relu else ''}"
 
 
-def _make(engine: str, call: Call) -> Kernel:
-    if call["per_token"] or call["x_zero_point"] is not None:
-        raise NoKernelError("its scales are not those of a whole affine tensor")
-    if call["dtype"] is not torch.uint8 or call["qmin"] != 0 or call["qmax"] not in (REDUCED, FULL):
-        raise NoKernelError(f"the kernel quantizes to 0..127 or 0..255, not to {call['qmin']}..{call['qmax']}")
-    if call["w_zero_point"] is not None:
-        raise NoKernelError("its weights are not symmetric")
-    bias = call["bias"]
-    if bias is not None and not isinstance(bias, Tensor):
-        raise NoKernelError("its bias is not a constant")
-    return LinearDynamic(engine, call.tensor("w"), call.tensor("w_scale"), bias, call["qmax"] == REDUCED)
+class OfWhole(LinearDynamic):
+    """One scale for all that is read."""
+
+    name: ClassVar[str] = "fbgemm linear"
+
+    def pack(self) -> Any:
+        return packed_linear("fbgemm", *_parts(self.plain))
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        found = self.grid.of_whole(x)
+        if found is None:
+            return self.nothing(x)
+        result: Tensor = (LINEAR_RELU if self.relu else LINEAR)(x, *found, packed)
+        return result
+
+    @property
+    def pair_sums(self) -> tuple[Tensor, int] | None:
+        return self.get_buffer("weight"), self.grid.span
+
+
+class OfRows(OfWhole):
+    """A scale for each row that is read.
+
+    fbgemm knows one scale alone. So the rows are divided by theirs beforehand, the kernel multiplies with scale 1, and
+    its sums are corrected: by the zero points, which weigh the sums of the weight's rows, and by the scales.
+    """
+
+    name: ClassVar[str] = "fbgemm linear, by rows"
+
+    def pack(self) -> Any:
+        levels, scale, bias = _parts(self.plain)
+        sums = (levels.sum(dim=1, dtype=torch.float64) * scale.double()).float()
+        return packed_linear("fbgemm", levels, scale, None), sums, bias
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        weight, sums, bias = packed
+        columns = x.shape[-1]
+        if x.numel() == columns:
+            return self._of_one(weight, bias, x)
+        rows = self.grid.of_rows(x.reshape(-1, columns))
+        result: Tensor = LINEAR(rows.steps, 1.0, self.grid.middle or 0, weight)
+        if rows.lowest is not None:
+            result.addcmul_(rows.lowest, sums)
+        result = result.mul_(rows.scale) if bias is None else torch.addcmul(bias, result, rows.scale)
+        if self.relu:
+            result.relu_()
+        return result.reshape([*x.shape[:-1], -1])
+
+    def _of_one(self, weight: Any, bias: Tensor | None, x: Tensor) -> Tensor:
+        """A single row is a whole."""
+        found = self.grid.of_whole(x)
+        if found is None:
+            return self.nothing(x)
+        result: Tensor = LINEAR(x, *found, weight)
+        if bias is not None:
+            result.add_(bias)
+        return result.relu_() if self.relu else result
+
+
+class OfWholeOnQnnpack(LinearDynamic):
+    """One scale for all that is read; QNNPACK's kernel finds it on its own, which is the same."""
+
+    name: ClassVar[str] = "QNNPACK linear"
+
+    def pack(self) -> Any:
+        return packed_linear("qnnpack", *_parts(self.plain))
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        if self.grid.of_whole(x) is None:
+            return self.nothing(x)
+        result: Tensor = (QNNPACK_LINEAR_RELU if self.relu else QNNPACK_LINEAR)(x, packed, False)
+        return result
+
+
+def _parts(weight: Weight) -> tuple[Tensor, Tensor, Tensor | None]:
+    return weight.levels, weight.scale, weight.bias
 
 
 @kernel("x86", "linear_dynamic")
 def fbgemm(call: Call) -> Kernel:
-    return _make("fbgemm", call)
+    return (OfRows if call["per_token"] else OfWhole)(Weight.of(call), RunTimeGrid.of(call))
 
 
 @kernel("qnnpack", "linear_dynamic")
 def qnnpack(call: Call) -> Kernel:
-    return _make("qnnpack", call)
+    grid = RunTimeGrid.of(call)
+    if call["per_token"] or grid.middle is not None:
+        raise NoKernelError("the kernel finds one affine scale for all that it reads")
+    if grid.span != HIGHEST_LEVEL:
+        raise NoKernelError(f"the kernel quantizes to 0..{HIGHEST_LEVEL}, not to {call['qmin']}..{call['qmax']}")
+    if grid.eps < SMALLEST_SCALE:
+        raise NoKernelError(f"the kernel has no smaller scale than 2^-14, and {grid.eps:.3g} is asked for")
+    return OfWholeOnQnnpack(Weight.of(call), grid)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from quantc.constants import forget_unread
-from quantc.errors import QuantcError
+from quantc.errors import ModeError, QuantcError
 from quantc.integer.library import op_of
+from quantc.kernels.joining import absorb_readers, join_siblings, kernels_of
+from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.table import Call, Maker, NoKernelError, Placement, kernels_for
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.program import Program, Stage, check_program
+from quantc.terminal import plain_rows
+
+MOST_ROWS = 40
+"""How many ops the text shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,11 @@ class Placed:
 
 
 class Lowered(nn.Module):
-    """A quantized program on the kernels of a target. Called like the model; `placed` says what runs each op."""
+    """A quantized program on the kernels of a target. Called like the model; `placed` says what runs each op.
+
+    Several threads may call it at once. Its tensors are those of `program`, and plain; beside them each kernel that
+    has run holds its weights packed once more.
+    """
 
     def __init__(self, program: Program, target: str) -> None:
         super().__init__()
@@ -40,17 +52,46 @@ class Lowered(nn.Module):
         """The program in integer form: what is computed, on plain tensors."""
         self.target = target
         self.module, self.placed = _on_kernels(program, target)
+        self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        self.program.signature.check(leaves, spec)
         return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Lowered:
+        """`eval()`, or an error: kernels have no gradients."""
+        if mode:
+            raise ModeError(
+                f"{self.program.name} runs on kernels, which cannot be trained",
+                where=f"lowered for {self.target}",
+                advice="train the model itself, or a program prepared with qat=True",
+            )
+        return super().train(False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file, with nothing packed: `qc.lower(qc.load(path), target)` packs it again."""
         self.program.save(path)
 
-    def extra_repr(self) -> str:
+    @property
+    def headline(self) -> str:
         on_kernels = sum(bool(row.kernel) for row in self.placed)
         return f"{self.program.name} on {self.target}: {on_kernels} of {len(self.placed)} ops on kernels"
+
+    def to_data(self) -> dict[str, Any]:
+        """What runs each op, for machines."""
+        return {"program": self.program.name, "target": self.target, "ops": [asdict(row) for row in self.placed]}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        rows = [(row.node, row.op, row.kernel or "as written", row.reason) for row in self.placed[:MOST_ROWS]]
+        more = [f"  … and {len(self.placed) - MOST_ROWS} more"] if len(self.placed) > MOST_ROWS else []
+        return "\n".join([self.headline, *(plain_rows(("node", "op", "runs on", "why"), rows) if rows else []), *more])
+
+    def __repr__(self) -> str:
+        return f"<Lowered {self.headline}>"
 
 
 def lower(program: Program, target: str) -> Lowered:
@@ -71,7 +112,7 @@ def lower(program: Program, target: str) -> Lowered:
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
     if program.stage < Stage.LOWERED:
-        program = pipelines.integer().run_on_copy(program)
+        program = pipelines.lower().run_on_copy(program)
     return Lowered(program, target)
 
 

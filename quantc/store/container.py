@@ -2,7 +2,7 @@
 
 Its metadata has one field, `quantc`: JSON with the format, its version, and digests.
 
-    {"digests": {"document": "5f…", "constants/c.weight": "09…"}, "format": "quantc.program", "header": "c4…", "version": 1}
+    {"digests": {"document": "5f…", "constants/c.weight": "09…"}, "format": "quantc.program", "header": "c4…", "version": 2}
 
 `digests` has one for each tensor. `header` is that of the safetensors header, with itself written as zeros. The digests
 show damage; they do not prove who wrote a file.
@@ -27,7 +27,9 @@ from quantc.frozen import faults_of
 from quantc.whole_file import whole_file
 
 FORMAT = "quantc.program"
-VERSION = 1
+VERSION = 2
+READ = (1, VERSION)
+"""The versions that are read. Since 2, contents are stored once and numbers of any kind are stored narrow or packed."""
 FIELD = "quantc"
 ADVICE = "give a file that program.save wrote, or write it again"
 DIGEST_SIZE = 16
@@ -50,7 +52,7 @@ class _Kind(BaseModel):
 class _Label(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     format: Literal["quantc.program"]
-    version: Literal[1]
+    version: Literal[1, 2]
     header: Hex
     digests: dict[str, Hex]
 
@@ -60,13 +62,12 @@ def digest(tensor: Tensor) -> str:
     return blake2b(tensor.reshape(-1).view(torch.uint8).numpy().data, digest_size=DIGEST_SIZE).hexdigest()
 
 
-def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors that share no memory to a file, whole or not at all."""
-    digests = {name: digest(tensor) for name, tensor in tensors.items()}
-    label = {"format": FORMAT, "version": VERSION, "header": UNSEALED, "digests": digests}
+def write(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | None = None) -> None:
+    """Write contiguous tensors that share no memory to a file, whole or not at all. `known` are digests already made."""
+    metadata = {FIELD: _label_of(tensors, known or {})}
     try:
         with whole_file(path) as draft:
-            save_file(dict(tensors), draft, metadata={FIELD: json.dumps(label, sort_keys=True)})
+            save_file(dict(tensors), draft, metadata=metadata)
             _seal(draft)
     except (OSError, SafetensorError) as error:
         raise SaveError(
@@ -74,6 +75,11 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
             where=str(path),
             advice="give a path in a folder that exists and can be written to",
         ) from error
+
+
+def _label_of(tensors: Mapping[str, Tensor], known: Mapping[str, str]) -> str:
+    digests = {name: known[name] if name in known else digest(tensor) for name, tensor in tensors.items()}
+    return json.dumps({"format": FORMAT, "version": VERSION, "header": UNSEALED, "digests": digests}, sort_keys=True)
 
 
 def _seal(draft: Path) -> None:
@@ -128,9 +134,9 @@ def _label(metadata: Mapping[str, str]) -> _Label:
         kind = _Kind.model_validate_json(metadata[FIELD])
         if kind.format != FORMAT:
             raise LoadError(f"the field 'format' is {kind.format!r}, not {FORMAT!r}", advice=ADVICE)
-        if kind.version != VERSION:
+        if kind.version not in READ:
             raise LoadError(
-                f"the field 'version' is {kind.version}, and this quantc reads version {VERSION}",
+                f"the field 'version' is {kind.version}, and this quantc reads {' and '.join(map(str, READ))}",
                 advice="use the quantc that wrote the file, or save the program again with this one",
             )
         return _Label.model_validate_json(metadata[FIELD])

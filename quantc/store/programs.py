@@ -87,7 +87,7 @@ def save(program: Program, path: str | os.PathLike[str]) -> None:
     )
     text = json.dumps(document.model_dump(mode="json"), separators=(",", ":")).encode("ascii")
     stored = {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors.stored}
-    container.write(Path(path), stored)
+    container.write(Path(path), stored, tensors.digests)
 
 
 def load(path: str | os.PathLike[str]) -> Program:

@@ -2,35 +2,58 @@
 
     plain    as it is
     filled   one element, where all are the same: the zero points of symmetric weights, scales of a whole tensor
-    packed   int8 whose values fit 4 or 2 bits, several to a byte
-    narrow   int64 whose values fit a narrower integer
+    packed   signed integers whose values fit fewer than 8 bits, several to a byte
+    narrow   numbers that are all exact in a narrower type: int64 in int8, float32 in bfloat16
 
-A filled tensor is larger in memory than on disk. So that no small file can fill the memory, there is a limit for each and one
-for all together; beyond it tensors are stored plainly.
+Contents are stored once. A tensor whose content another has stored already says `at` which name it is: the plan's scales and
+those in the graph take room once. Each still comes back in memory of its own. Only what is stored can be named so; there are
+no chains to follow.
+
+A tensor may be larger in memory than on disk. So that no small file can fill the memory, all together may take eight times
+what is stored, and 256 MiB besides; what would go beyond is stored in a larger form.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Literal, NoReturn
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, NoReturn
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError
 from quantc.packing import Width, pack, unpack
-from quantc.store.container import ADVICE
+from quantc.store.container import ADVICE, digest
+from quantc.store.memory_order import laid_out, order_of
 from quantc.types import TensorType, parse_type
 
-LARGEST_FILLED = 1 << 18
-"""Elements of one filled tensor."""
-MOST_FILLED = 1 << 28
-"""Bytes of all filled tensors of a file together."""
+UNFOLDING = 8
+"""Bytes in memory for each byte that is stored."""
+MOST_UNFOLDED = 1 << 28
+"""And so many besides."""
 MOST_DIMENSIONS = 64
 LONGEST_TYPE = 2000
-NARROW = (torch.int8, torch.int16, torch.int32)
+GLANCE = 256
+"""So many elements are looked at before all are. Tensors that do not have a form mostly show it there."""
+INTEGERS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.int8: (),
+    torch.int16: (torch.int8, torch.uint8),
+    torch.int32: (torch.int8, torch.uint8, torch.int16),
+    torch.int64: (torch.int8, torch.uint8, torch.int16, torch.int32),
+}
+"""The signed integers, and the types that may be narrow enough for their values."""
+FLOATS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.float32: (torch.bfloat16, torch.float16),
+    torch.float64: (torch.bfloat16, torch.float16, torch.float32),
+}
+NARROWER = {**INTEGERS, **FLOATS}
+BITS: dict[torch.dtype, torch.dtype] = {torch.float32: torch.int32, torch.float64: torch.int64}
+WIDTHS: dict[int, Width] = {1: 2, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7}
+"""How many bits numbers are packed in that need so many."""
 
 
 class _Record(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -39,8 +62,17 @@ class _Record(BaseModel, frozen=True, extra="forbid", strict=True):
     order: tuple[int, ...] | None = None
     """Its dimensions from the outermost in memory to the innermost, unless that is their own order."""
 
+    @model_serializer(mode="wrap")
+    def _without_none(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in whole(self).items() if value is not None}
 
-class Plain(_Record, frozen=True):
+
+class _Stored(_Record, frozen=True):
+    at: str | None = None
+    """The name of what is stored, unless that is its own."""
+
+
+class Plain(_Stored, frozen=True):
     form: Literal["plain"] = "plain"
 
 
@@ -50,49 +82,53 @@ class Filled(_Record, frozen=True):
     """The bytes of one element, in hex."""
 
 
-class Packed(_Record, frozen=True):
+class Packed(_Stored, frozen=True):
     form: Literal["packed"] = "packed"
     bits: Width
 
 
-class Narrow(_Record, frozen=True):
+class Narrow(_Stored, frozen=True):
     form: Literal["narrow"] = "narrow"
 
 
-Record = Annotated[Plain | Filled | Packed | Narrow, Field(discriminator="form")]
+AnyRecord = Plain | Filled | Packed | Narrow
+Record = Annotated[AnyRecord, Field(discriminator="form")]
 
 
 class TensorWriter:
     """Collects tensors under their names, each in its form."""
 
     def __init__(self) -> None:
-        self.records: dict[str, Plain | Filled | Packed | Narrow] = {}
+        self.records: dict[str, AnyRecord] = {}
         self.stored: dict[str, Tensor] = {}
-        self._room = MOST_FILLED
+        self.digests: dict[str, str] = {}
+        """Of what is stored."""
+        self._names: dict[tuple[torch.dtype, torch.Size, str], str] = {}
+        self._room = MOST_UNFOLDED
         self._memory: set[int] = set()
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Take a tensor in. It must be a plain, strided one that has storage."""
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-        kind = str(TensorType(plain.dtype, tuple(plain.shape)))
-        order = _order(plain)
-        record, stored = self._form(kind, order, plain.contiguous())
-        self.records[name] = record
-        if stored is not None:
-            self.stored[name] = self._apart(stored.contiguous())
+        facts: dict[str, Any] = {"type": str(TensorType(plain.dtype, tuple(plain.shape))), "order": order_of(plain)}
+        form, stored = next(made for made in _forms(plain.contiguous()) if self._has_room(plain, made[1]))
+        self._room -= plain.nbytes
+        if stored is not None and (at := self._store(name, stored.contiguous())) != name:
+            facts["at"] = at
+        self.records[name] = form(**facts)
 
-    def _form(
-        self, kind: str, order: tuple[int, ...] | None, plain: Tensor
-    ) -> tuple[Plain | Filled | Packed | Narrow, Tensor | None]:
-        if plain.nbytes <= self._room and (value := _single_value(plain)) is not None:
-            self._room -= plain.nbytes
-            return Filled(type=kind, order=order, value=value), None
-        if (bits := _bits(plain)) is not None:
-            return Packed(type=kind, order=order, bits=bits), pack(plain, bits)
-        if (dtype := _narrower(plain)) is not None:
-            return Narrow(type=kind, order=order), plain.to(dtype)
-        stored = torch.view_as_real(plain) if plain.dtype == torch.complex128 else plain
-        return Plain(type=kind, order=order), stored
+    def _has_room(self, plain: Tensor, stored: Tensor | None) -> bool:
+        return plain.nbytes <= self._room + (0 if stored is None else UNFOLDING * stored.nbytes)
+
+    def _store(self, name: str, stored: Tensor) -> str:
+        """The name under which it is stored: that of the first whose content is the same."""
+        seal = digest(stored)
+        first = self._names.setdefault((stored.dtype, stored.shape, seal), name)
+        if first != name and self._room >= 0:
+            return first
+        self._room += UNFOLDING * stored.nbytes
+        self.stored[name], self.digests[name] = self._apart(stored), seal
+        return name
 
     def _apart(self, stored: Tensor) -> Tensor:
         """The format refuses tensors that share memory, or are part of a larger one."""
@@ -106,10 +142,14 @@ class TensorWriter:
 class TensorReader:
     """Gives the tensors back. Each can be taken once, and all must be."""
 
-    def __init__(self, records: Mapping[str, Plain | Filled | Packed | Narrow], stored: Mapping[str, Tensor]) -> None:
+    def __init__(self, records: Mapping[str, AnyRecord], stored: Mapping[str, Tensor]) -> None:
         self.records = dict(records)
         self.stored = dict(stored)
-        self._room = MOST_FILLED
+        self._room = MOST_UNFOLDED + UNFOLDING * sum(tensor.nbytes for tensor in stored.values())
+        self._left = Counter(
+            _place(record, name) for name, record in records.items() if not isinstance(record, Filled)
+        )
+        """How many tensors have still to be made of what is stored."""
 
     def take(self, name: str) -> Tensor:
         record = self.records.pop(name, None)
@@ -117,9 +157,12 @@ class TensorReader:
             raise LoadError(f"nothing is known of the tensor {name!r}", where="records", advice=ADVICE)
         where = f"records.{name}"
         kind = _type(record.type, where)
+        self._room -= math.prod(int(size) for size in kind.shape) * kind.dtype.itemsize
+        if self._room < 0:
+            _refuse(f"type: {record.type[:60]} is too large for what the file stores", where)
         try:
             plain = self._plain(record, kind, name, where)
-            return plain if record.order is None else _laid_out(plain, record.order, where)
+            return plain if record.order is None else laid_out(plain, record.order)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             _refuse(f"no tensor is {record.type[:60]}: {str(error).splitlines()[0] if str(error) else error!r}", where)
 
@@ -132,34 +175,36 @@ class TensorReader:
         for name in [*self.records, *self.stored]:
             raise LoadError(f"the tensor {name!r} belongs to nothing", where="records", advice=ADVICE)
 
-    def _plain(self, record: Plain | Filled | Packed | Narrow, kind: TensorType, name: str, where: str) -> Tensor:
+    def _plain(self, record: AnyRecord, kind: TensorType, name: str, where: str) -> Tensor:
         shape = [int(size) for size in kind.shape]
         if isinstance(record, Filled):
-            return self._filled(record, kind.dtype, shape, where)
-        stored = self.stored.pop(name, None)
-        if stored is None:
-            _refuse("the tensor is missing", where)
+            return _unfilled(record, kind.dtype, shape, where)
+        stored = self._stored(record, name, where)
         if isinstance(record, Packed):
-            if kind.dtype != torch.int8:
-                _refuse(f"type: only int8 is packed, not {record.type}", where)
-            return _unpacked(stored, record.bits, shape, where)
-        if isinstance(record, Narrow) and stored.dtype in NARROW and kind.dtype == torch.int64:
-            stored = stored.to(torch.int64)
-        if kind.dtype == torch.complex128 and stored.dtype == torch.float64:
-            stored = torch.view_as_complex(stored)
-        if stored.dtype != kind.dtype or list(stored.shape) != shape:
-            _refuse(f"type: it is {record.type[:60]}, and {stored.dtype} {list(stored.shape)} is stored", where)
-        return stored
+            if kind.dtype not in INTEGERS:
+                _refuse(f"type: only signed integers are packed, not {record.type[:60]}", where)
+            return _unpacked(stored, record.bits, shape, where).to(kind.dtype)
+        given = stored.dtype
+        if kind.dtype == torch.complex128 and given == torch.float64 and isinstance(record, Plain):
+            stored, given = torch.view_as_complex(stored), kind.dtype
+        allowed = NARROWER.get(kind.dtype, ()) if isinstance(record, Narrow) else (kind.dtype,)
+        if given not in allowed or list(stored.shape) != shape:
+            _refuse(f"type: it is {record.type[:60]}, and {given} {list(stored.shape)} is stored", where)
+        return stored.to(kind.dtype)
 
-    def _filled(self, record: Filled, dtype: torch.dtype, shape: list[int], where: str) -> Tensor:
-        count, size = math.prod(shape), dtype.itemsize
-        if not 0 < count <= LARGEST_FILLED or count * size > self._room:
-            _refuse(f"type: {record.type[:60]} is too large, or too small, to be filled", where)
-        value = bytes.fromhex(record.value)
-        if len(value) != size:
-            _refuse(f"value: one element of {record.type[:60]} has {size} bytes", where)
-        self._room -= count * size
-        return torch.frombuffer(bytearray(value * count), dtype=dtype).reshape(shape)
+    def _stored(self, record: Plain | Packed | Narrow, name: str, where: str) -> Tensor:
+        at = _place(record, name)
+        stored = self.stored.get(at)
+        if stored is None:
+            _refuse("the tensor is missing" if at == name else f"at: no tensor {at[:60]!r} is stored", where)
+        self._left[at] -= 1
+        if not self._left[at]:
+            return self.stored.pop(at)
+        return stored.clone() if isinstance(record, Plain) else stored
+
+
+def _place(record: Plain | Packed | Narrow, name: str) -> str:
+    return name if record.at is None else record.at
 
 
 def _refuse(what: str, where: str) -> NoReturn:
@@ -178,6 +223,15 @@ def _type(text: str, where: str) -> TensorType:
     return kind
 
 
+def _unfilled(record: Filled, dtype: torch.dtype, shape: list[int], where: str) -> Tensor:
+    count, value = math.prod(shape), bytes.fromhex(record.value)
+    if not count:
+        _refuse(f"type: {record.type[:60]} is too small to be filled", where)
+    if len(value) != dtype.itemsize:
+        _refuse(f"value: one element of {record.type[:60]} has {dtype.itemsize} bytes", where)
+    return torch.frombuffer(bytearray(value * count), dtype=dtype).reshape(shape)
+
+
 def _unpacked(stored: Tensor, bits: Width, shape: list[int], where: str) -> Tensor:
     try:
         return unpack(stored, bits, torch.Size(shape))
@@ -187,57 +241,47 @@ def _unpacked(stored: Tensor, bits: Width, shape: list[int], where: str) -> Tens
 
 # -- which form ------------------------------------------------------------------------------------------------
 
+Made = tuple[Callable[..., AnyRecord], Tensor | None]
+"""What makes the record, and what is stored."""
 
-def _single_value(plain: Tensor) -> str | None:
+
+def _forms(whole: Tensor) -> Iterator[Made]:
+    """The forms that a contiguous tensor has, the smallest first; plain is the last."""
+    if (value := _single_value(whole)) is not None:
+        yield partial(Filled, value=value), None
+    if whole.dtype in INTEGERS and whole.numel() > 1:
+        yield from _smaller_integers(whole)
+    for dtype in FLOATS.get(whole.dtype, ()):
+        if (narrow := _exact(whole, dtype)) is not None:
+            yield Narrow, narrow
+    yield Plain, torch.view_as_real(whole) if whole.dtype == torch.complex128 else whole
+
+
+def _single_value(whole: Tensor) -> str | None:
     """The bytes that all elements consist of; None if they differ. Bits are compared: 0.0 is not -0.0."""
-    if not 0 < plain.numel() <= LARGEST_FILLED:
+    if not whole.numel():
         return None
-    elements = plain.reshape(-1).view(torch.uint8).reshape(plain.numel(), -1)
-    if not bool((elements == elements[0]).all()):
+    elements = whole.reshape(-1).view(torch.uint8).reshape(whole.numel(), -1)
+    first = elements[0]
+    if not all(bool((part == first).all()) for part in (elements[:GLANCE], elements)):
         return None
-    return elements[0].numpy().tobytes().hex()
+    return first.numpy().tobytes().hex()
 
 
-def _bits(plain: Tensor) -> Width | None:
-    if plain.dtype != torch.int8 or plain.numel() < 2:
-        return None
-    low, high = (int(end) for end in torch.aminmax(plain))
-    if low >= -2 and high <= 1:
-        return 2
-    return 4 if low >= -8 and high <= 7 else None
+def _smaller_integers(whole: Tensor) -> Iterator[Made]:
+    low, high = (int(end) for end in torch.aminmax(whole))
+    width = WIDTHS.get(1 + max(high, ~low).bit_length())
+    if width is not None:
+        yield partial(Packed, bits=width), pack(whole, width)
+    for dtype in INTEGERS[whole.dtype]:
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            yield Narrow, whole.to(dtype)
 
 
-def _narrower(plain: Tensor) -> torch.dtype | None:
-    if plain.dtype != torch.int64 or not plain.numel():
-        return None
-    low, high = (int(end) for end in torch.aminmax(plain))
-    return next((dtype for dtype in NARROW if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max), None)
-
-
-# -- the order in memory ---------------------------------------------------------------------------------------
-
-
-def _order(tensor: Tensor) -> tuple[int, ...] | None:
-    """The order of a dense tensor's dimensions in memory, such as that of channels_last; None if it is the usual."""
-    usual = tuple(range(tensor.dim()))
-    if tensor.stride() == _strides(tensor.shape, usual):
-        return None
-    sizes, strides = tuple(tensor.shape), tensor.stride()
-    order = tuple(sorted(usual, key=lambda dim: (-strides[dim], -sizes[dim])))
-    return order if tensor.stride() == _strides(tensor.shape, order) else None
-
-
-def _strides(shape: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [0] * len(shape)
-    step = 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)
-
-
-def _laid_out(plain: Tensor, order: tuple[int, ...], where: str) -> Tensor:
-    if sorted(order) != list(range(plain.dim())):
-        _refuse(f"order: {list(order)[:16]} is not an order of {plain.dim()} dimensions", where)
-    made = torch.empty_strided(plain.shape, _strides(plain.shape, order), dtype=plain.dtype)
-    return made.copy_(plain)
+def _exact(whole: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """The same floats in a narrower type; None if they are not exactly the same, bit for bit."""
+    flat, bits = whole.reshape(-1), BITS[whole.dtype]
+    for part in (flat[:GLANCE], flat) if flat.numel() else ():
+        if not torch.equal(part.to(dtype).to(flat.dtype).view(bits), part.view(bits)):
+            return None
+    return whole.to(dtype) if flat.numel() else None

@@ -27,7 +27,9 @@ Step = Callable[[Tensor, State, Product], State]
 """From what the input gives to the gates, the state before, and the weight of the state: the state after."""
 
 GRID = "bool per_token, int? x_zero_point, int qmin, int qmax, ScalarType dtype, float eps"
-LAYERS = f"Tensor[] weights, Tensor[] scales, Tensor[] biases, int num_layers, bool bidirectional, bool batch_first, {GRID}"
+LAYERS = (
+    f"Tensor[] weights, Tensor[] scales, Tensor[] biases, int num_layers, bool bidirectional, bool batch_first, {GRID}"
+)
 CELL = f"Tensor w_ih, Tensor w_hh, Tensor ih_scale, Tensor hh_scale, Tensor? b_ih, Tensor? b_hh, {GRID}"
 
 
@@ -107,7 +109,7 @@ def unrolled(
             advice="capture with a fixed length of sequences, or convert with style='fused'",
         )
     last: list[State] = []
-    for layer in range(layout.num_layers):
+    for _ in range(layout.num_layers):
         made: list[Tensor] = []
         for direction in range(layout.directions):
             state = tuple(aten.select.int(part, 0, len(last)) for part in hx)

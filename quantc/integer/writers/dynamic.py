@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from quantc import run_time
-from quantc.dialect import argument
+from quantc.decomposed import decomposed_ops
+from quantc.dialect import argument, position
 from quantc.formats import Timing
 from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.arithmetic import aten
@@ -62,12 +63,14 @@ def maybe_run_time(value: Any) -> RunTime | None:
     choice = scale.args[0] if isinstance(scale, fx.Node) and scale.args else None
     if not isinstance(levels, fx.Node) or not isinstance(choice, fx.Node) or not is_choice(choice):
         return None
-    given = {name: argument(choice, name) for name in ("qmin", "qmax", "eps")}
+    source, dtype = choice.all_input_nodes[0], argument(levels, "dtype")
     if choice.target is run_time.CHOOSE:
-        per_token, zero_point = argument(choice, "per_token"), argument(choice, "zero_point")
+        per_token, zero_point, qmin, qmax, eps = choice.args[1:]
+    elif choice.target is decomposed_ops().choose_qparams.tensor:
+        (qmin, qmax, eps), per_token, zero_point = choice.args[1:4], False, None
     else:
-        per_token, zero_point = False, None
-    return RunTime(choice.all_input_nodes[0], per_token, zero_point, dtype=argument(levels, "dtype"), **given)
+        raise NotIntegerError(f"the scale of {source.name} is found by {choice.target}, which has no integer form")
+    return RunTime(source, per_token, zero_point, qmin, qmax, dtype, eps)  # type: ignore[arg-type]
 
 
 def run_time_operand(value: Any) -> RunTime:
@@ -110,7 +113,7 @@ class Product:
 def write_linear_dynamic(task: Task) -> None:
     if maybe_run_time(task.argument("w")) is not None:
         return _write_linear_of_two(task)
-    x, w = run_time_operand(task.argument("x")), _weight(task, "w", 0)
+    x, w = run_time_operand(task.argument("x")), _matrix(task, "w", 0)
     return _write(task, Product("linear_dynamic", x, w, "rows"))
 
 
@@ -135,9 +138,7 @@ def write_conv_transpose_dynamic(task: Task) -> None:
 def write_matmul_dynamic(task: Task) -> None:
     if maybe_run_time(task.argument("y")) is not None:
         return _write_matmul_of_two(task, 1.0, 1.0)
-    x, y = run_time_operand(task.argument("x")), _weight(task, "y", 1)
-    if _rank(task, y) != 2:
-        raise NotIntegerError(f"{y.node.name} is not one matrix")
+    x, y = run_time_operand(task.argument("x")), _matrix(task, "y", 1)
     return _write(task, Product("matmul_dynamic", x, y, "columns"))
 
 
@@ -150,9 +151,7 @@ def write_addmm_dynamic(task: Task) -> None:
         raise NotIntegerError("its product is taken times 0")
     if maybe_run_time(task.argument("y")) is not None:
         return _write_matmul_of_two(task, float(alpha), float(beta))
-    x, y = run_time_operand(task.argument("x")), _weight(task, "y", 1)
-    if _rank(task, y) != 2:
-        raise NotIntegerError(f"{y.node.name} is not one matrix")
+    x, y = run_time_operand(task.argument("x")), _matrix(task, "y", 1)
     return _write(task, Product("matmul_dynamic", x, y, "columns", factor=float(alpha), addend_factor=float(beta)))
 
 
@@ -163,6 +162,13 @@ def _weight(task: Task, name: str, axis: int) -> Quantized:
         raise NotIntegerError(f"{w.node.name} is quantized beforehand, and its other factor as it comes")
     if w.grid.axis not in (None, axis):
         raise NotIntegerError(f"the weight's scales lie along axis {w.grid.axis}, not along the output channels")
+    return w
+
+
+def _matrix(task: Task, name: str, axis: int) -> Quantized:
+    w = _weight(task, name, axis)
+    if _rank(task, w) != 2:
+        raise NotIntegerError(f"{w.node.name} is not one matrix")
     return w
 
 
@@ -192,7 +198,7 @@ def _write(task: Task, product: Product) -> None:
         w.node,
         task.keep("weight_zero_point", w.grid.zero_point.to(torch.int32)) if bool(w.grid.zero_point.any()) else None,
         task.keep("weight_scale", scale.float() if product.factor == 1 else scale * product.factor),
-        None if bias is None else task.keep("bias", bias),
+        bias,
         *product.window,
         *(x.grid[1:] if product.trailing else x.grid),
         parts,
@@ -208,18 +214,18 @@ def _write_linear_of_two(task: Task) -> None:
     kind = tensor_type(w.node)
     if kind is None or kind.rank != 2:
         raise NotIntegerError(f"{w.node.name} is not known to be one matrix")
+    parts = _parts(x, w)
     bias, addend = _addend(task, 1.0)
-    kept = None if bias is None else task.keep("bias", bias)
-    args = (x.node, w.node, kept, *x.grid, *w.grid, _parts(x, w))
+    args = (x.node, w.node, bias, *x.grid, *w.grid, parts)
     _finish(task, "linear_both_dynamic", args, addend)
 
 
 def _write_matmul_of_two(task: Task, alpha: float, beta: float) -> None:
     x = run_time_operand(task.argument("x"))
     y = whole_run_time(task.argument("y"), "a product sums over these")
-    bias, addend = _addend(task, beta) if "b" in _operands(task) else (None, None)
-    kept = None if bias is None else task.keep("bias", bias)
-    args = (x.node, y.node, kept, *x.grid, *y.grid, alpha, _parts(x, y))
+    parts = _parts(x, y)
+    bias, addend = _addend(task, beta)
+    args = (x.node, y.node, bias, *x.grid, *y.grid, alpha, parts)
     _finish(task, "matmul_both_dynamic", args, addend)
 
 
@@ -238,22 +244,18 @@ class Addend:
     factor: float
 
 
-def _operands(task: Task) -> tuple[str, ...]:
-    from quantc.dialect import arguments
-
-    return tuple(row.name for row in arguments(task.core.target))  # type: ignore[arg-type]
-
-
-def _addend(task: Task, factor: float, trailing: int = 0) -> tuple[Tensor | None, Addend | None]:
+def _addend(task: Task, factor: float, trailing: int = 0) -> tuple[fx.Node | None, Addend | None]:
     """What is added to a product: a bias, if it is a constant with an element for each output channel, or one for all;
     anything else is added in float."""
-    node = task.argument("b")
+    target: Any = task.core.target
+    node = task.argument("b") if position(target, "b") >= 0 else None
     if node is None or not factor:
         return None, None
     constant = task.constant(node)
     if constant is not None and all(size == 1 for size in constant.shape[:-1]):
         vector = constant.detach().reshape(-1)
-        return vector if factor == 1 else vector.double() * factor, None
+        is_kept = factor == 1 and constant.dim() == 1
+        return node if is_kept else task.keep("bias", vector if factor == 1 else vector.double() * factor), None
     if trailing:
         raise NotIntegerError(f"the bias {node.name} is not a constant")
     return None, Addend(node, factor)

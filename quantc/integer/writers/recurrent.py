@@ -22,8 +22,8 @@ FORMULA = (
     "the state at each step; gates in float32"
 )
 NOTE = (
-    "{name}: the hidden state, and what goes from one layer to the next, is quantized at each run in integer form and on "
-    "kernels; in Q/DQ form it is float"
+    "the hidden state of recurrent layers, and what goes from one layer to the next, is quantized in integer form and on "
+    "kernels, and float in Q/DQ form"
 )
 
 
@@ -54,10 +54,8 @@ def write_cell(task: Task) -> None:
 
 def _write(task: Task, args: tuple[Any, ...]) -> None:
     core = task.core
-    made = task.program.emit(
-        OPS[f"{op_name(core)}_dynamic"].target, args, before=core, like=core, value=type_of(core)
-    )
-    task.notes.append(NOTE.format(name=core.name))
+    made = task.program.emit(OPS[f"{op_name(core)}_dynamic"].target, args, before=core, like=core, value=type_of(core))
+    task.notes.append(NOTE)
     task.replace(core, made)
 
 

@@ -1,0 +1,72 @@
+"""Fewer kernels that do more: the activation behind one, and several that read the same.
+
+Queries, keys and values are three products of one tensor. On one kernel it is looked through and packed once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+from torch import fx
+from torch._ops import OpOverload
+
+from quantc.dialect import is_opaque, op_name
+from quantc.kernels.packed import Kernel
+from quantc.program import Program, attribute
+from quantc.types import TupleType, type_of
+
+
+def kernels_of(program: Program, graph: fx.Graph) -> Iterator[tuple[fx.Node, Kernel]]:
+    """The nodes of a graph that run a kernel."""
+    owner = program.owner(graph)
+    for node in graph.find_nodes(op="call_module", sort=True):
+        found = attribute(owner, str(node.target))
+        if isinstance(found, Kernel):
+            yield node, found
+
+
+def absorb_readers(program: Program) -> None:
+    """Let kernels do what alone reads them, where they can."""
+    for _, graph in program.graphs():
+        for node, kernel in list(kernels_of(program, graph)):
+            reader = next(iter(node.users)) if len(node.users) == 1 else None
+            if reader is None or reader.op != "call_function" or reader.all_input_nodes != [node]:
+                continue
+            if kernel.absorb(op_name(reader)):
+                program.forward(reader, node)
+
+
+def join_siblings(program: Program) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """Make one kernel of those that read the same; the nodes that were, with the nodes in their place."""
+    placed: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    for _, graph in program.graphs():
+        alike: dict[tuple[object, ...], list[tuple[fx.Node, Kernel]]] = {}
+        for node, kernel in kernels_of(program, graph):
+            if kernel.joins is not None and not node.kwargs:
+                alike.setdefault((type(kernel), kernel.joins, node.args), []).append((node, kernel))
+        for group in alike.values():
+            if len(group) > 1:
+                placed.update(_join(program, graph, group))
+    return placed
+
+
+def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    nodes, kernels = [node for node, _ in group], [kernel for _, kernel in group]
+    first = nodes[0]
+    together = type(kernels[0]).joined(kernels, in_order=not all(map(_is_any_order_read, nodes)))
+    name = f"{first.target}_and_{len(nodes) - 1}_more"
+    program.owner(graph).add_module(name, together)
+    whole = program.emit(name, first.args, before=first)
+    whole.meta["val"] = TupleType(tuple(type_of(node) for node in nodes))
+    parts = [
+        program.emit(operator.getitem, (whole, index), before=first, like=node) for index, node in enumerate(nodes)
+    ]
+    for node, part in zip(nodes, parts, strict=True):
+        program.replace(node, part)
+    return {node: tuple(parts) for node in nodes}
+
+
+def _is_any_order_read(node: fx.Node) -> bool:
+    """Whether all that read a tensor are ATen's ops, which take strides as they come: `view` is spelled `reshape`."""
+    return all(isinstance(user.target, OpOverload) and not is_opaque(user) for user in node.users)

@@ -1,0 +1,202 @@
+"""The search behind `fit`: for each row of weights, the scale and zero point of least squared error.
+
+A scale that clips cannot be too small: what it cuts off alone would cost more than min-max does. Between that bound
+and a little above min-max a coarse grid is tried, with the two zero points that split the clipping evenly, then finer
+ones around the best; last, the scale is the least squares one for the levels as they are, a few times over. Each
+scale is rounded as the spec has it before it is tried. Errors are measured in steps of min-max, so that neither tiny
+nor huge weights leave the range of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from quantc.formats import PerChannel, PerGroup, PerToken, Role, Scheme, Timing
+from quantc.numerics import QParams, fake_quantize, to_significant_bits
+from quantc.spec import QuantSpec
+
+BLOCK = 32_000
+"""How many weights are looked at together. torch splits no op below 32768 elements among threads, so the bits do not
+depend on their number; and three blocks stay in the cache."""
+HEIGHT = 64
+"""Rows are cut into columns of at most this many weights. Numbers that go with a column then lie side by side, which
+is twice as fast as broadcasting them along it."""
+
+COARSE = 20
+"""How many steps the first grid has."""
+FINE = (3, 3)
+"""How many scales are tried on either side of the best, each time between its neighbours."""
+LEAST_SQUARES = 3
+WIDEST = 1.25
+"""Scales above those of min-max: a few weights may happen to lie on a coarser lattice, as those of a model that was
+quantized before do."""
+NARROWEST = 2.0**-8
+
+
+def best_qparams(rows: Tensor, start: QParams, spec: QuantSpec) -> QParams:
+    """Scale and zero point for each row of a matrix. `start` are those of min-max; no row is worse off than with them."""
+    scale, zero_point = start.scale.clone(), start.zero_point.clone()
+    count = max(1, BLOCK // rows.shape[1])
+    for first in range(0, rows.shape[0], count):
+        part = slice(first, first + count)
+        given = QParams(start.scale[part], start.zero_point[part])
+        found = _Search(rows[part], given, spec).run()
+        better = _squared_error(rows[part], found, spec) < _squared_error(rows[part], given, spec)
+        scale[part] = torch.where(better, found.scale, given.scale)
+        zero_point[part] = torch.where(better, found.zero_point, given.zero_point)
+    return QParams(scale, zero_point)
+
+
+def _squared_error(rows: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
+    """The squared error of each row as the program will have it, in float64."""
+    total = torch.zeros(rows.shape[0], dtype=torch.float64)
+    like_program = _by_row(qparams, spec)
+    for piece in _pieces(rows):
+        total += (piece.double() - fake_quantize(piece, *like_program)).square_().sum(1)
+    return total
+
+
+def _by_row(qparams: QParams, spec: QuantSpec) -> tuple[QParams, QuantSpec]:
+    """Qparams and a spec with which the rows of a matrix are rounded like the tensor they are taken from: with the
+    zero point added before rounding where there are groups, and after it elsewhere."""
+    spec = spec.but(observe=None, timing=Timing.STATIC)
+    if not isinstance(spec.granularity, PerGroup):
+        return qparams, spec.but(granularity=PerChannel(axis=0))
+    column = QParams(qparams.scale.unsqueeze(1), qparams.zero_point.unsqueeze(1))
+    return column, spec.but(granularity=PerToken(), role=Role.ACT)
+
+
+def _pieces(rows: Tensor) -> Iterator[Tensor]:
+    """Rows longer than a block in pieces that fit one."""
+    for first in range(0, rows.shape[1], BLOCK):
+        yield rows[:, first : first + BLOCK]
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """A matrix turned on its side: each row becomes one column, or several if it is long."""
+
+    weights: Tensor
+    each: int
+    """How many columns a row takes."""
+
+    @staticmethod
+    def of(rows: Tensor) -> _Columns:
+        count, length = rows.shape
+        each = ceil(length / HEIGHT)
+        height = ceil(length / each)
+        # zero is exact at every scale, so it may fill what is left of the last column
+        padded = torch.nn.functional.pad(rows, (0, each * height - length))
+        return _Columns(padded.reshape(count * each, height).t().contiguous(), each)
+
+    def errors(self, inverse: Tensor, below: Tensor, steps: int) -> Tensor:
+        """The squared error, in steps, of each candidate (first axis) for each row."""
+        found = torch.empty(inverse.shape[0], self.weights.shape[1])
+        exact, rounded = torch.empty_like(self.weights), torch.empty_like(self.weights)
+        for one, shift, out in zip(self._spread(inverse), self._spread(below), found.unbind(), strict=True):
+            torch.mul(self.weights, one, out=exact).add_(shift)
+            torch.round(exact, out=rounded).clamp_(0, steps).sub_(exact).square_()
+            torch.sum(rounded, 0, out=out)
+        return self._gather(found)
+
+    def products(self, inverse: Tensor, below: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """For one candidate, the sums of weight times level and of level squared, levels counted from zero."""
+        one, shift = self._spread(inverse)[0], self._spread(below)[0]
+        levels = torch.round(self.weights * one + shift).clamp_(0, steps).sub_(shift)
+        sums = [(self.weights * one * levels).sum(0), levels.square().sum(0)]
+        return self._gather(sums[0].unsqueeze(0)), self._gather(sums[1].unsqueeze(0))
+
+    def _spread(self, table: Tensor) -> tuple[Tensor, ...]:
+        return (table if self.each == 1 else table.repeat_interleave(self.each, 1)).unbind()
+
+    def _gather(self, sums: Tensor) -> Tensor:
+        return sums.reshape(sums.shape[0], -1, self.each).sum(-1, dtype=torch.float64)
+
+
+class _Search:
+    """The search for some rows. Zero points are counted from the lowest level: `below` levels lie below zero."""
+
+    def __init__(self, rows: Tensor, start: QParams, spec: QuantSpec) -> None:
+        self.spec = spec
+        self.steps = spec.qmax - spec.qmin
+        self.columns = [_Columns.of(piece) for piece in _pieces(rows)]
+        self.unit = start.scale
+        low, high = torch.aminmax(rows, dim=1)
+        self.down, self.up = (-low / self.unit).clamp(min=0), (high / self.unit).clamp(min=0)
+        self.norm = self._norm(rows)
+        self.scale, self.below = start.scale, (start.zero_point - spec.qmin).float()
+        self.error = self._errors(self.scale.unsqueeze(0), self.below.unsqueeze(0))[0]
+
+    def run(self) -> QParams:
+        narrowest = self._narrowest()
+        ratio = (WIDEST / narrowest).pow(1 / COARSE)
+        self._try(torch.stack([narrowest * self.unit, *[ratio] * COARSE]).cumprod(0))
+        for each in FINE:
+            ratio = ratio.pow(1 / (each + 1))
+            powers = torch.stack([ratio] * each).cumprod(0)
+            self._try(torch.cat([self.scale * powers, self.scale / powers]))
+        for _ in range(LEAST_SQUARES):
+            self._try_least_squares()
+        return QParams(self.scale, self.below.to(torch.int64) + self.spec.qmin)
+
+    def _norm(self, rows: Tensor) -> tuple[Tensor, float]:
+        """The length of each row as a vector, in steps, and the root of the number of its elements."""
+        inverse = (1.0 / self.unit).unsqueeze(1)
+        total = sum((piece * inverse).square_().sum(1, dtype=torch.float64) for piece in _pieces(rows))
+        return torch.as_tensor(total).sqrt(), rows.shape[1] ** 0.5
+
+    def _narrowest(self) -> Tensor:
+        """Below this many times the scale of min-max nothing can be better than min-max.
+
+        With d and u cut off at the ends the error is at least d^2 + u^2, so d + u is at most the root of twice the
+        error of min-max. And a row of length (as a vector) l whose n elements are clipped to c is at least
+        l - c root(n) away.
+        """
+        norm, root = self.norm
+        by_ends = (self.down + self.up).double() - (2 * self.error).sqrt()
+        by_norm = (norm - self.error.sqrt()) / root
+        return (torch.maximum(by_ends, by_norm) / self.steps).clamp(NARROWEST, 1.0).float()
+
+    def _errors(self, scale: Tensor, below: Tensor) -> Tensor:
+        """The squared error of each candidate (first axis) for each row, in squares of min-max's step."""
+        inverse = 1.0 / scale
+        total = torch.zeros(scale.shape, dtype=torch.float64)
+        for columns in self.columns:
+            total += columns.errors(inverse, below, self.steps)
+        return total * (scale / self.unit).double().square()
+
+    def _rounded(self, scale: Tensor) -> Tensor:
+        """Scales as the spec allows them."""
+        return to_significant_bits(scale.clamp(min=self.spec.eps), self.spec.scale_bits)
+
+    def _try(self, scale: Tensor) -> None:
+        """Try scales (first axis), each with the zero points that suit it."""
+        scale = self._rounded(scale)
+        if self.spec.scheme is Scheme.SYMMETRIC:
+            return self._keep(scale, self.below.expand_as(scale))
+        # as much is cut off at one end as at the other, or half a step more
+        even = self.steps / 2 + (self.down - self.up) / 2 * (self.unit / scale)
+        below = torch.cat([even.floor(), even.ceil()]).clamp_(0, self.steps)
+        return self._keep(torch.cat([scale, scale]), below)
+
+    def _try_least_squares(self) -> None:
+        """Try the scale that suits the levels best which the weights have now."""
+        inverse, below = (1.0 / self.scale).unsqueeze(0), self.below.unsqueeze(0)
+        products = [columns.products(inverse, below, self.steps) for columns in self.columns]
+        weight_level = torch.cat([product[0] for product in products]).sum(0)
+        level_level = torch.cat([product[1] for product in products]).sum(0)
+        factor = torch.where(level_level > 0, weight_level / level_level, 1.0).float()
+        self._keep(self._rounded(self.scale * factor).unsqueeze(0), below)
+
+    def _keep(self, scale: Tensor, below: Tensor) -> None:
+        """Keep the best of some candidates for each row, if it is better than what there is."""
+        error, index = self._errors(scale, below).min(0)
+        better = error < self.error
+        self.error = torch.where(better, error, self.error)
+        self.scale = torch.where(better, scale.gather(0, index.unsqueeze(0))[0], self.scale)
+        self.below = torch.where(better, below.gather(0, index.unsqueeze(0))[0], self.below)
