@@ -12,7 +12,7 @@ from quantc.formats import Timing
 from quantc.integer.boundary import open_boundaries
 from quantc.integer.grid import grid_of
 from quantc.integer.semantics import semantics_of
-from quantc.integer.task import MultiplierForm, NotIntegerError, Task
+from quantc.integer.task import Curves, MultiplierForm, NotIntegerError, Task
 from quantc.integer.writers.handing_on import requantized
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline import Outcome, Pass, Preserves
@@ -41,6 +41,8 @@ class LowerInteger(Pass):
     preserves: ClassVar[Preserves] = Preserves.NOTHING
 
     multiplier: MultiplierForm = "float64"
+    curves: Curves = "exact"
+    """Activations after products that are no clamps: "exact" tables of steps, or "float" as they are."""
     boundaries: Boundaries = "spelled"
     """Quantize and dequantize ops that are left: "spelled" out in ATen, or "whole" for kernels to take."""
 
@@ -51,7 +53,7 @@ class LowerInteger(Pass):
         notes: list[str] = []
         found, reasons = matches(program), why_not_quantized(program)
         for nodes in found:
-            task = Task(program, nodes, self.multiplier)
+            task = Task(program, nodes, self.multiplier, self.curves)
             reason = lower(task)
             written += reason is None
             notes += task.notes
@@ -98,7 +100,8 @@ def lower(task: Task) -> str | None:
     claim = task.program.plan.claims.get(task.core)
     row = semantics_of(task.core, Timing.STATIC if claim is None else claim.timing)
     if row is None:
-        return "it has no integer form"
+        is_stored = claim is not None and claim.timing is Timing.WEIGHT_ONLY
+        return "only its weight is quantized" if is_stored else "it has no integer form"
     try:
         row.write(task)
     except NotIntegerError as refusal:

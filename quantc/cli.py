@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
+from quantc.cli_options import (
+    CaptureMethod,
+    Format,
+    Guarding,
+    Json,
+    MethodOption,
+    ModeOption,
+    Narrowed,
+    QuantizedForm,
+    Source,
+    Technique,
+)
 from quantc.errors import LoadError, QuantcError
 from quantc.terminal import Screen
 
@@ -51,60 +62,9 @@ def refusing(command: Callable[P, None]) -> Callable[P, None]:
     return told
 
 
-class Format(StrEnum):
-    """How to write a program out."""
-
-    text = "text"
-    table = "table"
-    json = "json"
-    dot = "dot"
-    graphml = "graphml"
-
-
-class CaptureMethod(StrEnum):
-    """How to capture a model."""
-
-    auto = "auto"
-    export = "export"
-    export_strict = "export-strict"
-    fx = "fx"
-
-
-class QuantizedForm(StrEnum):
-    """What a quantized program is made of: quantize and dequantize ops around float ones, or integer ops."""
-
-    qdq = "qdq"
-    integer = "integer"
-
-
-class Guarding(StrEnum):
-    """When to compare the numbers before and after each pass: for small programs, always, or never."""
-
-    auto = "auto"
-    always = "always"
-    never = "never"
-
-
-class Narrowed(StrEnum):
-    """What range reduction makes narrower."""
-
-    no = "no"
-    weights = "weights"
-    activations = "activations"
-
-
 FUSIONS = "quantc.patterns.fusions:FUSIONS"
 REPRODUCER = Path("quantc-reproducer")
 SUFFIXES: dict[str, DumpFormat] = {".json": "json", ".dot": "dot", ".graphml": "graphml"}
-
-Source = Annotated[
-    str | None,
-    typer.Argument(
-        help="A .qc or .pt2 file, a .txt dump, or package.module:factory; without it, the built-in example."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-MethodOption = Annotated[CaptureMethod, typer.Option("--method", help="How to capture a model.")]
 
 app = typer.Typer(
     help="A quantization compiler for PyTorch.",
@@ -186,11 +146,19 @@ def quantize(
     config: Annotated[
         Path | None, typer.Option(help="A .toml or .json file with what is to be done otherwise.")
     ] = None,
+    mode: ModeOption = Technique.static,
+    spec: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How to quantize everything, by name or as text: INT4_GROUP, UINT8_TOKEN, int4{role=weight ...}; may be "
+            "repeated, and --config has the last word.",
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="What to calibrate with: a .npz or .safetensors file with one array for each input, or "
-            "package.module:factory.",
+            help="What to calibrate with, and to measure on: a .npz or .safetensors file with one array for each input, "
+            "or package.module:factory. Modes dynamic and weight-only need none.",
             metavar="FILE|MODULE:NAME",
         ),
     ] = None,
@@ -207,15 +175,15 @@ def quantize(
     Without SOURCE this is the built-in example: a small CNN on images of digits, with its accuracy on images that were
     held out."""
     from quantc.config import QuantConfig
-    from quantc.quantize_job import carry_out
+    from quantc.quantize_job import Wanted, carry_out
     from quantc.registry import BACKENDS
+    from quantc.spec import QuantSpec
 
     settings = QuantConfig.load(config) if config is not None else None
+    specs = tuple(QuantSpec.parse(text) for text in spec or ())
+    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
-    say = partial(typer.echo, err=True)
-    done = carry_out(
-        source, data, BACKENDS[backend], settings, method.value, say, progress, to.value, reduce_range.value
-    )
+    done = carry_out(source, data, wanted, method.value, partial(typer.echo, err=True), progress)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         done.result.save(out)
@@ -295,6 +263,7 @@ def explain(
         str | None, typer.Option(help=f"A rule table; by default {FUSIONS}.", metavar="MODULE:NAME")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Prepare the program for this backend first.")] = None,
+    mode: ModeOption = Technique.static,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
@@ -307,7 +276,7 @@ def explain(
     program = _load(source, method)
     is_table = table is not None or (backend is None and program.stage < Stage.ANNOTATED)
     explanation = (
-        _table(table, backend).explain(program, node) if is_table else _prepared(program, backend).explain(node)
+        _table(table, backend).explain(program, node) if is_table else _prepared(program, backend, mode).explain(node)
     )
     if as_json:
         _print_json(json.loads(explanation.to_json()))
@@ -389,8 +358,11 @@ def backends(
     elif rows:
         Screen().table(
             "backends",
-            ("backend", "rules", "from", "what it is"),
-            [(row.name, str(row.rules), row.provider, row.error or row.summary) for row in rows],
+            ("backend", "rules", "dynamic", "modes", "from", "what it is"),
+            [
+                (row.name, str(row.rules), str(len(row.dynamic)), ", ".join(row.modes), row.provider, row.told)
+                for row in rows
+            ],
         )
     else:
         typer.echo("no backends are installed", err=True)
@@ -431,11 +403,15 @@ def _guard(when: Guarding) -> Guard | None:
     return Guard(limit=SMALL if when is Guarding.auto else None)
 
 
-def _prepared(program: Program, backend: str | None) -> Program:
+def _prepared(program: Program, backend: str | None, mode: Technique) -> Program:
     """The program as a backend would have it; itself if no backend is given."""
     from quantc.api import prepare
+    from quantc.quantizer import mode_config, quantizer_of
 
-    return program if backend is None else prepare(program, backend, allow_empty=True)
+    if backend is None:
+        return program
+    config = None if mode is Technique.static else mode_config(quantizer_of(backend), mode.value)
+    return prepare(program, backend, config=config, allow_empty=True)
 
 
 def _table(table: str | None, backend: str | None) -> RuleTable:

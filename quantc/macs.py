@@ -31,6 +31,10 @@ class Product:
     factors: tuple[fx.Node | None, ...]
 
 
+Count = Callable[[fx.Node, Sizes], "tuple[Product, ...]"]
+"""Counts the products of an op."""
+
+
 def example_sizes(program: Program) -> dict[str, int]:
     """The dynamic sizes of a program as its example inputs have them."""
     sizes: dict[str, int] = {}
@@ -157,10 +161,22 @@ def _cell(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     return tuple(Product(rows * math.prod(_shape(weight, sizes)), (value, weight)) for value, weight in pairs)
 
 
-def _dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """What it reads in float it quantizes itself, to 8 bits: the weight alone says what the factors are."""
-    (product,) = _linear(node, sizes)
-    return (Product(product.count, product.factors[1:]),)
+def _quantizing(count: Count, stored: int = 1) -> Count:
+    """An op that quantizes what it reads in float itself, to 8 bits: what else there is to say of its factors is what
+    the stored ones are, which come last."""
+
+    def counted(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+        found = count(node, sizes)
+        return tuple(Product(each.count, each.factors[len(each.factors) - stored :]) for each in found)
+
+    return counted
+
+
+def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """Input and hidden state are both quantized as they come."""
+    steps = math.prod(_shape(argument(node, "x"), sizes)[:-1])
+    weights = argument(node, "weights")
+    return tuple(Product(steps * math.prod(_shape(weight, sizes)), (weight,)) for weight in weights)
 
 
 def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
@@ -175,7 +191,9 @@ def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     return (Product(math.prod(_shape(meets, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
 
-_COUNTS: dict[str, Callable[[fx.Node, Sizes], tuple[Product, ...]]] = {
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+_COUNTS: dict[str, Count] = {
     **{f"conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": _transposed for n in (1, 2, 3)},
     "linear": _linear,
@@ -183,12 +201,19 @@ _COUNTS: dict[str, Callable[[fx.Node, Sizes], tuple[Product, ...]]] = {
     **dict.fromkeys(("matmul", "addmm", "baddbmm"), _matmul),
     "einsum": _einsum,
     "sdpa": _attention,
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
+    **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _cell),
     "quantc.conv.default": _convolution,
     "quantc.conv_transpose.default": _transposed,
     **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),
-    "quantc.linear_dynamic.default": _dynamic,
+    "quantc.linear_dynamic.default": _quantizing(_linear),
+    "quantc.linear_both_dynamic.default": _quantizing(_linear, stored=0),
+    "quantc.matmul_dynamic.default": _quantizing(_matmul),
+    "quantc.matmul_both_dynamic.default": _quantizing(_matmul, stored=0),
+    "quantc.conv_dynamic.default": _quantizing(_convolution),
+    "quantc.conv_transpose_dynamic.default": _quantizing(_transposed),
+    **dict.fromkeys((f"quantc.{name}_dynamic.default" for name in RECURRENT), _recurrent_dynamic),
+    **dict.fromkeys((f"quantc.{name}_cell_dynamic.default" for name in RECURRENT), _quantizing(_cell)),
     "quantc.matmul.default": _matmul,
     "higher_order.out_dtype": _accumulated,
 }

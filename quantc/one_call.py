@@ -28,7 +28,7 @@ from quantc.plan import Source
 from quantc.program import Program
 from quantc.progress import Style
 from quantc.quantizer import Backend, Quantizer, mode_config, quantizer_of
-from quantc.report import Report, Step
+from quantc.report import MeasuredOn, Report, Step
 
 Mode = Literal["static", "dynamic", "weight-only"]
 MODES = ("static", "dynamic", "weight-only")
@@ -137,6 +137,7 @@ def quantize_program(
     with steps("prepare"):
         prepared = prepare(captured, quantizer, config=config, allow_empty=allow_empty)
     calibration, measured = None, _examples(captured)
+    measured_on: MeasuredOn = "example inputs" if batches is None else "batches"
     if _waiting(prepared):
         watched = _Watched(_given(batches, prepared))
         with steps("calibrate"):
@@ -163,6 +164,7 @@ def quantize_program(
         size=size(captured, program),
         steps=tuple(steps.done),
         log=tuple(program.log),
+        measured_on=measured_on,
     )
     return Result(program, prepared, captured, report)
 

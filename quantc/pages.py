@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from quantc.backends.parts import NOT_INTEGER
 from quantc.capability import Capability
 from quantc.errors import QuantcError
+from quantc.formats import Dynamic
 from quantc.instruction_sets import instruction_set
 from quantc.pipeline import Pass, Pipeline
 from quantc.pipeline_text import spell
@@ -39,9 +40,15 @@ A *role* says what becomes of the tensors a rule names: a spec, or a scale and z
 role with a question mark is quantized only if everybody who reads the tensor wants it so. Operands without a role stay
 float, biases among them. A config may ask for any spec the backend *takes*.
 
+A *mode* is what `qc.quantize(..., mode=...)` and `quantc quantize --mode` ask of everything before a config has its say
+([dynamic-and-weight-only.md](dynamic-and-weight-only.md)). A rule that is *dynamic* can find the scales of what it reads
+as the program runs: `yes` wherever the config asks for it, `named` only where the config names the op, the node or the
+edge. Weight-only serves every rule that has a weight.
+
 A rule *supports* the forms it can be carried out in: `qdq` (quantize and dequantize ops around float ones), `integer`
 (the reference in integer arithmetic), `kernel`, `delegate`, `onnx`.
 """
+STATIC = "static"
 LEVELS = ("qdq", "integer", "kernel", "delegate", "onnx")
 
 
@@ -76,7 +83,16 @@ class BackendRow:
     provider: str
     rules: int = 0
     summary: str = ""
+    modes: dict[str, str] = field(default_factory=dict)
+    """What each mode of `qc.quantize` asks of everything, as the text of a spec; the backend's own roles for static."""
+    dynamic: dict[str, str] = field(default_factory=dict)
+    """The rules that can find scales as the program runs: "yes", or "named" if a config must name the op."""
     error: str = ""
+
+    @property
+    def told(self) -> str:
+        """What it is, or why it cannot be used."""
+        return self.error or self.summary
 
 
 def backend_rows() -> list[BackendRow]:
@@ -90,7 +106,15 @@ def _backend_row(name: str) -> BackendRow:
         backend = BACKENDS[name]
     except QuantcError as error:
         return BackendRow(name, provider, error=error.what)
-    return BackendRow(name, provider, len(getattr(backend, "table", ())), getattr(backend, "summary", ""))
+    rules = getattr(backend, "table", ())
+    return BackendRow(
+        name,
+        provider,
+        len(rules),
+        getattr(backend, "summary", ""),
+        {STATIC: "", **{mode: str(spec) for mode, spec in getattr(backend, "modes", {}).items()}},
+        {rule.name: rule.dynamic.value for rule in rules if rule.dynamic is not Dynamic.NO},
+    )
 
 
 def passes_page(provider: str = "quantc") -> str:
@@ -121,16 +145,20 @@ def _backend_section(backend: Backend) -> Iterator[str]:
         ("takes", "dtype", "scheme", "granularity", "when", "range", "smallest scale"),
         [_capability_cells(capability) for capability in backend.capabilities],
     )
+    if backend.modes:
+        asked = [(mode, f"`{spec}`") for mode, spec in backend.modes.items()]
+        yield from table(("mode", "what it asks of everything"), [(STATIC, "the roles above"), *asked])
     rows = [
         (
             f"`{rule.name}`",
             f"`{rule.pattern}`",
             ", ".join(f"{name}: {role}" for name, role in rule.roles.items()),
+            "" if rule.dynamic is Dynamic.NO else rule.dynamic.value,
             *("yes" if level in rule.supports else "" for level in LEVELS),
         )
         for rule in backend.table
     ]
-    yield from table(("rule", "pattern", "roles", *LEVELS), rows)
+    yield from table(("rule", "pattern", "roles", "dynamic", *LEVELS), rows)
     yield from _without_integers(backend)
 
 

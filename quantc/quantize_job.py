@@ -13,12 +13,14 @@ from torch.export import Dim
 from quantc.api import Form, Method, capture
 from quantc.batches import batches_of, read_batches
 from quantc.config import QuantConfig
+from quantc.errors import CalibrationError
 from quantc.example import Digits, digits_cnn, digits_data
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.one_call import Result, Steps, quantize_program
+from quantc.one_call import Mode, Result, Steps, quantize_program
 from quantc.program import Program
 from quantc.progress import Style
 from quantc.source import load_all
+from quantc.spec import QuantSpec
 from quantc.terminal import Screen
 
 
@@ -36,10 +38,10 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Job:
-    """A float program, batches to calibrate with, and the images to measure it on if there are any."""
+    """A float program, batches if there are any, and the images to measure it on if there are any."""
 
     program: Program
-    batches: Iterable[Any]
+    batches: Iterable[Any] | None
     notes: tuple[str, ...] = ()
     held_out: Digits | None = None
 
@@ -71,13 +73,7 @@ def find(source: str | None, data: str | None, method: Method) -> Job:
     if data is not None:
         batches = read_batches(data, loaded.program)
         return Job(loaded.program, batches.values, batches.notes)
-    if loaded.batches is None:
-        raise typer.BadParameter(
-            f"there is nothing to calibrate {loaded.program.name} with. Give FILE.npz, FILE.safetensors or "
-            "package.module:factory, or let the model's factory return (model, example_inputs, batches).",
-            param_hint="--data",
-        )
-    return Job(loaded.program, batches_of(source, loaded.batches))
+    return Job(loaded.program, None if loaded.batches is None else batches_of(source, loaded.batches))
 
 
 def _example(data: str | None, method: Method) -> Job:
@@ -90,16 +86,35 @@ def _example(data: str | None, method: Method) -> Job:
     return Job(program, given.values, given.notes, held_out)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """How a model is to be quantized, as the command line has it."""
+
+    backend: Any
+    mode: Mode = "static"
+    specs: tuple[QuantSpec, ...] = ()
+    """For everything, on top of what the mode asks for."""
+    config: QuantConfig | None = None
+    """The last word."""
+    to: Form = "qdq"
+    reduce_range: RangeReduction = "no"
+
+    @property
+    def whole_config(self) -> QuantConfig:
+        """The specs and the config as one."""
+        everywhere = QuantConfig()
+        for spec in self.specs:
+            everywhere = everywhere.set_all(spec)
+        return everywhere + (self.config or QuantConfig())
+
+
 def carry_out(
     source: str | None,
     data: str | None,
-    backend: Any,
-    config: QuantConfig | None,
+    wanted: Wanted,
     method: Method,
     say: Callable[[str], None],
     progress: Style,
-    to: Form = "qdq",
-    reduce_range: RangeReduction = "no",
 ) -> Done:
     """Quantize, and measure on held-out images where there are some; `say` is told what is going on."""
     steps = Steps(lambda name: say(f"{name} ..."))
@@ -107,16 +122,26 @@ def carry_out(
         job = find(source, data, method)
     for note in job.notes:
         say(f"note: {note}")
-    result = quantize_program(
-        job.program,
-        job.batches,
-        backend,
-        steps=steps,
-        config=config,
-        to=to,
-        reduce_range=reduce_range,
-        progress=progress,
-    )
+    try:
+        result = quantize_program(
+            job.program,
+            job.batches,
+            wanted.backend,
+            steps=steps,
+            config=wanted.whole_config,
+            mode=wanted.mode,
+            to=wanted.to,
+            reduce_range=wanted.reduce_range,
+            progress=progress,
+        )
+    except CalibrationError as error:
+        if job.batches is not None:
+            raise
+        raise typer.BadParameter(
+            f"{error.what}. Give FILE.npz, FILE.safetensors or package.module:factory, or let the model's factory return "
+            "(model, example_inputs, batches); --mode dynamic and --mode weight-only need no data.",
+            param_hint="--data",
+        ) from error
     if job.held_out is None:
         return Done(result, None)
     say("measure ...")

@@ -6,20 +6,25 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from quantc.calibration_report import CalibrationReport
+from quantc.formats import Timing
 from quantc.inspect.compare import Comparison, Layer
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.noise import shown
 from quantc.inspect.size import Size
+from quantc.inspect.techniques import HEAD as TECHNIQUE
+from quantc.inspect.techniques import with_techniques
 from quantc.program import LogEntry
 from quantc.terminal import Screen
 
 MOST_ROWS = 20
 """How many rows of each table the text shows."""
+MeasuredOn = Literal["batches", "example inputs"]
+EXAMPLES = "the example inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Report:
     steps: tuple[Step, ...]
     log: tuple[LogEntry, ...]
     """What each pass did, and what it had to say."""
+    measured_on: MeasuredOn = "batches"
+    """What the comparison is of: the first batches, or the inputs the model was captured with where none were given."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -57,6 +64,7 @@ class Report:
             "coverage": self.coverage.to_data(),
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "comparison": None if self.comparison is None else self.comparison.to_data(),
+            "measured_on": None if self.comparison is None else self.measured_on,
             "size": self.size.to_data(),
             "steps": [asdict(step) for step in self.steps],
             "log": [asdict(entry) for entry in self.log],
@@ -73,19 +81,17 @@ class Report:
             {
                 **(extra or {}),
                 "coverage": self.coverage.headline.partition(": ")[2],
-                "calibrated with": "no data: no scale comes from it" if seen is None else f"{seen.batches} batches",
-                "SQNR": "not measured" if found is None else f"{shown(found.sqnr)} dB over {found.batches} batches",
+                "calibrated with": self._calibrated_with,
+                "SQNR": self._sqnr,
                 "size": f"{readable(self.size.before)} -> {readable(self.size.after)} ({self.size.ratio:.1%})",
                 "time": ", ".join(f"{step.name} {step.seconds:.2f} s" for step in self.steps),
             },
         )
-        _rows(
-            screen,
-            "what each quantized op costs, the worst first",
-            ("node", "op", "rule", "module", "alone, dB", "here, dB"),
-            [] if found is None else [_layer_cells(layer) for layer in found.worst()],
-            "result.report.comparison.worst()",
-        )
+        techniques = {row.node: row.technique for row in self.coverage.rows}
+        layers = [] if found is None else [_layer_cells(layer, techniques) for layer in found.worst()]
+        head, cells = with_techniques(("node", "op", "rule", TECHNIQUE, "module", "alone, dB", "here, dB"), layers)
+        title = "what each quantized op costs, the worst first"
+        _rows(screen, title, head, cells, "result.report.comparison.worst()")
         _rows(
             screen,
             "left float",
@@ -99,14 +105,39 @@ class Report:
         for note in (*unseen, *(() if found is None else found.notes)):
             screen.text(f"note: {note}")
 
+    @property
+    def _calibrated_with(self) -> str:
+        if self.calibration is not None:
+            return _counted(self.calibration.batches)
+        techniques = self.coverage.techniques
+        if techniques[Timing.DYNAMIC]:
+            return "no data: the scales of activations are found as the program runs"
+        if techniques[Timing.WEIGHT_ONLY] and not techniques[Timing.STATIC]:
+            return "no data: weights alone are quantized, and their scales come from the weights"
+        return "no data: no scale comes from it"
+
+    @property
+    def _sqnr(self) -> str:
+        if self.comparison is None:
+            return "not measured: there are neither batches nor example inputs"
+        is_of_batches = self.measured_on == "batches"
+        return (
+            f"{shown(self.comparison.sqnr)} dB over {_counted(self.comparison.batches) if is_of_batches else EXAMPLES}"
+        )
+
     def __str__(self) -> str:
         text = StringIO()
         self.show(Screen(Console(file=text, highlight=False, force_terminal=False)))
         return text.getvalue().rstrip("\n")
 
 
-def _layer_cells(layer: Layer) -> tuple[str, ...]:
-    return layer.node, layer.op, layer.rule, layer.module, shown(layer.local), shown(layer.sqnr)
+def _layer_cells(layer: Layer, techniques: Mapping[str, str]) -> tuple[str, ...]:
+    technique = techniques.get(layer.node, "")
+    return layer.node, layer.op, layer.rule, technique, layer.module, shown(layer.local), shown(layer.sqnr)
+
+
+def _counted(batches: int) -> str:
+    return "1 batch" if batches == 1 else f"{batches} batches"
 
 
 def _rows(

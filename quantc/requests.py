@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from quantc.config import ConfigRule
+from quantc.config import ConfigRule, QuantConfig
 from quantc.dialect import op_name, operands
 from quantc.errors import AnnotationError
 from quantc.formats import Dynamic, PerChannel, PerGroup, PerTensor, PerToken, Timing
@@ -200,6 +200,8 @@ def refuse_unmet(program: Program, config: Resolution) -> None:
             (claim := claims.get(node)) and claim.timing is asked for node in nodes
         ):
             continue
+        if not _is_in_force(rule, nodes, program):
+            continue  # where it could have come to something, a later rule says otherwise
         first = next((node for node in nodes if node not in claims), next(iter(nodes)))
         taken = claims.get(first)
         reason = Reasons(program)(first).text if taken is None else f"{first.name} is {taken}"
@@ -208,6 +210,12 @@ def refuse_unmet(program: Program, config: Resolution) -> None:
             where=program.describe(first),
             advice=_ADVICE[asked],
         )
+
+
+def _is_in_force(rule: ConfigRule, nodes: Iterable[fx.Node], program: Program) -> bool:
+    """Whether a rule has the last word wherever it matches."""
+    alone = QuantConfig(rules=(rule,)).resolve(program)
+    return {*alone.nodes, *(consumer for _, consumer in alone.edges)} <= set(nodes)
 
 
 _ADVICE = {

@@ -95,10 +95,15 @@ def _settings(numbers: Iterable[int], config: QuantConfig) -> dict[Role, Setting
         rule = config.rules[number]
         said = rule.settings
         if Role.ACT in said and not isinstance(said[Role.ACT], Float):
-            # what computes on integers is no longer weight-only: the weight is the backend's again
-            found = {role: setting for role, setting in found.items() if not setting.rule.is_weight_only}
+            # an op that is to compute on integers is no longer left float or weight-only: its weight is quantized again
+            found = {role: setting for role, setting in found.items() if not _is_about_all(setting.rule)}
         found |= {role: Setting(use, rule) for role, use in said.items()}
     return found
+
+
+def _is_about_all(rule: ConfigRule) -> bool:
+    """Whether a rule says what becomes of an op as a whole: FLOAT, or its weight alone."""
+    return rule.is_weight_only or (isinstance(rule.use, Float) and rule.role is None)
 
 
 class _Index:

@@ -26,11 +26,13 @@ from quantc.spec import (
     INT8_DYNAMIC,
     INT8_NARROW_WEIGHT,
     INT8_TENSOR_WEIGHT,
+    INT8_TOKEN,
     INT8_WEIGHT,
     INT8_WEIGHT_ONLY,
     INT16,
     UINT8,
     UINT8_DYNAMIC,
+    UINT8_TOKEN,
     QuantSpec,
 )
 from tests.backend_cases import Net
@@ -43,17 +45,20 @@ NARROW = INT8_NARROW_WEIGHT.but(eps=2.0**-12)
 REFUSED: list[tuple[str, QuantSpec, str]] = [
     *((name, INT8, "dtype must be uint8, not int8") for name in ("x86", "qnnpack")),
     *((name, INT16, "dtype must be uint8, not int16") for name in ("x86", "qnnpack")),
-    *((name, UINT8_DYNAMIC, "timing must be static, not dynamic") for name in ("x86", "qnnpack")),
+    *((name, INT8_DYNAMIC, "dtype must be uint8, not int8") for name in ("x86", "qnnpack")),
+    *((name, INT16.but(timing="dynamic"), "dtype must be") for name in NAMES),
     *((name, AFFINE_WEIGHT, "scheme must be symmetric, not affine") for name in ("x86", "qnnpack")),
     *((name, GROUPED_WEIGHT, "granularity must be per-tensor or per-channel") for name in ("x86", "qnnpack")),
     *((name, INT4_WEIGHT, "dtype must be int8, not int4") for name in NAMES),
-    *((name, INT8_WEIGHT_ONLY, "timing must be static, not weight-only") for name in ("x86", "qnnpack")),
+    *((name, INT4_WEIGHT.but(scheme="affine"), "dtype must be int8, not int4; scheme must be") for name in NAMES),
+    ("executorch", INT8_WEIGHT_ONLY, "timing must be static, not weight-only"),
     *(
         (name, UINT8.but(granularity=PerChannel(axis=1)), "granularity must be per-tensor")
         for name in ("x86", "qnnpack")
     ),
     ("executorch", UINT8, "dtype must be int8, not uint8"),
-    ("executorch", INT8_DYNAMIC, "timing must be static, not dynamic"),
+    ("executorch", UINT8_DYNAMIC, "dtype must be int8, not uint8"),
+    ("executorch", INT8_DYNAMIC.but(scheme="symmetric"), "scheme must be affine, not symmetric"),
     ("executorch", INT8.but(eps=1e-6), "eps) must be at least 0.000244140625"),
     ("executorch", INT8_WEIGHT.but(eps=2.0**-12), "the range must lie in -127..127, not be -128..127"),
     ("executorch", INT8_NARROW_WEIGHT, "eps) must be at least 0.000244140625"),
@@ -63,6 +68,10 @@ TAKEN: list[tuple[str, QuantSpec]] = [
     ("x86", UINT8.but(qmax=127)),
     ("x86", UINT8.but(scheme="symmetric", observe="percentile")),
     ("x86", INT8_TENSOR_WEIGHT),
+    ("x86", UINT8_DYNAMIC),
+    ("x86", INT8_WEIGHT_ONLY),
+    ("qnnpack", UINT8_TOKEN),
+    ("executorch", INT8_TOKEN),
     ("x86", INT8_WEIGHT.but(qmin=-64, qmax=63)),
     ("qnnpack", UINT8.but(observe="entropy")),
     ("qnnpack", INT8_NARROW_WEIGHT),

@@ -8,6 +8,7 @@ computed for it; what then differs is the doing of that op alone.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,14 +19,14 @@ from torch._ops import HigherOrderOperator
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import op_name
+from quantc.dialect import argument, is_op, op_name
 from quantc.errors import DataError, QuantcError
 from quantc.feeding import check_batches, leaves_of
 from quantc.guard import NodeByNode
-from quantc.integer.biases import snap_biases
+from quantc.integer.biases import PRODUCTS, snap_biases
 from quantc.integer.grid import Grid, grid_of
 from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.qdq import is_choice, is_dequantize, is_quantize
 
 NEAR_TIE = 1e-3
 """In steps: nearer to a tie than this, either neighbour is right."""
@@ -186,12 +187,14 @@ class _Comparison(NodeByNode):
         self.rows: dict[str, Row] = {}
         self.exact: dict[fx.Node, Any] = {}
         """What each node yields in float64, from the same integers."""
+        self.found: dict[fx.Node, tuple[Tensor, Tensor]] = {}
+        """Scale and zero point of dequantize ops for which they are found as the program runs."""
 
     @torch.no_grad()
     def add(self, leaves: Sequence[Any]) -> None:
         self.integer.values = {}
         self.integer.run(*leaves, enable_io_processing=False)
-        self.env, self.exact, self.args_iter = {}, {}, iter(leaves)
+        self.env, self.exact, self.found, self.args_iter = {}, {}, {}, iter(leaves)
         for node in self.program.graph.nodes:
             if node.op == "output":
                 return
@@ -207,6 +210,11 @@ class _Comparison(NodeByNode):
         if is_quantize(node) and grid is not None:
             levels = self.exact[node.all_input_nodes[0]] / _along(grid, value, grid.scale)
             return self._settled(node, value, levels + _along(grid, value, grid.zero_point))
+        if is_choice(node) or is_quantize(node):
+            return value, value  # scales found as it runs: both forms find the same of the same numbers
+        if node in self.found:
+            scale, zero_point = self.found[node]
+            return value, (self.env[node.all_input_nodes[0]].double() - zero_point) * scale
         if isinstance(node.target, HigherOrderOperator) or (grid is not None and grid.group is not None):
             return value, _doubled(value)  # computed in float32 inside; scales of groups are those of weights
         if is_dequantize(node) and grid is not None:
@@ -216,8 +224,36 @@ class _Comparison(NodeByNode):
         if node.op in ("placeholder", "get_attr"):
             return value, _doubled(value)
         args, kwargs = map_arg((node.args, node.kwargs), self.exact.__getitem__)
-        exact = _doubled(getattr(self, node.op)(node.target, args, kwargs))
+        exact, more = _doubled(getattr(self, node.op)(node.target, args, kwargs)), self._bias_rounding(node)
+        exact = exact if more is None else exact + more
         return self._settled(node, value, exact)
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        chosen = [item for item in n.args[1:3] if isinstance(item, fx.Node) and item.target is operator.getitem]
+        if is_dequantize(n) and len(chosen) == 2:
+            self.found[n] = (self.env[chosen[0]].double(), self.env[chosen[1]])
+        more = self._bias_rounding(n)
+        return value if more is None else (value.double() + more).to(value.dtype)
+
+    def _bias_rounding(self, node: fx.Node) -> Tensor | None:
+        """By how much a constant bias changes as it is rounded to steps of an accumulator, where these are found as the
+        program runs."""
+        of_two = is_op(node, "addmm")
+        found = self.found.get(argument(node, "x")) if of_two or is_op(node, *PRODUCTS) else None
+        if found is None:
+            return None
+        weight, bias = argument(node, "y" if of_two else "w"), argument(node, "b")
+        grid, real = grid_of(self.program, weight), self.program.tensor(bias) if isinstance(bias, fx.Node) else None
+        if grid is None or grid.group is not None or real is None or real.dim() != 1:
+            return None
+        given, scale = real.double() * (argument(node, "beta") if of_two else 1), grid.scale
+        if scale.dim():  # with groups, a transposed convolution has its scales again for each group
+            scale = scale.repeat(max(given.numel() // scale.numel(), 1))
+        step = found[0] * scale * (argument(node, "alpha") if of_two else 1)
+        more = torch.round(given / step) * step - given
+        trailing = 0 if of_two else self.env[weight].dim() - 2
+        return more.reshape(-1, *[1] * trailing) if trailing else more
 
     def _settled(self, node: fx.Node, value: Any, exact: Any) -> tuple[Any, Any]:
         """The value that goes on from here, and its exact twin; noted if the integer program has one of its own."""

@@ -21,7 +21,7 @@ from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule, RuleTable
 from quantc.program import Program
 from quantc.quantizer import Backend
-from quantc.selectors import ByNode, ByOp
+from quantc.selectors import ByOp
 from quantc.spec import name_of
 
 S = TypeVar("S")
@@ -95,13 +95,12 @@ class AddConfigRule(Change[QuantConfig]):
     def __str__(self) -> str:
         """The call that adds it, and what else there is to do then."""
         select, use = self.rule.select, self.rule.use
-        call = {ByNode: "set_node", ByOp: "set_op"}.get(type(select), "set")
-        key = select.op if isinstance(select, ByOp) else select.node if isinstance(select, ByNode) else str(select)
+        call = f'set_op("{select.op}"' if isinstance(select, ByOp) else f'set_node("{getattr(select, "node", select)}"'
         text = "FLOAT" if isinstance(use, Float) else name_of(use.spec)
         shown = text if text.isidentifier() and text.isupper() else f'"{text}"'
         is_static = not isinstance(use, Float) and use.spec.timing is Timing.STATIC
         more = ", and calibrate: static scales come from data" if is_static else ""
-        return f'config.{call}("{key}", {shown}){more}'
+        return f"config.{call}, {shown}){more}"
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ class Coverage:
 
     @property
     def techniques(self) -> dict[str, int]:
-        """How many of the quantized ops are static, dynamic and weight-only."""
-        return counted(row.technique for row in self.rows_for(Verdict.QUANTIZED))
+        """How many ops are static, dynamic and weight-only; those that only hand on are not counted."""
+        return counted(row.technique for row in self.rows if row.verdict is not Verdict.PROPAGATED)
 
     @property
     def macs(self) -> int:

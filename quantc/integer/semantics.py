@@ -76,4 +76,5 @@ MODULES = (
     "writers.lookup_weights",
     "writers.dynamic",
     "writers.recurrent",
+    "ops.weight_only",
 )

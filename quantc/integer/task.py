@@ -17,6 +17,8 @@ from quantc.qdq import is_dequantize, is_quantize
 from quantc.types import TensorType, tensor_type
 
 MultiplierForm = Literal["float64", "fixed"]
+Curves = Literal["exact", "float"]
+"""What becomes of an activation that is no clamp after a product: a table of steps, or float as it is."""
 
 
 class NotIntegerError(Exception):
@@ -41,6 +43,7 @@ class Task:
     program: Program
     nodes: tuple[fx.Node, ...]
     multiplier: MultiplierForm = "float64"
+    curves: Curves = "exact"
     notes: list[str] = field(default_factory=list)
     made: list[fx.Node] = field(default_factory=list)
     """The nodes that compute what the match computed."""

@@ -37,9 +37,9 @@ def absorb_readers(program: Program) -> None:
                 program.forward(reader, node)
 
 
-def join_siblings(program: Program) -> dict[fx.Node, tuple[fx.Node, ...]]:
-    """Make one kernel of those that read the same; the nodes that were, with the nodes in their place."""
-    placed: dict[fx.Node, tuple[fx.Node, ...]] = {}
+def join_siblings(program: Program) -> dict[fx.Node, int]:
+    """Make one kernel of those that read the same; the nodes that were, and how many of them became one."""
+    joined: dict[fx.Node, int] = {}
     for _, graph in program.graphs():
         alike: dict[tuple[object, ...], list[tuple[fx.Node, Kernel]]] = {}
         for node, kernel in kernels_of(program, graph):
@@ -47,11 +47,12 @@ def join_siblings(program: Program) -> dict[fx.Node, tuple[fx.Node, ...]]:
                 alike.setdefault((type(kernel), kernel.joins, node.args), []).append((node, kernel))
         for group in alike.values():
             if len(group) > 1:
-                placed.update(_join(program, graph, group))
-    return placed
+                _join(program, graph, group)
+                joined.update({node: len(group) for node, _ in group})
+    return joined
 
 
-def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]) -> dict[fx.Node, tuple[fx.Node, ...]]:
+def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]) -> None:
     nodes, kernels = [node for node, _ in group], [kernel for _, kernel in group]
     first = nodes[0]
     together = type(kernels[0]).joined(kernels, in_order=not all(map(_is_any_order_read, nodes)))
@@ -64,7 +65,6 @@ def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]
     ]
     for node, part in zip(nodes, parts, strict=True):
         program.replace(node, part)
-    return {node: tuple(parts) for node in nodes}
 
 
 def _is_any_order_read(node: fx.Node) -> bool:

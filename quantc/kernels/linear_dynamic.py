@@ -112,7 +112,7 @@ class LinearDynamic(Kernel):
             result = x.new_empty([*x.shape[:-1], rows])
         if not self.outputs:
             return result
-        parts = result.split(self.outputs, dim=-1)
+        parts = torch.split(result, list(self.outputs), dim=-1)
         return tuple(part.contiguous() for part in parts) if self.in_order else parts
 
     def product(self, packed: Any, x: Tensor) -> Tensor:

@@ -120,6 +120,7 @@ def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Pl
     """The module of a program with kernels in the place of ops; the program itself is not changed."""
     makers = kernels_for(target)
     draft = program.draft()
+    _share_tensors(draft.root, program.root)
     placed: dict[fx.Node, Placed] = {}
     for _, graph in draft.graphs():
         for node in list(graph.nodes):
@@ -130,9 +131,24 @@ def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Pl
             running = node if found is None else _put(draft, graph, call, found)
             placed[running] = Placed(node.name, call.op, "" if found is None else found.kernel.name, reason)
     EliminateDead().run(draft)
+    absorb_readers(draft)
+    running_kernels = [found for _, graph in draft.graphs() for found in kernels_of(draft, graph)]
+    warn_of_saturation((placed[node].node, kernel) for node, kernel in running_kernels if node in placed)
+    joined = join_siblings(draft)
     forget_unread(draft)
-    left = set(draft.nodes())
-    return draft.module, tuple(row for node, row in placed.items() if node in left)
+    left = {*draft.nodes(), *joined}
+    rows = {node: row for node, row in placed.items() if node in left}
+    together = {
+        node: replace(rows[node], kernel=f"{rows[node].kernel}, {size} in one") for node, size in joined.items()
+    }
+    return draft.module, tuple({**rows, **together}.values())
+
+
+def _share_tensors(copy: nn.Module, root: nn.Module) -> None:
+    """Let a copy have the tensors of what it was copied from: there is no need to hold weights twice."""
+    for (_, to), (_, source) in zip(copy.named_modules(), root.named_modules(), strict=True):
+        to._buffers.update(source._buffers)
+        to._parameters.update(source._parameters)
 
 
 def _first(makers: list[Maker], call: Call) -> tuple[Placement | None, str]:

@@ -34,7 +34,7 @@ class Linear(Kernel):
 
     def pack(self) -> Any:
         weight, multiplier = self.get_buffer("weight"), self.get_buffer("multiplier")
-        packed = torch.ops.onednn.qlinear_prepack(weight.t().contiguous().t(), None)
+        packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
         few = packed_linear("fbgemm", weight, multiplier, self.bias)
         return packed, multiplier, torch.zeros(1, dtype=torch.int32), self.bias, few
 

@@ -84,7 +84,7 @@ Maker = Callable[[Call], "Kernel | Placement"]
 
 KERNELS: dict[str, dict[str, list[Maker]]] = {"x86": {}, "qnnpack": {}}
 """By target, then by op."""
-MODULES = ("linear_dynamic", "recurrent", "static_conv", "static_bytes", "static_linear")
+MODULES = ("linear_dynamic", "recurrent", "static_conv", "static_bytes", "static_linear", "static_matmul")
 
 
 def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:

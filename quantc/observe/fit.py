@@ -76,7 +76,9 @@ class Fit(WithExtremes):
             return loaded
         rows = state.tensor("rows", torch.float32)
         if rows.dim() != 2 or rows.shape[0] != loaded.extremes.low.numel() or rows.numel() != loaded.seen:
-            raise LoadError(f"the tensor 'rows' is {list(rows.shape)}, and does not hold the {loaded.seen} numbers seen")
+            raise LoadError(
+                f"the tensor 'rows' is {list(rows.shape)}, and does not hold the {loaded.seen} numbers seen"
+            )
         finite = torch.isfinite(rows)
         if int((~finite).sum()) != loaded.non_finite:
             raise LoadError("the tensor 'rows' contradicts the field 'non_finite'")

@@ -20,18 +20,16 @@ from quantc.formats import PerChannel, PerGroup, PerToken, Role, Scheme, Timing
 from quantc.numerics import QParams, fake_quantize, to_significant_bits
 from quantc.spec import QuantSpec
 
-BLOCK = 32_000
-"""How many weights are looked at together. torch splits no op below 32768 elements among threads, so the bits do not
-depend on their number; and three blocks stay in the cache."""
+BLOCK = 1 << 17
+"""How many weights are looked at together: what is computed on the way stays in the cache."""
 HEIGHT = 64
 """Rows are cut into columns of at most this many weights. Numbers that go with a column then lie side by side, which
 is twice as fast as broadcasting them along it."""
 
-COARSE = 20
-"""How many steps the first grid has."""
-FINE = (3, 3)
-"""How many scales are tried on either side of the best, each time between its neighbours."""
+COARSE, FINE = 4, (2, 2)
+"""How often the space between two scales is halved: in the first grid, then between the best and its neighbours."""
 LEAST_SQUARES = 3
+"""How often the scale is fitted to the levels."""
 WIDEST = 1.25
 """Scales above those of min-max: a few weights may happen to lie on a coarser lattice, as those of a model that was
 quantized before do."""
@@ -57,7 +55,7 @@ def _squared_error(rows: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
     total = torch.zeros(rows.shape[0], dtype=torch.float64)
     like_program = _by_row(qparams, spec)
     for piece in _pieces(rows):
-        total += (piece.double() - fake_quantize(piece, *like_program)).square_().sum(1)
+        total += _total((piece.double() - fake_quantize(piece, *like_program)).square_(), 1)
     return total
 
 
@@ -97,25 +95,40 @@ class _Columns:
     def errors(self, inverse: Tensor, below: Tensor, steps: int) -> Tensor:
         """The squared error, in steps, of each candidate (first axis) for each row."""
         found = torch.empty(inverse.shape[0], self.weights.shape[1])
-        exact, rounded = torch.empty_like(self.weights), torch.empty_like(self.weights)
-        for one, shift, out in zip(self._spread(inverse), self._spread(below), found.unbind(), strict=True):
-            torch.mul(self.weights, one, out=exact).add_(shift)
-            torch.round(exact, out=rounded).clamp_(0, steps).sub_(exact).square_()
-            torch.sum(rounded, 0, out=out)
+        exact, levels = torch.empty_like(self.weights), torch.empty_like(self.weights)
+        candidates = zip(*map(self._spread, (inverse, -below, steps - below)), found.unbind(), strict=True)
+        for one, first, last, out in candidates:
+            torch.mul(self.weights, one, out=exact)
+            torch.round(exact, out=levels)
+            torch.clamp(levels, first, last, out=levels)
+            out.copy_(_total(levels.sub_(exact).square_(), 0))
         return self._gather(found)
 
     def products(self, inverse: Tensor, below: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """For one candidate, the sums of weight times level and of level squared, levels counted from zero."""
-        one, shift = self._spread(inverse)[0], self._spread(below)[0]
-        levels = torch.round(self.weights * one + shift).clamp_(0, steps).sub_(shift)
-        sums = [(self.weights * one * levels).sum(0), levels.square().sum(0)]
-        return self._gather(sums[0].unsqueeze(0)), self._gather(sums[1].unsqueeze(0))
+        """For one candidate, the sums of weight (in steps) times level and of level squared."""
+        (one,), (first,), (last,) = map(self._spread, (inverse, -below, steps - below))
+        exact = self.weights * one
+        levels = torch.round(exact).clamp(first, last)
+        sums = torch.stack([_total(exact.mul_(levels), 0), _total(levels.square_(), 0)])
+        weight_level, level_level = self._gather(sums).split(1)
+        return weight_level, level_level
 
     def _spread(self, table: Tensor) -> tuple[Tensor, ...]:
         return (table if self.each == 1 else table.repeat_interleave(self.each, 1)).unbind()
 
     def _gather(self, sums: Tensor) -> Tensor:
-        return sums.reshape(sums.shape[0], -1, self.each).sum(-1, dtype=torch.float64)
+        return _total(sums.double().reshape(sums.shape[0], -1, self.each), -1)
+
+
+def _total(x: Tensor, axis: int) -> Tensor:
+    """The sums along an axis, by halves, in place. Sums of torch depend on the number of threads and on the machine;
+    these have the same bits everywhere."""
+    count = x.shape[axis]
+    while count > 1:
+        half = count // 2
+        x.narrow(axis, 0, half).add_(x.narrow(axis, count - half, half))
+        count -= half
+    return x.select(axis, 0)
 
 
 class _Search:
@@ -134,12 +147,12 @@ class _Search:
 
     def run(self) -> QParams:
         narrowest = self._narrowest()
-        ratio = (WIDEST / narrowest).pow(1 / COARSE)
-        self._try(torch.stack([narrowest * self.unit, *[ratio] * COARSE]).cumprod(0))
-        for each in FINE:
-            ratio = ratio.pow(1 / (each + 1))
-            powers = torch.stack([ratio] * each).cumprod(0)
-            self._try(torch.cat([self.scale * powers, self.scale / powers]))
+        ratio = _root(WIDEST / narrowest, COARSE)
+        self._try(_powers(narrowest * self.unit, ratio, 1 << COARSE))
+        for halvings in FINE:
+            ratio = _root(ratio, halvings)
+            between = (1 << halvings) - 1
+            self._try(torch.cat([_powers(self.scale, ratio, between)[1:], _powers(self.scale, 1 / ratio, between)[1:]]))
         for _ in range(LEAST_SQUARES):
             self._try_least_squares()
         return QParams(self.scale, self.below.to(torch.int64) + self.spec.qmin)
@@ -147,8 +160,10 @@ class _Search:
     def _norm(self, rows: Tensor) -> tuple[Tensor, float]:
         """The length of each row as a vector, in steps, and the root of the number of its elements."""
         inverse = (1.0 / self.unit).unsqueeze(1)
-        total = sum((piece * inverse).square_().sum(1, dtype=torch.float64) for piece in _pieces(rows))
-        return torch.as_tensor(total).sqrt(), rows.shape[1] ** 0.5
+        total = torch.zeros(rows.shape[0], dtype=torch.float64)
+        for piece in _pieces(rows):
+            total += _total((piece * inverse).double().square_(), 1)
+        return total.sqrt(), rows.shape[1] ** 0.5
 
     def _narrowest(self) -> Tensor:
         """Below this many times the scale of min-max nothing can be better than min-max.
@@ -200,3 +215,18 @@ class _Search:
         self.error = torch.where(better, error, self.error)
         self.scale = torch.where(better, scale.gather(0, index.unsqueeze(0))[0], self.scale)
         self.below = torch.where(better, below.gather(0, index.unsqueeze(0))[0], self.below)
+
+
+def _root(x: Tensor, halvings: int) -> Tensor:
+    """The 2^halvings-th root, by square roots, which have the same bits everywhere."""
+    for _ in range(halvings):
+        x = x.sqrt()
+    return x
+
+
+def _powers(first: Tensor, ratio: Tensor, count: int) -> Tensor:
+    """A number and `count` more, each `ratio` times the one before."""
+    found = [first]
+    for _ in range(count):
+        found.append(found[-1] * ratio)
+    return torch.stack(found)

@@ -182,6 +182,12 @@ INTEGER_PRODUCTS: dict[str, Layout] = {
     "conv": "rows",
     "conv_transpose": "transposed",
     "matmul": "columns",
+    "linear_dynamic": "rows",
+    "conv_dynamic": "rows",
+    "conv_transpose_dynamic": "transposed",
+    "matmul_dynamic": "columns",
+    "linear_both_dynamic": "rows",
+    "matmul_both_dynamic": "columns",
 }
 """Our own ops that multiply, and where their second operand has its output channels."""
 
@@ -200,13 +206,29 @@ def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | Non
         groups = argument(node, "groups") if layout == "transposed" else 1
         stored = _stored_zero_points(program, zero_points[1], node, weight, layout)
         found = Weights.of(weight, stored, lambda w: _by_channel(w, layout, groups))
-        bias = argument(node, "bias") if position(node.target, "bias") >= 0 else None
-        held = program.tensor(bias) if bias is not None else None
-        return Factors(node, levels_of(program, left, zero_points[0]), found, held)
-    x, y = (levels_of(program, *pair) for pair in zip((left, right), zero_points, strict=True))
+        return Factors(node, _comes(node, "x") or levels_of(program, left, zero_points[0]), found, _held(program, node))
+    pairs = zip(("x", name), (left, right), zero_points, strict=True)
+    x, y = (_comes(node, side) or levels_of(program, *pair) for side, *pair in pairs)
     if constant is not None:
         return Factors(node, y, Weights.of(constant, torch.tensor(zero_points[0]), _rows))
     return Factors(node, x, y, count=_summed(left, sizes))
+
+
+def _comes(node: fx.Node, side: str) -> Levels | None:
+    """The integers of a factor that an op quantizes as it comes; None if it comes as integers."""
+    names = [name for name in (f"{side}_qmin", "qmin") if position(node.target, name) >= 0]  # type: ignore[arg-type]
+    if position(node.target, "eps") < 0 and position(node.target, "x_eps") < 0:  # type: ignore[arg-type]
+        return None
+    prefix = names[0].removesuffix("qmin")
+    qmin, qmax, dtype = (argument(node, f"{prefix}{end}") for end in ("qmin", "qmax", "dtype"))
+    return Levels(qmin, qmax, dtype, argument(node, f"{side}_zero_point"))
+
+
+def _held(program: Program, node: fx.Node) -> Tensor | None:
+    """The bias in steps of the accumulator; where the steps are found as the program runs, it is added after them."""
+    bias = argument(node, "bias") if position(node.target, "bias") >= 0 else None  # type: ignore[arg-type]
+    found = program.tensor(bias) if bias is not None else None
+    return None if found is None or found.is_floating_point() else found
 
 
 def _stored_zero_points(program: Program, given: Any, node: fx.Node, weight: Tensor, layout: Layout) -> Tensor:

@@ -254,7 +254,7 @@ def _added(task: Task) -> Quantized | None:
 def _has_steps(task: Task, head: Head) -> bool:
     """Whether the tail is one curve that has a table of steps to each grid of the result."""
     is_curve = op_name(task.root) in CURVES or is_op(task.root, "prelu")
-    if len(task.tail) != 1 or not is_curve or bounds_of(task.root) is not None:
+    if len(task.tail) != 1 or not is_curve or bounds_of(task.root) is not None or task.curves == "float":
         return False
     try:
         for quantizer in task.quantizers():
