@@ -135,13 +135,14 @@ NOT_INTEGER: Mapping[str, str] = {
 
 
 DYNAMIC: Mapping[str, Dynamic] = {
-    **dict.fromkeys(("conv", "conv-transpose", "conv-transpose-grouped", "linear"), Dynamic.YES),
-    **dict.fromkeys(("matmul-constant", "addmm-constant"), Dynamic.YES),
+    **dict.fromkeys(("linear", "matmul-constant", "addmm-constant"), Dynamic.YES),
     **dict.fromkeys(("lstm", "gru", "rnn", "lstm-cell", "gru-cell", "rnn-cell"), Dynamic.YES),
+    **dict.fromkeys(("conv", "conv-transpose", "conv-transpose-grouped"), Dynamic.NAMED),
     **dict.fromkeys(("linear-computed", "matmul", "addmm", "baddbmm"), Dynamic.NAMED),
 }
 """The rules that can find scales as the program runs, by name. Products of two activations round both for a product
-that few kernels speed up."""
+that few kernels speed up; images have ranges that calibration knows as well, and one scale for all of one costs the
+early layers most."""
 
 
 def rule(name: str, pattern: Pattern, roles: Mapping[str, str], *, when: Sequence[str] = ()) -> Rule:

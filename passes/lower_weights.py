@@ -99,13 +99,18 @@ def stored(program: Program, value: Any, before: fx.Node) -> Stored | None:
         return None
     if value.target is float_formats.DEQUANTIZE:
         scale, axis = value.args[1], value.args[2]
-        return Stored(w, scale, None, axis, None, shape, order)  # type: ignore[arg-type]
+        return Stored(w, scale, None, _counted(axis, w), None, shape, order)  # type: ignore[arg-type]
     grid = grid_of(program, value)
     if grid is None:
         return None
     scale, zero_point = (_constant(program, w, name, value.args[index], before) for name, index in SCALES)
     offset = zero_point if bool(grid.zero_point.any()) else None
-    return Stored(w, scale, offset, None if grid.group else grid.axis, grid.group, shape, order)
+    return Stored(w, scale, offset, None if grid.group else _counted(grid.axis, w), grid.group, shape, order)
+
+
+def _counted(axis: Any, w: fx.Node) -> int | None:
+    """An axis counted from the front."""
+    return None if axis is None else axis % max(1, len(_shape(w)))
 
 
 def _constant(program: Program, w: fx.Node, name: str, value: Any, before: fx.Node) -> fx.Node | None:
@@ -207,10 +212,9 @@ def _replace(program: Program, core: fx.Node, old: fx.Node, target: Any, argumen
     if claim is not None:
         program.plan.claims[made] = claim
     name = core.name
+    core.name, made.name = made.name, name
     program.replace(old, made)
     program.plan.lowered[made] = name
-    if core is old:
-        made.name = name
 
 
 Write = Callable[[Program, fx.Node], bool]

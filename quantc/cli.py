@@ -382,10 +382,11 @@ def ops(
         return
     rows = semantics_rows()
     if as_json:
-        _print_json({"ops": [{"ops": row.ops, "formula": row.formula, "deviation": row.deviation} for row in rows]})
+        names = ("ops", "timing", "formula", "deviation")
+        _print_json({"ops": [{name: getattr(row, name) for name in names} for row in rows]})
         return
-    cells = [(", ".join(row.ops), row.formula, row.deviation) for row in rows]
-    Screen().table("integer form", ("ops", "on integers", "deviation"), cells)
+    cells = [(", ".join(row.ops), row.timing.value, row.formula, row.deviation) for row in rows]
+    Screen().table("integer form", ("ops", "timing", "on integers", "deviation"), cells)
 
 
 def _load(source: str | None, method: CaptureMethod) -> Program:

@@ -93,8 +93,13 @@ class ConfigRule(Frozen, frozen=True):
         return {self.use.spec.role: self.use}
 
     @property
+    def timing(self) -> Timing:
+        """The technique it is part of; static for FLOAT."""
+        return Timing.STATIC if isinstance(self.use, Float) else self.use.spec.timing
+
+    @property
     def is_weight_only(self) -> bool:
-        return not isinstance(self.use, Float) and self.use.spec.timing is Timing.WEIGHT_ONLY
+        return self.timing is Timing.WEIGHT_ONLY
 
     def __str__(self) -> str:
         only = f" ({self.role.value} only)" if self.role is not None else ""

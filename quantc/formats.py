@@ -41,7 +41,7 @@ class Dynamic(StrEnum):
 
     NO = "no"
     NAMED = "named"
-    """Where a config asks for it by op, node or edge: it costs more than it gains."""
+    """Where a config asks for it by op, node, edge or layer: it costs more than it gains."""
     YES = "yes"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quantc.formats import Timing
 from quantc.integer.library import NAMESPACE, OPS
-from quantc.integer.semantics import MODULES, SEMANTICS, Semantics, load
+from quantc.integer.semantics import DYNAMIC, MODULES, SEMANTICS, Semantics, load
 from quantc.pages import table
 from quantc.quantizer import Backend
 from quantc.registry import BACKENDS
@@ -126,6 +127,20 @@ By the op a match begins with; a clamp or another activation after it is part of
 can be off beyond the rounding of the exact value; where there is none, it is not off at all.
 """
 
+DYNAMIC_INTRO = """\
+## With scales found as the program runs
+
+Ops that are quantized dynamically read float and yield float. Each finds the scale of what it reads, quantizes it, sums
+integers exactly and brings the sum back: `f32((acc + bias_q) · (sx·sw))`. One scale serves the whole tensor, or one each
+row along the last axis (per token), where that is the axis that is summed over. Fused, all of it is one op: no integers go
+from op to op. `multiplier="fixed"` changes nothing here. Quantizing is as in the Q/DQ form, in float32: `round(x · (1/sx)) +
+xz`, and per token `round(x · (1/sx) + xz)`, as torch's op for tokens has it.
+
+How many steps a bias is depends on the input, so it is added in float64, whatever its size. What is added and is no
+constant vector is added in float. An empty batch gives an empty result. NaN, infinity, and a range wider than float32 can
+measure have no scale: all that shares it becomes NaN.
+"""
+
 OPS_INTRO = f"""\
 ## The ops of `torch.ops.{NAMESPACE}`
 
@@ -150,16 +165,18 @@ def integer_page(provider: str = "quantc") -> str:
 
 
 def semantics_rows() -> list[Semantics]:
-    """Every row of the table once, in the order of the modules that fill it."""
+    """Every row of the tables once, in the order of the modules that fill them."""
     load()
-    rows = list(dict.fromkeys(SEMANTICS.values()))
+    rows = list(dict.fromkeys([*SEMANTICS.values(), *DYNAMIC.values()]))
     return sorted(rows, key=lambda row: MODULES.index(row.write.__module__.removeprefix("quantc.integer.")))
 
 
 def _semantics() -> Iterator[str]:
-    yield SEMANTICS_INTRO
-    rows = [(", ".join(f"`{name}`" for name in row.ops), row.formula, row.deviation) for row in semantics_rows()]
-    yield from table(("ops", "on integers", "deviation"), rows)
+    for intro, timing in ((SEMANTICS_INTRO, Timing.STATIC), (DYNAMIC_INTRO, Timing.DYNAMIC)):
+        yield intro
+        found = [row for row in semantics_rows() if row.timing is timing]
+        rows = [(", ".join(f"`{name}`" for name in row.ops), row.formula, row.deviation) for row in found]
+        yield from table(("ops", "on integers", "deviation"), rows)
 
 
 def _ops() -> Iterator[str]:

@@ -97,6 +97,12 @@ def _linear(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     return (Product(math.prod(_shape(node, sizes)) * _shape(w, sizes)[-1], (x, w)),)
 
 
+def _linear_weight_only(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """The weight may be stored with its outputs first or last; what it reads says how many it sums over."""
+    x, w = argument(node, "x"), argument(node, "w")
+    return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
+
+
 def _bilinear(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     x, y, w = argument(node, "x"), argument(node, "y"), argument(node, "w")
     return (Product(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, y, w)),)
@@ -172,6 +178,12 @@ def _quantizing(count: Count, stored: int = 1) -> Count:
     return counted
 
 
+def _weight_only(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """The weight is stored in one of several shapes; how long the sums are, the input tells."""
+    x, w = argument(node, "x"), argument(node, "w")
+    return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
+
+
 def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     """Input and hidden state are both quantized as they come."""
     steps = math.prod(_shape(argument(node, "x"), sizes)[:-1])
@@ -206,8 +218,10 @@ _COUNTS: dict[str, Count] = {
     "quantc.conv.default": _convolution,
     "quantc.conv_transpose.default": _transposed,
     **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),
+    "quantc.linear_weight_only.default": _linear_weight_only,
     "quantc.linear_dynamic.default": _quantizing(_linear),
     "quantc.linear_both_dynamic.default": _quantizing(_linear, stored=0),
+    "quantc.linear_weight_only.default": _weight_only,
     "quantc.matmul_dynamic.default": _quantizing(_matmul),
     "quantc.matmul_both_dynamic.default": _quantizing(_matmul, stored=0),
     "quantc.conv_dynamic.default": _quantizing(_convolution),

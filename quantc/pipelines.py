@@ -54,8 +54,8 @@ def integer(multiplier: MultiplierForm = "float64", style: Style = "fused") -> P
 
 def lower() -> Pipeline:
     """What `qc.lower` runs before kernels take their ops: the integer form, but quantize and dequantize ops stay
-    whole, and activations that are no clamps float."""
-    return Pipeline.parse("lower-integer{boundaries=whole curves=float},eliminate-dead")
+    whole, and activations that are no clamps float. Ops whose weight alone is quantized read it as it is stored."""
+    return Pipeline.parse("lower-weights,lower-integer{boundaries=whole curves=float},eliminate-dead")
 
 
 def _check(option: str, given: str, known: tuple[str, ...]) -> None:

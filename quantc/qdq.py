@@ -41,10 +41,16 @@ def is_layout(node: fx.Node) -> bool:
 
 def belongs_to_qdq(node: fx.Node) -> bool:
     """Whether a node is part of how tensors are quantized and brought back, and no op of the model."""
-    if is_quantize(node) or is_dequantize(node) or is_choice(node) or is_layout(node):
+    if is_quantize(node) or is_dequantize(node) or is_choice(node) or is_layout(node) or is_stored_weight(node):
         return True
     source = node.args[0] if node.args else None
     return node.target is getitem and isinstance(source, fx.Node) and is_choice(source)
+
+
+def is_stored_weight(node: fx.Node) -> bool:
+    """Whether a node brings a weight back to float in one step, which kernels take once and for all."""
+    target = node.target
+    return isinstance(target, OpOverload) and target._schema.name == "quantc::stored_weight"
 
 
 def is_choice(node: fx.Node) -> bool:

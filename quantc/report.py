@@ -83,7 +83,7 @@ class Report:
                 "coverage": self.coverage.headline.partition(": ")[2],
                 "calibrated with": self._calibrated_with,
                 "SQNR": self._sqnr,
-                "size": f"{readable(self.size.before)} -> {readable(self.size.after)} ({self.size.ratio:.1%})",
+                "size": self._size,
                 "time": ", ".join(f"{step.name} {step.seconds:.2f} s" for step in self.steps),
             },
         )
@@ -115,6 +115,14 @@ class Report:
         if techniques[Timing.WEIGHT_ONLY] and not techniques[Timing.STATIC]:
             return "no data: weights alone are quantized, and their scales come from the weights"
         return "no data: no scale comes from it"
+
+    @property
+    def _size(self) -> str:
+        size = self.size
+        text = f"{readable(size.before)} -> {readable(size.after)} ({size.ratio:.1%})"
+        if size.in_a_file is None:
+            return text
+        return f"{text}; packed in a file {readable(size.in_a_file)} ({size.in_a_file / max(1, size.before):.1%})"
 
     @property
     def _sqnr(self) -> str:

@@ -39,8 +39,7 @@ MOST_PLACES = 20
 
 def timing_of(setting: Setting | None) -> Timing:
     """The technique that a setting is part of; static where it says nothing of that."""
-    use = None if setting is None else setting.rule.use
-    return Timing.STATIC if use is None or isinstance(use, Float) else use.spec.timing
+    return Timing.STATIC if setting is None else setting.rule.timing
 
 
 def is_dynamic(setting: Setting | None) -> bool:
@@ -54,11 +53,17 @@ def why_not_dynamic(rule: Rule, setting: Setting | None, node: fx.Node, value: f
         return None
     if rule.dynamic is Dynamic.NO:
         return f"it has no dynamic form, which the config asks for: {setting.rule}"
-    if rule.dynamic is Dynamic.NAMED and not isinstance(setting.rule.select, BY_NAME):
-        return "it is dynamic only where the config names the op or the node: it costs more than it gains"
+    if rule.dynamic is Dynamic.NAMED and not _is_named(setting, node):
+        return "it is dynamic only where the config names the op, the node or the layer: it costs more than it gains"
     if isinstance(setting.use.spec.granularity, PerToken) and _adds_rows(node, value):
         return f"it adds up rows of {value.name}, which per-token gives different scales: {setting.rule}"
     return None
+
+
+def _is_named(setting: Setting, node: fx.Node) -> bool:
+    """Whether a rule of the config means an op itself, by its name or by that of the layer whose weight it reads."""
+    has_weight = any(value.op == "get_attr" for value in node.all_input_nodes)
+    return isinstance(setting.rule.select, BY_NAME) or (setting.is_own and has_weight)
 
 
 def _adds_rows(node: fx.Node, value: fx.Node) -> bool:
@@ -185,31 +190,39 @@ def _other_groups(lengths: Iterable[int | None]) -> str:
 
 def refuse_unmet(program: Program, config: Resolution) -> None:
     """A rule of the config that asks for run-time scales, or for weights alone, must come to just that somewhere."""
-    from quantc.inspect.reasons import Reasons
-
-    settings = [(node, setting) for node, roles in config.nodes.items() for setting in roles.values()]
-    settings += [(consumer, setting) for (_, consumer), setting in config.edges.items()]
-    places: dict[ConfigRule, dict[fx.Node, None]] = {}
-    for node, setting in settings:
-        if timing_of(setting) is not Timing.STATIC:
-            places.setdefault(setting.rule, {})[node] = None
     claims = program.plan.claims
-    for rule, nodes in places.items():
-        asked = Timing.STATIC if isinstance(rule.use, Float) else rule.use.spec.timing
-        if isinstance(rule.select, ByAll) or any(
-            (claim := claims.get(node)) and claim.timing is asked for node in nodes
-        ):
+    for rule, nodes in _places(config).items():
+        asked = rule.timing
+        if any((claim := claims.get(node)) is not None and claim.timing is asked for node in nodes):
             continue
         if not _is_in_force(rule, nodes, program):
             continue  # where it could have come to something, a later rule says otherwise
-        first = next((node for node in nodes if node not in claims), next(iter(nodes)))
-        taken = claims.get(first)
-        reason = Reasons(program)(first).text if taken is None else f"{first.name} is {taken}"
+        first = next((node for node in nodes if node not in claims), nodes[0])
         raise AnnotationError(
-            f"nothing came of the config's rule {rule}: {reason}",
+            f"nothing came of the config's rule {rule}: {_why_not(program, first)}",
             where=program.describe(first),
             advice=_ADVICE[asked],
         )
+
+
+def _places(config: Resolution) -> dict[ConfigRule, list[fx.Node]]:
+    """Where the rules that are for more than scales known beforehand have the last word; not those for everything."""
+    settings = [(node, setting) for node, roles in config.nodes.items() for setting in roles.values()]
+    settings += [(consumer, setting) for (_, consumer), setting in config.edges.items()]
+    rules: dict[int, ConfigRule] = {}  # a rule is dear to hash, and there is one object of each
+    places: dict[int, dict[fx.Node, None]] = {}
+    for node, setting in settings:
+        rule = rules.setdefault(id(setting.rule), setting.rule)
+        if rule.timing is not Timing.STATIC and not isinstance(rule.select, ByAll):
+            places.setdefault(id(rule), {})[node] = None
+    return {rules[number]: [*nodes] for number, nodes in places.items()}
+
+
+def _why_not(program: Program, node: fx.Node) -> str:
+    from quantc.inspect.reasons import Reasons
+
+    claim = program.plan.claims.get(node)
+    return Reasons(program)(node).text if claim is None else f"{node.name} is {claim}"
 
 
 def _is_in_force(rule: ConfigRule, nodes: Iterable[fx.Node], program: Program) -> bool:

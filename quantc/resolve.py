@@ -19,6 +19,7 @@ from quantc.errors import ConfigError, suggest
 from quantc.formats import Role
 from quantc.outcomes import Float
 from quantc.program import Program
+from quantc.sites import Origin
 from quantc.selectors import (
     AnySelector,
     ByAll,
@@ -41,6 +42,8 @@ class Setting:
 
     use: Use
     rule: ConfigRule
+    is_own: bool = False
+    """Whether the rule names the layer that the op is of, and not a module around it; told of dynamic ones alone."""
 
     @property
     def why_float(self) -> str:
@@ -81,7 +84,7 @@ def resolve(config: QuantConfig, program: Program) -> Resolution:
             names[full_name] = node
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
-            found = _settings(index.rules_for(full_name, node, program), config)
+            found = _settings(index.rules_for(full_name, node, program), config, program.origins.get(node))
             if found:
                 nodes[node] = found
     edges = _edges(config, program, index, names)
@@ -89,7 +92,7 @@ def resolve(config: QuantConfig, program: Program) -> Resolution:
     return Resolution(nodes, edges)
 
 
-def _settings(numbers: Iterable[int], config: QuantConfig) -> dict[Role, Setting]:
+def _settings(numbers: Iterable[int], config: QuantConfig, origin: Origin | None) -> dict[Role, Setting]:
     found: dict[Role, Setting] = {}
     for number in sorted(numbers):
         rule = config.rules[number]
@@ -97,8 +100,20 @@ def _settings(numbers: Iterable[int], config: QuantConfig) -> dict[Role, Setting
         if Role.ACT in said and not isinstance(said[Role.ACT], Float):
             # an op that is to compute on integers is no longer left float or weight-only: its weight is quantized again
             found = {role: setting for role, setting in found.items() if not _is_about_all(setting.rule)}
-        found |= {role: Setting(use, rule) for role, use in said.items()}
+        is_own = rule.timing is Timing.DYNAMIC and origin is not None and _names(rule.select, origin)
+        found |= {role: Setting(use, rule, is_own) for role, use in said.items()}
     return found
+
+
+def _names(select: AnySelector, origin: Origin) -> bool:
+    """Whether a selector is for the module itself that a node comes from."""
+    match select:
+        case ByModule() | ByRegex():
+            return select.matches(origin.module_path)
+        case ByType():
+            return select.matches(origin.module_type)
+        case _:
+            return False
 
 
 def _is_about_all(rule: ConfigRule) -> bool:

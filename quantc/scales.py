@@ -62,7 +62,7 @@ def _reduced(program: Program, places: Places, found: dict[str, QParams], what: 
     ]
     program.plan.groups = tuple(groups)
     for group in groups:
-        if group.name in reduction.specs:
+        if group.name in reduction.specs and group.source is not Source.RUN_TIME:
             found[group.name] = _qparams(program, group, places)
     return reduction.notes
 

@@ -56,8 +56,8 @@ class Observe(Frozen, frozen=True):
         return dict(value)
 
     def why_not(self) -> str | None:
-        if self == DEFAULT_OBSERVE:
-            return None
+        if self in (DEFAULT_OBSERVE, FIT):
+            return None  # those of the named specs, which exist before the registry
         from quantc.observe.registry import why_not_choice
 
         return why_not_choice(self.name, dict(self.options))
@@ -72,6 +72,9 @@ class Observe(Frozen, frozen=True):
 
 
 DEFAULT_OBSERVE = Observe.model_construct()
+FIT = Observe.model_construct(name="fit")
+"""Scales of least squared error, for weights."""
+FITTED_BITS = 8
 
 
 def _observe(value: Any) -> Any:
@@ -108,7 +111,7 @@ class QuantSpec(Frozen, frozen=True):
         return value
 
     def why_not(self) -> str | None:
-        return _why_not_range(self) or _why_not_float(self) or _why_not_use(self)
+        return _why_not_range(self) or _why_not_float(self) or _why_not_use(self) or _why_not_fit(self)
 
     def but(self, **changes: Any) -> QuantSpec:
         """The same spec with some fields changed, checked again. Zero is a value like any other; None means the
@@ -214,6 +217,16 @@ def _why_not_use(spec: QuantSpec) -> str | None:
     return None
 
 
+def _why_not_fit(spec: QuantSpec) -> str | None:
+    if spec.observe.name != FIT.name:
+        return None
+    if spec.role is not Role.WEIGHT:
+        return f"observe: fit looks at every number, so it is for weights, and the role is {spec.role.value}"
+    if spec.dtype.is_float or spec.dtype.bits > FITTED_BITS:
+        return f"observe: fit is for integers of at most {FITTED_BITS} bits, and the dtype is {spec.dtype.value}"
+    return None
+
+
 INT8 = QuantSpec(dtype=DType.INT8)
 UINT8 = QuantSpec(dtype=DType.UINT8)
 INT8_WEIGHT = QuantSpec(dtype=DType.INT8, scheme=Scheme.SYMMETRIC, granularity=PerChannel(axis=0), role=Role.WEIGHT)
@@ -225,10 +238,10 @@ UINT8_DYNAMIC = UINT8.but(timing=Timing.DYNAMIC)
 INT8_TOKEN = INT8_DYNAMIC.but(granularity=PerToken())
 UINT8_TOKEN = UINT8_DYNAMIC.but(granularity=PerToken())
 INT4_GROUP = INT8_WEIGHT_ONLY.but(
-    dtype=DType.INT4, scheme=Scheme.AFFINE, granularity=PerGroup(axis=1, size=32), scale_bits=7
+    dtype=DType.INT4, scheme=Scheme.AFFINE, granularity=PerGroup(axis=1, size=32), scale_bits=7, observe=FIT
 )
 """Levels lie at most 15 steps from the zero point: with a scale of 7 bits each weight has 11, those of a float16."""
-INT4_GROUP_SYMMETRIC = INT8_WEIGHT_ONLY.but(dtype=DType.INT4, granularity=PerGroup(axis=1, size=32))
+INT4_GROUP_SYMMETRIC = INT8_WEIGHT_ONLY.but(dtype=DType.INT4, granularity=PerGroup(axis=1, size=32), observe=FIT)
 INT4_WEIGHT = INT8_WEIGHT.but(dtype=DType.INT4)
 INT2_GROUP = INT4_GROUP.but(dtype=DType.INT2)
 INT16 = QuantSpec(dtype=DType.INT16, scheme=Scheme.SYMMETRIC)

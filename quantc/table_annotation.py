@@ -8,70 +8,28 @@ One that computes does not ask, since its operands would be rounded for its sake
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import fx
 
 from quantc.annotator import Annotator
 from quantc.config import Use
-from quantc.dialect import Trait, op_name, traits_of
+from quantc.dialect import op_name
 from quantc.errors import AnnotationError
 from quantc.formats import PerChannel, Role, Timing
 from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
-from quantc.places import operand_nodes, outputs_of
+from quantc.places import outputs_of
 from quantc.plan import Claim, Part
 from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
 from quantc.requests import Refused, Request, is_dynamic, refuse, timing_of, why_not_dynamic
 from quantc.resolve import Setting
 from quantc.sites import Site
+from quantc.slots import Slot, follows, keeps_values, moves, slots_of
 from quantc.spec import QuantSpec
 from quantc.types import rank_of
 
 if TYPE_CHECKING:
     from quantc.patterns.match import Admission, Match
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """An operand of a matched node that the match binds by a name: the node, which operand, what it reads, as what."""
-
-    name: str
-    node: fx.Node
-    operand: int
-    value: fx.Node
-    role: str
-
-
-def slots_of(match: Match) -> Iterator[Slot]:
-    """The operands of a match that come from outside it, by the names the pattern gives them."""
-    roles = match.rule.roles
-    names: dict[fx.Node, list[str]] = {}
-    for name in roles:
-        bound = match.bindings.get(name)
-        for value in bound if isinstance(bound, tuple) else (bound,):
-            if isinstance(value, fx.Node) and value not in match.nodes:
-                names.setdefault(value, []).append(name)
-    for node in match.nodes:
-        counts: dict[fx.Node, int] = {}
-        for operand, value in enumerate(operand_nodes(node)):
-            if value not in names:
-                continue
-            # the same tensor under two names: they come in the order they are written
-            nth = counts[value] = counts.get(value, -1) + 1
-            name = names[value][min(nth, len(names[value]) - 1)]
-            yield Slot(name, node, operand, value, roles[name])
-
-
-def follows(match: Match) -> bool:
-    """Whether a match hands on what it is given, rather than asking for it."""
-    return PASS in match.rule.roles.values()
-
-
-def moves(match: Match) -> bool:
-    """Whether the result of a match has the scale of an operand."""
-    return match.rule.roles.get("out", "").startswith(LIKE)
 
 
 class TableAnnotation:
@@ -107,6 +65,8 @@ class TableAnnotation:
 
     def _why_not(self, match: Match) -> str | None:
         """Only float tensors that nobody writes to can be quantized, and weights are constants."""
+        if (reason := self._why_not_lookup(match)) is not None:
+            return reason
         for slot in slots_of(match):
             setting = self._setting(slot)
             if (setting is not None and isinstance(setting.use, Float)) or self._is_bias(slot):
@@ -135,6 +95,15 @@ class TableAnnotation:
             return f"{slot.value.name} has {rank} axes, and its channels are to lie on axis {granularity.axis}"
         return None
 
+    def _why_not_lookup(self, match: Match) -> str | None:
+        """What reads weights alone has no dynamic form: where the config asks for that and says nothing of weights."""
+        if not is_dynamic(self.config.setting(match.root)) or self.config.setting(match.root, Role.WEIGHT) is not None:
+            return None
+        own = [self._own(role) for role in match.rule.roles.values()]
+        if any(outcome is None or outcome.spec.role is not Role.WEIGHT for outcome in own):
+            return None
+        return "it reads no activation, so it has no dynamic form; INT8_WEIGHT_ONLY would store its table in bytes"
+
     def _is_bias(self, slot: Slot) -> bool:
         """Recurrent ops take weights and biases in one list: those with a single axis are biases, and stay float."""
         own = self._own(slot.role)
@@ -157,8 +126,11 @@ class TableAnnotation:
             if isinstance(root, Quantize | Fixed):
                 readers.setdefault(slot.node, []).append(root.spec)
         self._share_lists(match, sites)
-        timing = _timing([spec for specs in readers.values() for spec in specs])
-        yields = timing is not Timing.DYNAMIC and self._output(match, sites, self._yielding(match, list(readers)))
+        read = [spec for specs in readers.values() for spec in specs]
+        timing = _timing(read)
+        # where a config asks for run-time scales, or for weights alone, results are float
+        is_static = all(spec.timing is Timing.STATIC for spec in read)
+        yields = is_static and self._output(match, sites, self._yielding(match, list(readers)))
         if yields or (readers and timing is Timing.STATIC):
             self._claim(match, Part.QUANTIZED, timing)
         elif readers:
@@ -290,7 +262,7 @@ class TableAnnotation:
         setting = self.config.setting(match.root)
         if setting is not None and isinstance(setting.use, Float):
             return setting.why_float
-        if is_dynamic(setting) and not _keeps_values(match):
+        if is_dynamic(setting) and not keeps_values(match):
             return f"{match.rule.name}: {op_name(match.root)} has no dynamic form on {self.backend.name}"
         for slot in slots_of(match):
             edge = self._setting(slot)
@@ -374,11 +346,6 @@ class TableAnnotation:
         while isinstance(outcome, SameAs):
             outcome = self.annotator.plan.outcomes[outcome.site]
         return outcome
-
-
-def _keeps_values(match: Match) -> bool:
-    """Whether a match moves values about and changes none: what it hands on is nothing of its own."""
-    return all(Trait.PRESERVES_VALUES in traits_of(node) for node in match.nodes)
 
 
 def _timing(read: list[QuantSpec]) -> Timing:

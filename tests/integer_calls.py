@@ -67,6 +67,31 @@ WINDOWS: tuple[Any, ...] = ([2, 1], [1, 0], [1, 1], 2, 0)
 DILATED: tuple[Any, ...] = ([1, 1], [2, 1], [2, 1], 2, 0)
 SPANS = ([torch.tensor([0, 3, 6]), torch.tensor([0, 3])], [torch.tensor([4, 7, 9]), torch.tensor([4, 7])])
 
+PICKED = torch.tensor([[0, 5], [2, 2]])
+GROUPED = (_floats(6, 2).abs(), torch.arange(12).reshape(6, 2), None, 4)
+"""Scales and zero points of groups of 4, no axis, and the size."""
+
+
+def _recurrent() -> list[Call]:
+    """Every kind of recurrent layer, in both directions with biases, and as a cell without; whole and by tokens."""
+    grid = (None, 0, 127, torch.uint8, 2.0**-14)
+    calls: list[Call] = []
+    for kind, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
+        weights = [_integers(2 * gates, 3 if step % 2 == 0 else 2, dtype=torch.int8, seed=step) for step in range(4)]
+        scales = [torch.rand(2 * gates, generator=torch.Generator().manual_seed(step)) / 200 for step in range(4)]
+        biases = [_floats(2 * gates, seed=step) for step in range(4)]
+        states = [_floats(2, 5, 2, seed=step) for step in range(2 if kind == "lstm" else 1)]
+        parts: Any = [state[0] for state in states]
+        hx, h = (states, parts) if kind == "lstm" else (states[0], parts[0])
+        layers = (_floats(5, 4, 3), hx, weights, scales, biases, 1, True, True, False, *grid)
+        cell = (_floats(5, 3), h, *weights[:2], *scales[:2], None, None, True, *grid)
+        calls += [Call(f"{kind}_dynamic", "both", layers), Call(f"{kind}_cell_dynamic", "tokens", cell)]
+    return calls
+
+
+GRID: tuple[Any, ...] = (None, 0, 255, torch.uint8, 1e-6)
+AROUND: tuple[Any, ...] = (0, -127, 127, torch.int8, 1e-6)
+
 CALLS = (
     Call("linear", "float64", (X, 12, W, None, BIAS, 0, *_float64(CHANNELS))),
     Call("linear", "fixed", (X, 12, W, torch.tensor([1, 0, 3, -2, 0, 5]), None, 0, *FIXED)),
@@ -94,5 +119,24 @@ CALLS = (
     Call("embedding", "rows", (W, None, torch.rand(6, generator=torch.Generator().manual_seed(4)), torch.tensor([[0, 5], [2, 2]]))),
     Call("linear_dynamic", "tokens", (_floats(3, 5, 8), W, None, CHANNELS, _floats(6), True, None, 0, 255, torch.uint8, 1e-6)),
     Call("linear_dynamic", "whole", (_floats(3, 5, 8), W, None, CHANNELS[0], None, False, 0, -127, 127, torch.int8, 1e-6)),
+    Call("stored_weight", "channels", (W, CHANNELS.float(), torch.arange(6), 0, None, None, None)),
+    Call("stored_weight", "turned groups", (W, *GROUPED, [6, 2, 4], [0, 2, 1])),
+    Call("linear_weight_only", "channels", (_floats(3, 5, 8), W, CHANNELS.float(), None, 0, None, None, None, _floats(6), False)),
+    Call("linear_weight_only", "groups", (_floats(3, 5, 8), W, *GROUPED, None, None, None, False)),
+    Call("linear_weight_only", "transposed", (_floats(5, 6), W.half(), None, None, None, None, None, None, _floats(8), True)),
+    Call("linear_weight_only", "turned", (_floats(3, 5, 8), W, *GROUPED, None, [1, 0], None, True)),
+    Call("embedding_weight_only", "rows", (W, CHANNELS.float(), torch.arange(6), 0, None, PICKED)),
+    Call("embedding_weight_only", "groups", (W, *GROUPED, PICKED)),
+    Call("embedding_weight_only", "fp16", (_floats(6, 8).half(), None, None, None, None, PICKED)),
+    Call("embedding_bag_weight_only", "mean", (W, *GROUPED, PICKED.reshape(-1), torch.tensor([0, 1]), 1, None, False, 2)),
+    Call("embedding_bag_weight_only", "sum", (W, CHANNELS.float(), None, 0, None, PICKED.reshape(-1), torch.tensor([0, 1, 4]), 0, _floats(4), True, None)),
+    *_recurrent(),
+    Call("matmul_dynamic", "tokens", (_floats(3, 5, 8), W.t().contiguous(), torch.arange(6), CHANNELS, _floats(6), True, *GRID, 0.5)),
+    Call("conv_dynamic", "dilated", (_floats(2, 4, 9, 7), KERNEL, None, CHANNELS, _floats(6), [1, 1], [2, 1], [2, 1], 2, *GRID)),
+    Call("conv_dynamic", "one item", (_floats(4, 9, 7), KERNEL, torch.arange(6), CHANNELS[0], None, [2, 1], [1, 0], [1, 1], 2, *AROUND)),
+    Call("conv_transpose_dynamic", "strided", (_floats(2, 4, 9, 7), TURNED, None, CHANNELS, _floats(6), [2, 3], [1, 0], [1, 2], 2, [1, 2], *GRID)),
+    Call("linear_both_dynamic", "tokens", (_floats(3, 5, 8), _floats(6, 8, seed=5), _floats(6), True, *GRID, True, *AROUND)),
+    Call("matmul_both_dynamic", "broadcast", (_floats(3, 5, 8), _floats(2, 1, 8, 4, seed=6), None, True, *AROUND, False, *GRID, 2.0)),
+    Call("matmul_both_dynamic", "vector", (_floats(3, 5, 8), _floats(8, seed=7), None, True, *GRID, False, *GRID)),
 )  # fmt: skip
 IDS = [str(call) for call in CALLS]

@@ -21,7 +21,8 @@ from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.quantizer import Backend, quantizer_of
 from quantc.registry import BACKENDS
-from quantc.table_annotation import Slot, TableAnnotation, slots_of
+from quantc.slots import Slot, slots_of
+from quantc.table_annotation import TableAnnotation
 from tests.backend_cases import CASES, Case
 
 NAMES = ("x86", "qnnpack", "executorch")

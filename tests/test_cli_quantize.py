@@ -37,6 +37,10 @@ def plain():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (torch.ones(2, 4),)
 
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval(), (torch.randn(8, 64),)
+
 def two():
     torch.manual_seed(0)
     return Two().eval(), (torch.ones(2, 4), torch.ones(2, 3))
@@ -139,6 +143,73 @@ def test_the_example_prints_plain_lines_in_a_pipe() -> None:
     assert any("8 of 8 batches" in line for line in said)
 
 
+# -- modes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight-only"])
+def test_modes_need_no_data(mode: str, folder: Path) -> None:
+    found = report("quantize_models:plain", "--mode", mode, "--out", "model.qc")
+    assert found["calibration"] is None
+    assert found["measured_on"] == "example inputs"
+    assert found["coverage"]["techniques"][mode] == 2
+    linears = [row for row in found["coverage"]["rows"] if row["op"] == "linear"]
+    assert {row["technique"] for row in linears} == {mode}
+    again = qc.load(folder / "model.qc")
+    assert again.coverage().techniques[mode] == 2
+
+
+def test_data_is_what_a_mode_is_measured_on() -> None:
+    found = report("quantize_models:plain", "--mode", "dynamic", "--data", "quantize_models:batches")
+    assert found["calibration"] is None
+    assert (found["measured_on"], found["comparison"]["batches"]) == ("batches", 2)
+    assert "SQNR: " in succeed("quantize_models:plain", "--mode", "dynamic").stdout
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight-only"])
+def test_the_example_keeps_its_accuracy_in_every_mode(mode: str) -> None:
+    found = report("--mode", mode)
+    accuracy = found["accuracy"]
+    assert abs(accuracy["before"] - accuracy["after"]) <= 0.003
+    assert found["coverage"]["int8_share"] == (1.0 if mode == "dynamic" else 0.0)
+
+
+def test_specs_by_name_and_as_text(folder: Path) -> None:
+    found = report("quantize_models:wide", "--spec", "INT4_GROUP", "--out", "small.qc")
+    assert found["coverage"]["techniques"] == {"static": 0, "dynamic": 0, "weight-only": 2}
+    whole = report("quantize_models:wide", "--mode", "weight-only", "--out", "large.qc")
+    assert found["comparison"]["sqnr"] < whole["comparison"]["sqnr"]
+    assert (folder / "small.qc").stat().st_size < (folder / "large.qc").stat().st_size
+    by_token = report(
+        "quantize_models:wide", "--mode", "dynamic", "--spec", "uint8{granularity=per-token timing=dynamic}"
+    )
+    assert by_token["coverage"]["techniques"]["dynamic"] == 2
+    text = qc.load(folder / "small.qc").dump()
+    assert "dequantize_per_channel_group" in text
+
+
+def test_a_config_has_the_last_word(folder: Path) -> None:
+    qc.QuantConfig().set("2", qc.FLOAT).save(folder / "config.toml")
+    found = report("quantize_models:wide", "--mode", "dynamic", "--spec", "UINT8_TOKEN", "--config", "config.toml")
+    techniques = {row["module"]: row["technique"] for row in found["coverage"]["rows"] if row["op"] == "linear"}
+    assert techniques == {"0": "dynamic", "2": ""}
+
+
+def test_what_is_static_in_a_mode_needs_data_after_all(folder: Path) -> None:
+    qc.QuantConfig().set("2", qc.UINT8).save(folder / "config.toml")
+    args = ("quantize_models:plain", "--mode", "dynamic", "--config", "config.toml")
+    result = quantc(*args)
+    assert result.exit_code == 2
+    assert "come from data" in " ".join(result.stderr.split())
+    assert report(*args, "--data", "quantize_models:batches")["coverage"]["techniques"]["static"] == 1
+
+
+def test_explain_in_a_mode() -> None:
+    args = ["explain", "quantize_models:plain", "relu", "--backend", "x86", "--mode", "dynamic", "--json"]
+    found = json.loads(CliRunner().invoke(app, args).stdout)
+    assert found["reason"] == "linear before it is dynamic and yields float"
+    assert found["change"]["kind"] == "add-config-rule"
+
+
 # -- models and data ------------------------------------------------------------------------------------------
 
 
@@ -221,12 +292,18 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert "--data" in result.stderr
     assert quantc("--bakend", "x86").exit_code == 2
     assert quantc("quantize_models:plain", "--method", "guess").exit_code == 2
+    assert quantc("quantize_models:plain", "--mode", "dynamical").exit_code == 2
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["--backend", "toaster"], "no backend 'toaster'"),
+        (["quantize_models:plain", "--mode", "weight-only", "--backend", "executorch"], "has no mode 'weight-only'"),
+        (["quantize_models:plain", "--spec", "INT4_GRUOP"], "did you mean INT4_GROUP"),
+        (["quantize_models:plain", "--spec", "int4{role=wait}"], "role"),
+        (["quantize_models:plain", "--spec", "INT4_GROUP"], "groups of 32 do not divide"),
+        (["quantize_models:plain", "--spec", "INT8_DYNAMIC"], "cannot run INT8_DYNAMIC"),
         (["quantize_models:complete", "--config", "nowhere.toml"], "nowhere.toml does not read"),
         (["quantize_models:complete", "--config", "wrong.toml"], "did you mean"),
         (["nowhere.pt2"], "no file nowhere.pt2"),
@@ -289,6 +366,10 @@ def test_backends_are_listed_with_their_rules() -> None:
         assert rows[name]["rules"] == len(BACKENDS[name].table) > 0
         assert rows[name]["provider"] == "quantc"
         assert rows[name]["summary"]
+        assert list(rows[name]["modes"]) == ["static", *BACKENDS[name].modes]
+        assert rows[name]["dynamic"]["linear"] == "yes"
+    assert rows["x86"]["dynamic"]["matmul"] == "named"
+    assert "add" not in rows["x86"]["dynamic"]
     assert "x86" in CliRunner().invoke(app, ["backends"]).stdout
 
 

@@ -377,7 +377,7 @@ def test_integers_are_left_alone_whatever_one_does() -> None:
     found = explained(program, "add", table)
     assert found.changes == ()
     assert found.row.why == "integer"
-    assert "no change" in str(found)
+    assert "no single change" in str(found)
 
 
 def test_a_quantized_node_says_which_rule_took_it() -> None:

@@ -100,4 +100,16 @@ def test_every_rule_role_and_capability_of_ours_is_on_the_page(name: str) -> Non
     assert section.count("| act |") + section.count("| weight |") == len(backend.takes)
     for rule in backend.table:
         row = next(row for row in rows if row.startswith(f"| `{rule.name}` | `"))
-        assert row.count("| yes ") == len(rule.supports)
+        cells = [cell.strip() for cell in row.replace(r"\|", "").split("|")]
+        assert cells[4] == ("" if rule.dynamic == "no" else rule.dynamic)
+        assert cells[5:].count("yes") == len(rule.supports)
+
+
+@pytest.mark.parametrize("name", ["executorch", "qnnpack", "x86"])
+def test_every_mode_is_on_the_page_with_what_it_asks_for(name: str) -> None:
+    section = BACKENDS_PAGE.read_text().split(f"## {name}\n")[1].split("\n## ")[0]
+    backend = BACKENDS[name]
+    assert "| static | the roles above |" in section
+    for mode, spec in backend.modes.items():
+        assert f"| {mode} | `{spec}` |" in section
+        assert backend.why_not(spec) is None

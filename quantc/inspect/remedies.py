@@ -33,7 +33,7 @@ from quantc.patterns.leaves import LeafKind
 from quantc.patterns.match import Match, Refusal
 from quantc.places import outputs_of
 from quantc.resolve import Resolution
-from quantc.table_annotation import slots_of
+from quantc.slots import slots_of
 
 MOST_WAITING = 64
 """How many nodes are looked through for the ones that they wait for."""

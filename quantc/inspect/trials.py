@@ -23,7 +23,8 @@ from quantc.program import Program
 from quantc.quantizer import PASS, Backend, Quantizer, Quantizers, TableQuantizer
 from quantc.resolve import Resolution
 from quantc.sites import NodeTable
-from quantc.table_annotation import TableAnnotation, slots_of
+from quantc.slots import slots_of
+from quantc.table_annotation import TableAnnotation
 from quantc.types import DTYPE_NAMES, TensorType, type_of
 
 

@@ -226,15 +226,16 @@ def _groups(x: Tensor, scales: Tensor, group_size: int) -> Tensor:
 def _choose_whole(x: Tensor, qmin: int, qmax: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """torch's choice is float64 and int64, of one element. It leaves an infinite scale infinite."""
     low, high = extremes(x, False)
-    scale = aten.clamp.default(aten.div.Tensor(aten.sub.Tensor(high, low), float(qmax - qmin)), eps)
+    span = aten.sub.Tensor(aten.to.dtype(high, x.dtype), aten.to.dtype(low, x.dtype))  # half floats stay such here
+    scale = aten.clamp.default(_wide(aten.div.Tensor(span, float(qmax - qmin))), eps)
     offset = aten.clamp.default(aten.rsub.Scalar(aten.round.default(aten.div.Tensor(low, scale)), qmin), qmin, qmax)
     return _one_element(scale, aten.to.dtype(offset, torch.int64))
 
 
 def _choose_symmetric(x: Tensor, qmin: int, qmax: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     low, high = extremes(x, False)
-    farthest = aten.maximum.default(aten.neg.default(low), high)
-    scale = aten.clamp.default(aten.div.Tensor(farthest, (qmax - qmin) / 2), eps)
+    farthest = aten.to.dtype(aten.maximum.default(aten.neg.default(low), high), x.dtype)
+    scale = aten.clamp.default(_wide(aten.div.Tensor(farthest, (qmax - qmin) / 2)), eps)
     middle = 128 if dtype == torch.uint8 else 0
     return _one_element(scale, aten.full_like.default(scale, middle, dtype=torch.int64))
 

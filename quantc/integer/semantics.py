@@ -28,6 +28,7 @@ class Semantics:
     """Replaces the match; raises NotIntegerError, before anything is changed, if it cannot."""
     deviation: str = ""
     """The most the result can be off, beyond one rounding of the exact value. Empty: nothing."""
+    timing: Timing = Timing.STATIC
 
 
 SEMANTICS: dict[str, Semantics] = {}
@@ -41,7 +42,7 @@ def computes(*ops: str, formula: str, deviation: str = "", timing: Timing = Timi
     table = DYNAMIC if timing is Timing.DYNAMIC else SEMANTICS
 
     def add(write: Write) -> Write:
-        row = Semantics(ops, formula, write, deviation)
+        row = Semantics(ops, formula, write, deviation, timing)
         for op in ops:
             if op in table:
                 raise ValueError(f"{op} has two rows")

@@ -87,3 +87,47 @@ def as_bytes(q: Tensor) -> Tensor:
     """The integers of a tensor of torch's quantized dtype, on the same memory."""
     made = torch.empty(0, dtype=torch.uint8 if q.dtype is torch.quint8 else torch.int8)
     return made.set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())
+
+
+def quiet() -> None:
+    """Let torch warn of quantized dtypes here, where nobody hears it: it does so once in a process."""
+    with _ENGINE, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.quantize_per_tensor(UNUSED, 1.0, 0, torch.quint8)
+
+
+def bytes_on_grid(x: Tensor, scale: float, zero_point: int, highest: int) -> Tensor:
+    """A float tensor on a grid of levels from 0, with the bits of the integer form; call `quiet` once before."""
+    levels = as_bytes(torch.quantize_per_tensor(x, scale, zero_point, torch.quint8))
+    return levels if highest == 255 else levels.clamp_(max=highest)
+
+
+# -- float16 weights: fbgemm multiplies float32 with them, and adds in float32 -------------------------------------------
+
+
+def has_halves() -> bool:
+    """Whether this build of torch can multiply with float16 weights."""
+    return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(torch, "fbgemm_pack_gemm_matrix_fp16")
+
+
+def packed_halves(matrix: Tensor) -> Tensor:
+    """A matrix with a row for each output, packed for one thread."""
+    with engine("fbgemm"):
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(matrix.contiguous())
+        multiply_halves(matrix.new_zeros([1, matrix.shape[1]]), packed, None)  # torch warns of it at the first call
+    return packed
+
+
+def multiply_halves(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, bias)
+
+
+def packed_halves_for_threads(matrix: Tensor, bias: Tensor | None) -> Any:
+    """The same with its bias, for a kernel that uses several threads."""
+    with engine("fbgemm"):
+        return torch.ops.quantized.linear_prepack_fp16(matrix.contiguous(), bias)
+
+
+def multiply_halves_on_threads(x: Tensor, packed: Any) -> Tensor:
+    made: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
+    return made

@@ -27,14 +27,13 @@ def kernels_of(program: Program, graph: fx.Graph) -> Iterator[tuple[fx.Node, Ker
 
 
 def absorb_readers(program: Program) -> None:
-    """Let kernels do what alone reads them, where they can."""
+    """Let kernels do what alone reads them, where they can; and tell them if nobody asks how results lie in memory."""
     for _, graph in program.graphs():
         for node, kernel in list(kernels_of(program, graph)):
             reader = next(iter(node.users)) if len(node.users) == 1 else None
-            if reader is None or reader.op != "call_function" or reader.all_input_nodes != [node]:
-                continue
-            if kernel.absorb(op_name(reader)):
+            if reader is not None and reader.all_input_nodes == [node] and kernel.absorb(op_name(reader)):
                 program.forward(reader, node)
+            kernel.in_order = not all(map(_takes_any_order, node.users))
 
 
 def join_siblings(program: Program) -> dict[fx.Node, int]:
@@ -55,7 +54,7 @@ def join_siblings(program: Program) -> dict[fx.Node, int]:
 def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]) -> None:
     nodes, kernels = [node for node, _ in group], [kernel for _, kernel in group]
     first = nodes[0]
-    together = type(kernels[0]).joined(kernels, in_order=not all(map(_is_any_order_read, nodes)))
+    together = type(kernels[0]).joined(kernels)
     name = f"{first.target}_and_{len(nodes) - 1}_more"
     program.owner(graph).add_module(name, together)
     whole = program.emit(name, first.args, before=first)
@@ -67,6 +66,6 @@ def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]
         program.replace(node, part)
 
 
-def _is_any_order_read(node: fx.Node) -> bool:
-    """Whether all that read a tensor are ATen's ops, which take strides as they come: `view` is spelled `reshape`."""
-    return all(isinstance(user.target, OpOverload) and not is_opaque(user) for user in node.users)
+def _takes_any_order(reader: fx.Node) -> bool:
+    """Whether a node reads tensors as they lie in memory: ATen's ops do, since `view` is spelled `reshape`."""
+    return isinstance(reader.target, OpOverload) and reader.target.namespace == "aten" and not is_opaque(reader)

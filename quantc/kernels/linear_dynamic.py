@@ -39,18 +39,23 @@ class Weight:
     bias: Tensor | None
 
     @staticmethod
-    def of(call: Call, name: str = "w") -> Weight:
-        """The weight of a call."""
+    def of(call: Call, name: str) -> Weight:
+        """The weight of a call: `w` with outputs in rows, `y` with outputs in columns."""
         levels, bias = call.tensor(name), call["bias"]
         if call[f"{name}_zero_point"] is not None:
             raise NoKernelError("its weights are not symmetric")
         if bias is not None and not isinstance(bias, Tensor):
             raise NoKernelError("its bias is not a constant")
+        if call["alpha"] not in (None, 1.0):
+            raise NoKernelError(f"its product is taken times {call['alpha']}")
         if levels.dtype is not torch.int8 or levels.dim() != 2:
             raise NoKernelError(f"the kernel takes matrices of int8, not {levels.dtype} of {levels.dim()} axes")
         if not levels.numel():
             raise NoKernelError("its weight is empty")
-        return Weight(levels, call.tensor(f"{name}_scale"), bias)
+        rows = levels if name == "w" else levels.t().contiguous()
+        if bias is not None and bias.shape != rows.shape[:1]:
+            raise NoKernelError("its bias is not one number for each output")
+        return Weight(rows, call.tensor(f"{name}_scale"), None if bias is None else bias.float())
 
     @staticmethod
     def stacked(weights: Sequence[Weight]) -> Weight:
@@ -67,12 +72,11 @@ class Weight:
 class LinearDynamic(Kernel):
     """Layers with weights as buffers, which quantize what they read as it comes."""
 
-    def __init__(self, weight: Weight, grid: RunTimeGrid, outputs: Sequence[int] = (), in_order: bool = True) -> None:
+    def __init__(self, weight: Weight, grid: RunTimeGrid, outputs: Sequence[int] = ()) -> None:
         super().__init__()
         self.grid = grid
         self.outputs = tuple(outputs)
         """How many columns each of several results has; empty if there is one."""
-        self.in_order = in_order
         self.relu = False
         self.register_buffer("weight", weight.levels)
         self.register_buffer("scale", weight.scale)
@@ -87,11 +91,12 @@ class LinearDynamic(Kernel):
         return self.grid, self.relu
 
     @classmethod
-    def joined(cls, kernels: Sequence[Kernel], in_order: bool) -> Kernel:
+    def joined(cls, kernels: Sequence[Kernel]) -> Kernel:
         layers = [layer for layer in kernels if isinstance(layer, LinearDynamic)]
         weights = [layer.plain for layer in layers]
-        one = cls(Weight.stacked(weights), layers[0].grid, [weight.levels.shape[0] for weight in weights], in_order)
+        one = cls(Weight.stacked(weights), layers[0].grid, [weight.levels.shape[0] for weight in weights])
         one.relu = layers[0].relu
+        one.in_order = any(layer.in_order for layer in layers)
         return one
 
     def absorb(self, op: str) -> bool:
@@ -205,12 +210,16 @@ def _parts(weight: Weight) -> tuple[Tensor, Tensor, Tensor | None]:
     return weight.levels, weight.scale, weight.bias
 
 
-@kernel("x86", "linear_dynamic")
+WEIGHTS = {"linear_dynamic": "w", "matmul_dynamic": "y"}
+"""What ops call the operand that is constant."""
+
+
+@kernel("x86", *WEIGHTS)
 def fbgemm(call: Call) -> Kernel:
-    return (OfRows if call["per_token"] else OfWhole)(Weight.of(call), RunTimeGrid.of(call))
+    return (OfRows if call["per_token"] else OfWhole)(Weight.of(call, WEIGHTS[call.op]), RunTimeGrid.of(call))
 
 
-@kernel("qnnpack", "linear_dynamic")
+@kernel("qnnpack", *WEIGHTS)
 def qnnpack(call: Call) -> Kernel:
     grid = RunTimeGrid.of(call)
     if call["per_token"] or grid.middle is not None:
@@ -219,4 +228,4 @@ def qnnpack(call: Call) -> Kernel:
         raise NoKernelError(f"the kernel quantizes to 0..{HIGHEST_LEVEL}, not to {call['qmin']}..{call['qmax']}")
     if grid.eps < SMALLEST_SCALE:
         raise NoKernelError(f"the kernel has no smaller scale than 2^-14, and {grid.eps:.3g} is asked for")
-    return OfWholeOnQnnpack(Weight.of(call), grid)
+    return OfWholeOnQnnpack(Weight.of(call, WEIGHTS[call.op]), grid)

@@ -7,12 +7,13 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.constants import forget_unread
 from quantc.errors import ModeError, QuantcError
 from quantc.integer.library import op_of
+from quantc.kernels.attention import fuse_attention
 from quantc.kernels.joining import absorb_readers, join_siblings, kernels_of
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.table import Call, Maker, NoKernelError, Placement, kernels_for
@@ -22,6 +23,8 @@ from quantc.terminal import plain_rows
 
 MOST_ROWS = 40
 """How many ops the text shows."""
+MOST_SHAPES = 256
+"""How many shapes of inputs are remembered as fitting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,11 @@ class Placed:
     kernel: str
     """Empty where it runs as it is written."""
     reason: str
-    """Why no kernel took it."""
+    """Why no kernel took it, or why those that come first did not."""
 
     def __str__(self) -> str:
-        return f"{self.node} ({self.op}): {self.kernel or f'as written: {self.reason}'}"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.node} ({self.op}): {self.kernel or 'as written'}{why}"
 
 
 class Lowered(nn.Module):
@@ -52,11 +56,17 @@ class Lowered(nn.Module):
         """The program in integer form: what is computed, on plain tensors."""
         self.target = target
         self.module, self.placed = _on_kernels(program, target)
+        self._checked: set[Any] = set()
+        """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        self.program.signature.check(leaves, spec)
+        shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in args)
+        if kwargs or shapes not in self._checked:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            self.program.signature.check(leaves, spec)
+            if not kwargs and None not in shapes and len(self._checked) < MOST_SHAPES:
+                self._checked.add(shapes)
         return self.module(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Lowered:
@@ -111,16 +121,35 @@ def lower(program: Program, target: str) -> Lowered:
             where=f"its stage is {program.stage.label}",
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
-    if program.stage < Stage.LOWERED:
-        program = pipelines.lower().run_on_copy(program)
-    return Lowered(program, target)
+    own = program.clone() if program.stage >= Stage.LOWERED else pipelines.lower().run_on_copy(program)
+    return Lowered(own, target)
 
 
 def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Placed, ...]]:
     """The module of a program with kernels in the place of ops; the program itself is not changed."""
-    makers = kernels_for(target)
     draft = program.draft()
     _share_tensors(draft.root, program.root)
+    placed = _place(draft, kernels_for(target))
+    EliminateDead().run(draft)
+    absorb_readers(draft)
+    for _, graph in draft.graphs():
+        for node, kernel in kernels_of(draft, graph):
+            placed[node] = replace(placed[node], kernel=kernel.extra_repr())
+    left = set(draft.nodes())
+    placed = {node: row for node, row in placed.items() if node in left}
+    warn_of_saturation(
+        (placed[node].node, kernel) for _, graph in draft.graphs() for node, kernel in kernels_of(draft, graph)
+    )
+    for node, count in join_siblings(draft).items():
+        placed[node] = replace(placed[node], kernel=f"{placed[node].kernel}; {count} in one")
+    fuse_attention(draft)
+    EliminateDead().run(draft)
+    forget_unread(draft)
+    return draft.module, tuple(placed.values())
+
+
+def _place(draft: Program, makers: dict[str, list[Maker]]) -> dict[fx.Node, Placed]:
+    """Put kernels in the place of ops; what became of each, by the node that now computes it."""
     placed: dict[fx.Node, Placed] = {}
     for _, graph in draft.graphs():
         for node in list(graph.nodes):
@@ -130,18 +159,7 @@ def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Pl
             found, reason = _first(makers.get(call.op, []), call)
             running = node if found is None else _put(draft, graph, call, found)
             placed[running] = Placed(node.name, call.op, "" if found is None else found.kernel.name, reason)
-    EliminateDead().run(draft)
-    absorb_readers(draft)
-    running_kernels = [found for _, graph in draft.graphs() for found in kernels_of(draft, graph)]
-    warn_of_saturation((placed[node].node, kernel) for node, kernel in running_kernels if node in placed)
-    joined = join_siblings(draft)
-    forget_unread(draft)
-    left = {*draft.nodes(), *joined}
-    rows = {node: row for node, row in placed.items() if node in left}
-    together = {
-        node: replace(rows[node], kernel=f"{rows[node].kernel}, {size} in one") for node, size in joined.items()
-    }
-    return draft.module, tuple({**rows, **together}.values())
+    return placed
 
 
 def _share_tensors(copy: nn.Module, root: nn.Module) -> None:
@@ -159,7 +177,8 @@ def _first(makers: list[Maker], call: Call) -> tuple[Placement | None, str]:
         except NoKernelError as refusal:
             reasons.append(str(refusal))
         else:
-            return found if isinstance(found, Placement) else Placement(found, call.inputs), ""
+            placement = found if isinstance(found, Placement) else Placement(found, call.inputs)
+            return placement, "; ".join(reasons)
     return None, "; ".join(reasons) or "there is no kernel for it"
 
 

@@ -27,6 +27,8 @@ class Kernel(nn.Module, ABC):
         super().__init__()
         self._packed: Any = None
         self._packing = threading.Lock()
+        self.in_order = True
+        """Whether results must lie in memory in order; False where all that read them take them as they come."""
 
     @abstractmethod
     def pack(self) -> Any:
@@ -64,9 +66,8 @@ class Kernel(nn.Module, ABC):
         return None
 
     @classmethod
-    def joined(cls, kernels: Sequence[Kernel], in_order: bool) -> Kernel:
-        """One kernel for several that read the same, which yields the result of each; `in_order` asks that these lie
-        in memory in order."""
+    def joined(cls, kernels: Sequence[Kernel]) -> Kernel:
+        """One kernel for several that read the same, which yields the result of each."""
         raise NotImplementedError(f"{cls.__name__} says that it joins others, and does not")
 
     @property

@@ -1,128 +1,225 @@
-"""Recurrent layers with run-time scales: fbgemm's products on x86, QNNPACK's elsewhere.
+"""Recurrent layers with run-time scales: on torch's ops for whole sequences and for cells, or step by step.
 
-torch goes through the steps of an LSTM or GRU itself; for others, and for cells on 8 bits, the steps of the integer form are
-gone through with packed products in them.
+torch's ops find scales on their own, in one way: affine, one for all, not below 2^-14. They hide what is not finite, so
+that is looked for, and left to the integer form. Everything else, and layers that torch has no op for, goes through the
+steps of the integer form with the kernels of linear layers in them.
+
+What differs from the integer form is what differs in those: biases are added in float32, and a number halfway between
+two levels may go to the other one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from quantc.integer.library import OPS
-from quantc.integer.ops.recurrent import KINDS, Layout, Product, unrolled
+from quantc.integer.ops.recurrent import KINDS, Layout, unrolled
 from quantc.kernels.engines import UNUSED, gru_dynamic, lstm_dynamic, packed_cell, packed_linear
-from quantc.kernels.packed import Kernel
+from quantc.kernels.linear_dynamic import LinearDynamic, OfRows, OfWhole, OfWholeOnQnnpack, Weight
+from quantc.kernels.packed import Kernel, check_columns
+from quantc.kernels.run_time_grid import RunTimeGrid
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
 
 REDUCED, FULL = 127, 255
-"""The largest level of an activation, where sums of two products must fit 16 bits and where they need not."""
-RANGES = {"fbgemm": (REDUCED, FULL), "qnnpack": (FULL,)}
-"""What the kernels of an engine quantize to: 0 up to one of these."""
+"""The highest level of an activation, where sums of two products must fit 16 bits and where they need not."""
+SMALLEST_SCALE = 2.0**-14
 SEQUENCES: dict[str, Callable[..., Any]] = {"lstm": lstm_dynamic, "gru": gru_dynamic}
 """Those that torch takes through all steps itself."""
 CELLS: dict[str, Callable[..., Any]] = {
     name: getattr(torch.ops.quantized, f"quantized_{name}_cell_dynamic").default for name in KINDS
 }
-"""torch's ops for one step. They always quantize to 0..127."""
+"""torch's ops for one step. On fbgemm their levels end at 127."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a recurrent op is made of: its kind, its weights for input and state in turn, and how it quantizes."""
+
+    kind: str
+    weights: tuple[Weight, ...]
+    grid: RunTimeGrid
+    per_token: bool
+    written: tuple[Any, ...]
+    """The last arguments of the op of the integer form."""
+    layout: Layout | None = None
+    """None for a cell."""
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch's ops would find the same scales."""
+        return not self.per_token and self.grid.middle is None and self.grid.eps >= SMALLEST_SCALE
 
 
 class Recurrent(Kernel):
-    """What layers and cells share: weights, scales and biases, in the order of the op, and how far levels go."""
+    """Layers or a cell."""
 
-    def __init__(self, kind: str, engine: str, tensors: dict[str, list[Tensor]], grid: tuple[Any, ...]) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.kind = kind
-        self.engine = engine
-        self.grid = grid
-        """The last arguments of the op of the integer form."""
-        self.reduced = grid[3] == REDUCED
-        for name, values in tensors.items():
-            for index, value in enumerate(values):
-                self.register_buffer(f"{name}_{index}", value)
-        self.counts = {name: len(values) for name, values in tensors.items()}
+        self.kind = parts.kind
+        self.layout = parts.layout
+        self.grid = parts.grid
+        self.written = parts.written
 
-    def tensors(self, name: str) -> list[Tensor]:
-        return [self.get_buffer(f"{name}_{index}") for index in range(self.counts[name])]
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """For input and state in turn."""
+        raise NotImplementedError
+
+    def is_for(self, parts: Parts) -> bool:
+        """Whether it computes what an op of these parts does."""
+        settings = (parts.kind, parts.layout, parts.written)
+        if (self.kind, self.layout, self.written) != settings:
+            return False
+        return all(_same(*pair) for pair in zip(self.weights, parts.weights, strict=True))
+
+    @property
+    def pair_sums(self) -> tuple[Tensor, int] | None:
+        """The weights below one another, the narrow ones filled up with zeros."""
+        weights = [weight.levels for weight in self.weights]
+        widest = max(weight.shape[1] for weight in weights)
+        return torch.cat([functional.pad(weight, (0, widest - weight.shape[1])) for weight in weights]), self.grid.span
+
+
+def _same(one: Weight, other: Weight) -> bool:
+    if one.levels.data_ptr() != other.levels.data_ptr() or one.levels.shape != other.levels.shape:
+        return False
+    both = one.bias is not None and other.bias is not None and torch.equal(one.bias, other.bias)
+    return torch.equal(one.scale, other.scale) and (both or one.bias is other.bias)
+
+
+class OnTorchsOps(Recurrent):
+    """Weights as buffers, and what to do where torch's ops would not show what the integer form does."""
+
+    engine: ClassVar[str]
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.count = len(parts.weights)
+        for index, weight in enumerate(parts.weights):
+            self.register_buffer(f"weight_{index}", weight.levels)
+            self.register_buffer(f"scale_{index}", weight.scale)
+            self.register_buffer(f"bias_{index}", weight.bias)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return tuple(
+            Weight(
+                self.get_buffer(f"weight_{index}"),
+                self.get_buffer(f"scale_{index}"),
+                self.optional_buffer(f"bias_{index}"),
+            )
+            for index in range(self.count)
+        )
 
     def packed_weights(self) -> list[Any]:
-        weights, scales = self.tensors("weights"), self.tensors("scales")
-        biases = self.tensors("biases") or [None] * len(weights)
-        return [packed_linear(self.engine, *each) for each in zip(weights, scales, biases, strict=True)]
+        return [packed_linear(self.engine, weight.levels, weight.scale, weight.bias) for weight in self.weights]
 
-    def product(self, weight: Any) -> Product:
-        multiply, reduced = torch.ops.quantized.linear_dynamic.default, self.reduced
-        return lambda x: multiply(x, weight, reduced)
+    def check(self, x: Tensor, h: Tensor) -> None:
+        check_columns(x, self.get_buffer("weight_0").shape[1], f"the input's product of {self.name}")
+        check_columns(h, self.get_buffer("weight_1").shape[1], f"the state's product of {self.name}")
+
+    def state(self, state: list[Tensor]) -> Any:
+        """The state as ops take it: a list only where it has two parts."""
+        return state if KINDS[self.kind].states > 1 else state[0]
+
+    def as_written(self, x: Tensor, state: list[Tensor]) -> Any:
+        """What the op of the integer form gives."""
+        hx = self.state(state)
+        weights, scales = ([getattr(w, name) for w in self.weights] for name in ("levels", "scale"))
+        biases = [weight.bias for weight in self.weights]
+        if self.layout is None:
+            return OPS[f"{self.kind}_cell_dynamic"].target(x, hx, *weights, *scales, *biases, *self.written)
+        given, layout = [bias for bias in biases if bias is not None], _arguments(self.layout)
+        return OPS[f"{self.kind}_dynamic"].target(x, hx, weights, scales, given, *layout, *self.written)
 
 
-class Layers(Recurrent):
-    """All layers of an LSTM, GRU or RNN over a whole sequence."""
-
-    name: ClassVar[str] = "recurrent_dynamic"
-
-    def __init__(
-        self, kind: str, engine: str, layout: Layout, tensors: dict[str, list[Tensor]], grid: tuple[Any, ...]
-    ) -> None:
-        super().__init__(kind, engine, tensors, grid)
-        self.layout = layout
+class Sequences(OnTorchsOps):
+    """All layers of an LSTM or GRU over a whole sequence."""
 
     def pack(self) -> Any:
         weights = self.packed_weights()
-        pairs = list(zip(weights[::2], weights[1::2], strict=True))
-        if self.kind not in SEQUENCES:
-            return [(self.product(ih), self.product(hh)) for ih, hh in pairs]
-        return [packed_cell(ih, hh, self.reduced) for ih, hh in pairs]
+        pairs = zip(weights[::2], weights[1::2], strict=True)
+        return [packed_cell(ih, hh, self.grid.span == REDUCED) for ih, hh in pairs]
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x, *state = inputs
-        if not _is_finite(*inputs):
-            return self._as_written(x, state)
-        result = self._on_kernel(packed, x, state)
-        # a bias that is not finite, or a state that has grown beyond all bounds
-        return result if _is_finite(result[0]) else self._as_written(x, state)
-
-    def _on_kernel(self, packed: Any, x: Tensor, state: list[Tensor]) -> tuple[Tensor, ...]:
-        layout = self.layout
-        if self.kind not in SEQUENCES:
-            return unrolled(KINDS[self.kind], layout, x, state, packed)
-        sequence, *last = SEQUENCES[self.kind](x, state, packed, *_stacked(layout))
+        self.check(x, state[0])
+        if self.layout is None or not _is_finite(*inputs):
+            return self.as_written(x, state)
+        sequence, *last = SEQUENCES[self.kind](x, state, packed, *_arguments(self.layout))
+        if not _is_finite(sequence):  # by a bias: the steps after it would hide it
+            return self.as_written(x, state)
         return sequence.contiguous(), *last
 
-    def _as_written(self, x: Tensor, state: list[Tensor]) -> Any:
-        """What is not finite, kernels would hide: the integer form shows it."""
-        hx = state if KINDS[self.kind].states > 1 else state[0]
-        parts = (self.tensors("weights"), self.tensors("scales"), self.tensors("biases"))
-        return OPS[f"{self.kind}_dynamic"].target(x, hx, *parts, *_stacked(self.layout), *self.grid)
+
+class FbgemmSequences(Sequences):
+    name: ClassVar[str] = "fbgemm layers over sequences"
+    engine: ClassVar[str] = "fbgemm"
 
 
-class Cell(Recurrent):
-    """One step of an LSTM, GRU or RNN."""
+class QnnpackSequences(Sequences):
+    name: ClassVar[str] = "QNNPACK layers over sequences"
+    engine: ClassVar[str] = "qnnpack"
 
-    name: ClassVar[str] = "recurrent_cell_dynamic"
+    @property
+    def pair_sums(self) -> tuple[Tensor, int] | None:
+        return None
+
+
+class FbgemmCell(OnTorchsOps):
+    """One step."""
+
+    name: ClassVar[str] = "fbgemm cell"
+    engine: ClassVar[str] = "fbgemm"
 
     def pack(self) -> Any:
         return self.packed_weights()
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x, *state = inputs
-        kind = KINDS[self.kind]
-        hx = state if kind.states > 1 else state[0]
+        self.check(x, state[0])
         if not _is_finite(x, state[0]):
-            return self._as_written(x, hx)
-        if self.reduced:
-            return CELLS[self.kind](x, hx, *packed, UNUSED, UNUSED)
-        ih, hh = packed
-        made = kind.step(self.product(ih)(x), tuple(state), self.product(hh))
+            return self.as_written(x, state)
+        return CELLS[self.kind](x, self.state(state), *packed, UNUSED, UNUSED)
+
+
+class StepByStep(Recurrent):
+    """Layers or a cell, each product of which is a linear layer on a kernel."""
+
+    name: ClassVar[str] = "linear layers, step by step"
+
+    def __init__(self, parts: Parts, product: type[LinearDynamic]) -> None:
+        super().__init__(parts)
+        self.products = nn.ModuleList(product(weight, parts.grid) for weight in parts.weights)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return tuple(product.plain for product in self.products if isinstance(product, LinearDynamic))
+
+    def pack(self) -> Any:
+        products = [product.forward for product in self.products]
+        return list(zip(products[::2], products[1::2], strict=True))
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        x, *state = inputs
+        kind = KINDS[self.kind]
+        if self.layout is not None:
+            return unrolled(kind, self.layout, x, state, packed)
+        ((of_input, of_state),) = packed
+        made = kind.step(of_input(x), tuple(state), of_state)
         return made if kind.states > 1 else made[0]
 
-    def _as_written(self, x: Tensor, hx: Any) -> Any:
-        biases = self.tensors("biases") or [None, None]
-        parts = (*self.tensors("weights"), *self.tensors("scales"), *biases)
-        return OPS[f"{self.kind}_cell_dynamic"].target(x, hx, *parts, *self.grid)
+    @property
+    def pair_sums(self) -> tuple[Tensor, int] | None:
+        adds_pairs = all(isinstance(product, Kernel) and product.pair_sums is not None for product in self.products)
+        return super().pair_sums if adds_pairs else None
 
 
 def _is_finite(*tensors: Tensor) -> bool:
@@ -130,78 +227,81 @@ def _is_finite(*tensors: Tensor) -> bool:
     return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
 
 
-def _stacked(layout: Layout) -> tuple[int, bool, bool]:
+def _arguments(layout: Layout) -> tuple[int, bool, bool]:
     return layout.num_layers, layout.bidirectional, layout.batch_first
 
 
 # -- makers --------------------------------------------------------------------------------------------------------
 
-
-def _grid(engine: str, call: Call) -> tuple[Any, ...]:
-    if call["per_token"] or call["x_zero_point"] is not None:
-        raise NoKernelError("its scales are not those of a whole affine tensor")
-    ranges = RANGES[engine]
-    if call["dtype"] is not torch.uint8 or call["qmin"] != 0 or call["qmax"] not in ranges:
-        known = " or ".join(f"0..{high}" for high in ranges)
-        raise NoKernelError(f"the kernel quantizes to {known}, not to {call['qmin']}..{call['qmax']}")
-    return tuple(call[name] for name in ("per_token", "x_zero_point", "qmin", "qmax", "dtype", "eps"))
+LAYERS = tuple(f"{name}_dynamic" for name in KINDS)
+STEPS = tuple(f"{name}_cell_dynamic" for name in KINDS)
+PARTS = ("weights", "scales", "biases")
+WRITTEN = ("per_token", "x_zero_point", "qmin", "qmax", "dtype", "eps")
 
 
-def _constants(call: Call, nodes: Any, what: str) -> list[Tensor]:
-    """The tensors of a list of nodes, or of single ones that the call has found already."""
-    found: list[Tensor] = []
-    for value in nodes:
-        tensor = call.program.tensor(value) if isinstance(value, fx.Node) else value
-        if tensor is None:
-            raise NoKernelError(f"one of its {what} is not a constant")
-        found.append(tensor.detach())
-    return found
+@kernel("x86", *LAYERS, *STEPS)
+def fbgemm(call: Call) -> Placement:
+    return _placed(call, _parts(call), _on_fbgemm)
+
+
+def _on_fbgemm(parts: Parts) -> Kernel:
+    span = parts.grid.span
+    if parts.is_torchs and parts.layout is not None and parts.kind in SEQUENCES and span in (REDUCED, FULL):
+        return FbgemmSequences(parts)
+    if parts.is_torchs and parts.layout is None and span == REDUCED:
+        return FbgemmCell(parts)
+    return StepByStep(parts, OfRows if parts.per_token else OfWhole)
+
+
+@kernel("qnnpack", *LAYERS, *STEPS)
+def qnnpack(call: Call) -> Placement:
+    parts = _parts(call)
+    if not parts.is_torchs:
+        raise NoKernelError("the kernel finds one affine scale for all that it reads, not below 2^-14")
+    if parts.grid.span != FULL:
+        raise NoKernelError(f"the kernel quantizes to 0..{FULL}, not to {call['qmin']}..{call['qmax']}")
+    return _placed(call, parts, _on_qnnpack)
+
+
+def _on_qnnpack(parts: Parts) -> Kernel:
+    is_sequence = parts.layout is not None and parts.kind in SEQUENCES
+    return QnnpackSequences(parts) if is_sequence else StepByStep(parts, OfWholeOnQnnpack)
+
+
+def _placed(call: Call, parts: Parts, make: Callable[[Parts], Kernel]) -> Placement:
+    """A kernel for a call: the one of an earlier call with the same weights, so that those are packed once.
+
+    A cell in a loop over time is one call for each step.
+    """
+    earlier = (kernel for kernel in call.program.root.modules() if isinstance(kernel, Recurrent))
+    found = next((kernel for kernel in earlier if kernel.is_for(parts)), None)
+    return Placement(make(parts) if found is None else found, _inputs(call))
+
+
+def _parts(call: Call) -> Parts:
+    kind = call.op.removesuffix("_dynamic").removesuffix("_cell")
+    is_cell = call.op in STEPS
+    names = (("w_ih", "w_hh"), ("ih_scale", "hh_scale"), ("b_ih", "b_hh"))
+    given = [[call[name] for name in each] for each in names] if is_cell else [call[name] for name in PARTS]
+    weights, scales, biases = given
+    each = zip(weights, scales, biases or [None] * len(weights), strict=True)
+    found = tuple(Weight(*(_constant(call, value) for value in triple)) for triple in each)  # type: ignore[arg-type]
+    if any(weight.levels.dtype is not torch.int8 or not weight.levels.numel() for weight in found):
+        raise NoKernelError("the kernel takes matrices of int8 that are not empty")
+    layout = None if is_cell else Layout(call["num_layers"], call["bidirectional"], call["batch_first"])
+    written = tuple(call[name] for name in WRITTEN)
+    return Parts(kind, found, RunTimeGrid.of(call), call["per_token"], written, layout)
+
+
+def _constant(call: Call, value: Any) -> Tensor | None:
+    """A tensor, of a node or found already; None if there is none."""
+    tensor = call.program.tensor(value) if isinstance(value, fx.Node) else value
+    if isinstance(value, fx.Node) and tensor is None:
+        raise NoKernelError(f"{value.name} is not a constant")
+    return None if tensor is None else tensor.detach()
 
 
 def _inputs(call: Call) -> tuple[fx.Node, ...]:
-    """The nodes of the input and of the state, which may be constants too."""
+    """The nodes of the input and of the state, which may be constants."""
     x, hx = call.node.args[:2]
-    listed = hx if isinstance(hx, list | tuple) else (hx,)
-    return (x, *listed)  # type: ignore[return-value]
-
-
-def _layers(engine: str, call: Call) -> Placement:
-    grid = _grid(engine, call)
-    tensors = {name: _constants(call, call[name], name) for name in ("weights", "scales", "biases")}
-    layout = Layout(call["num_layers"], call["bidirectional"], call["batch_first"])
-    made = Layers(call.op.removesuffix("_dynamic"), engine, layout, tensors, grid)
-    return Placement(made, _inputs(call))
-
-
-def _cell(engine: str, call: Call) -> Placement:
-    grid = _grid(engine, call)
-    names = {"weights": ("w_ih", "w_hh"), "scales": ("ih_scale", "hh_scale"), "biases": ("b_ih", "b_hh")}
-    given = {what: [call[name] for name in each if call[name] is not None] for what, each in names.items()}
-    if len(given["biases"]) == 1:
-        raise NoKernelError("it has one bias of two")
-    tensors = {what: _constants(call, values, what) for what, values in given.items()}
-    return Placement(Cell(call.op.removesuffix("_cell_dynamic"), engine, tensors, grid), _inputs(call))
-
-
-LAYERS = tuple(f"{name}_dynamic" for name in KINDS)
-STEPS = tuple(f"{name}_cell_dynamic" for name in KINDS)
-
-
-@kernel("x86", *LAYERS)
-def fbgemm_layers(call: Call) -> Placement:
-    return _layers("fbgemm", call)
-
-
-@kernel("x86", *STEPS)
-def fbgemm_cell(call: Call) -> Placement:
-    return _cell("fbgemm", call)
-
-
-@kernel("qnnpack", *LAYERS)
-def qnnpack_layers(call: Call) -> Placement:
-    return _layers("qnnpack", call)
-
-
-@kernel("qnnpack", *STEPS)
-def qnnpack_cell(call: Call) -> Placement:
-    return _cell("qnnpack", call)
+    return (x, *(hx if isinstance(hx, list | tuple) else (hx,)))

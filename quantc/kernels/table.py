@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from quantc.dialect import op_name
 from quantc.errors import UnknownNameError, suggest
-from quantc.integer.library import op_of
+from quantc.integer.library import OPS, op_of
 from quantc.kernels.packed import Kernel
 from quantc.program import Program
 
@@ -37,9 +37,11 @@ class Call:
 
     @property
     def op(self) -> str:
-        """What kernels are offered for: the name of an op of the integer form, or that of the dialect."""
+        """What kernels are offered for: the name of an op of the integer form, or that of the dialect, which is
+        `aten.linear` if the integer form has a `linear` too."""
         own = op_of(self.node.target)
-        return op_name(self.node) if own is None else own.name
+        name = op_name(self.node) if own is None else own.name
+        return f"aten.{name}" if own is None and name in OPS else name
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
@@ -84,7 +86,17 @@ Maker = Callable[[Call], "Kernel | Placement"]
 
 KERNELS: dict[str, dict[str, list[Maker]]] = {"x86": {}, "qnnpack": {}}
 """By target, then by op."""
-MODULES = ("linear_dynamic", "recurrent", "static_conv", "static_bytes", "static_linear", "static_matmul")
+MODULES = (
+    "linear_dynamic",
+    "conv_dynamic",
+    "recurrent",
+    "static_conv",
+    "static_bytes",
+    "static_linear",
+    "static_matmul",
+    "weight_only",
+    "weight_lookup",
+)
 
 
 def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:

@@ -1,6 +1,7 @@
 """Observations: mergeable statistics of tensors, from which ranges, scales and zero points are derived."""
 
 from quantc.observe.average import MovingAverage
+from quantc.observe.fit import Fit
 from quantc.observe.fixed import FixedQParams
 from quantc.observe.histogram import Histogram
 from quantc.observe.minmax import MinMax
@@ -14,6 +15,7 @@ from quantc.observe.store import Statistics
 __all__ = [
     "METHODS",
     "OBSERVATIONS",
+    "Fit",
     "FixedQParams",
     "Histogram",
     "MinMax",

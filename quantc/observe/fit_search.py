@@ -20,15 +20,17 @@ from quantc.formats import PerChannel, PerGroup, PerToken, Role, Scheme, Timing
 from quantc.numerics import QParams, fake_quantize, to_significant_bits
 from quantc.spec import QuantSpec
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 """How many weights are looked at together: what is computed on the way stays in the cache."""
 HEIGHT = 64
 """Rows are cut into columns of at most this many weights. Numbers that go with a column then lie side by side, which
 is twice as fast as broadcasting them along it."""
 
-COARSE, FINE = 4, (2, 2)
+COARSE, FINE = 4, 2
 """How often the space between two scales is halved: in the first grid, then between the best and its neighbours."""
-LEAST_SQUARES = 3
+FINEST = 2
+"""How often the latter."""
+LEAST_SQUARES = 2
 """How often the scale is fitted to the levels."""
 WIDEST = 1.25
 """Scales above those of min-max: a few weights may happen to lie on a coarser lattice, as those of a model that was
@@ -96,12 +98,16 @@ class _Columns:
         """The squared error, in steps, of each candidate (first axis) for each row."""
         found = torch.empty(inverse.shape[0], self.weights.shape[1])
         exact, levels = torch.empty_like(self.weights), torch.empty_like(self.weights)
+        halves = _halves(levels, 0)  # once: looking them up takes as long as adding them
         candidates = zip(*map(self._spread, (inverse, -below, steps - below)), found.unbind(), strict=True)
         for one, first, last, out in candidates:
             torch.mul(self.weights, one, out=exact)
             torch.round(exact, out=levels)
             torch.clamp(levels, first, last, out=levels)
-            out.copy_(_total(levels.sub_(exact).square_(), 0))
+            levels.sub_(exact).square_()
+            for left, right in halves:
+                left.add_(right)
+            out.copy_(levels[0])
         return self._gather(found)
 
     def products(self, inverse: Tensor, below: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -120,14 +126,23 @@ class _Columns:
         return _total(sums.double().reshape(sums.shape[0], -1, self.each), -1)
 
 
-def _total(x: Tensor, axis: int) -> Tensor:
-    """The sums along an axis, by halves, in place. Sums of torch depend on the number of threads and on the machine;
-    these have the same bits everywhere."""
-    count = x.shape[axis]
+def _halves(x: Tensor, axis: int) -> list[tuple[Tensor, Tensor]]:
+    """Parts of a tensor to add to one another, in place and in this order, so that its first slice is the sum of all.
+
+    torch's own sums depend on the number of threads and on the machine. These have the same bits everywhere.
+    """
+    parts, count = [], x.shape[axis]
     while count > 1:
         half = count // 2
-        x.narrow(axis, 0, half).add_(x.narrow(axis, count - half, half))
+        parts.append((x.narrow(axis, 0, half), x.narrow(axis, count - half, half)))
         count -= half
+    return parts
+
+
+def _total(x: Tensor, axis: int) -> Tensor:
+    """The sums along an axis, in place."""
+    for left, right in _halves(x, axis):
+        left.add_(right)
     return x.select(axis, 0)
 
 
@@ -149,9 +164,9 @@ class _Search:
         narrowest = self._narrowest()
         ratio = _root(WIDEST / narrowest, COARSE)
         self._try(_powers(narrowest * self.unit, ratio, 1 << COARSE))
-        for halvings in FINE:
-            ratio = _root(ratio, halvings)
-            between = (1 << halvings) - 1
+        for _ in range(FINEST):
+            ratio = _root(ratio, FINE)
+            between = (1 << FINE) - 1
             self._try(torch.cat([_powers(self.scale, ratio, between)[1:], _powers(self.scale, 1 / ratio, between)[1:]]))
         for _ in range(LEAST_SQUARES):
             self._try_least_squares()

@@ -13,7 +13,7 @@ from quantc.formats import PerChannel, Role, Scheme, Timing
 from quantc.outcomes import Fixed, Quantize
 from quantc.places import Places, outputs_of
 from quantc.quantizer import LIKE, PASS
-from quantc.table_annotation import Slot
+from quantc.slots import Slot
 from quantc.testing.conformance import Fault
 from quantc.testing.forms import Form, argument_names, forms, read_form, yielded_form
 from quantc.testing.trial import Trial

@@ -22,8 +22,9 @@ from quantc.plan import Plan
 from quantc.program import Program
 from quantc.quantizer import ON_DEMAND, PASS, Backend, TableQuantizer
 from quantc.runner import Runner
+from quantc.slots import Slot, slots_of
 from quantc.spec import INT8, QuantSpec
-from quantc.table_annotation import Slot, TableAnnotation, slots_of
+from quantc.table_annotation import TableAnnotation
 from quantc.testing.synthesis import Model
 
 FACTORS = (1.0, 0.9, 0.8)

@@ -20,10 +20,13 @@ from quantc.run_time import choose_qparams, quantized
 FOUND = "sx, xz from the smallest and the largest x"
 ROUNDED = "xq = clamp(round(x / sx) + xz)"
 SUMMED = "acc = Σ (xq − xz)(wq − wz) in int32; bias_q = round(b / (sx·sw)); out = f32((acc + bias_q) · (sx·sw))"
+OF_TWO = SUMMED.replace("wq − wz", "yq − yz").replace("sx·sw", "α·sx·sy")
+ROWS = f"{FOUND}: of all, or of each row (per token); {ROUNDED}"
 WHOLE = f"{FOUND}; {ROUNDED}; {SUMMED}"
-DYNAMIC = f"{FOUND}: of all, or of each row (per token); {ROUNDED}; {SUMMED}"
-BOTH = DYNAMIC.replace("; acc", "; y likewise; acc").replace("w", "y")
-SCALED = BOTH.replace("sx·sy", "α·sx·sy")
+DYNAMIC = f"{ROWS}; {SUMMED}"
+MATMUL = f"{ROWS}; {OF_TWO}"
+BOTH = f"{ROWS}; w likewise; {SUMMED}"
+MATMUL_BOTH = f"{ROWS}; y likewise, of all; {OF_TWO}"
 
 GRID = "int? x_zero_point, int qmin, int qmax, ScalarType dtype, float eps"
 """How the input is quantized: the last arguments of every op here, but for `parts`."""
@@ -58,8 +61,9 @@ def linear_dynamic(
     eps: float,
     parts: int = 0,
 ) -> Tensor:
-    """A matrix product of a float tensor with the weight's rows, on the last axis. The weight has one scale, or one for
-    each row."""
+    """A matrix product of a float tensor with the weight's rows, on the last axis.
+
+    The weight has one scale, or one for each row."""
     levels, scale, offset = _as_it_comes(x, per_token, x_zero_point, qmin, qmax, dtype, eps)
     acc = products.linear(levels, offset, w, w_zero_point, None, parts, *ACCUMULATOR)
     return _real(acc, scale, w_scale, bias)
@@ -67,8 +71,8 @@ def linear_dynamic(
 
 @integer_op(
     f"matmul_dynamic(Tensor x, Tensor y, Tensor? y_zero_point, Tensor y_scale, Tensor? bias, bool per_token, {GRID}, "
-    "int parts=0) -> Tensor",
-    formula=DYNAMIC.replace("w", "y"),
+    "float alpha=1.0, int parts=0) -> Tensor",
+    formula=MATMUL,
     kernel=dynamic_kernels.matmul,
 )
 def matmul_dynamic(
@@ -83,12 +87,13 @@ def matmul_dynamic(
     qmax: int,
     dtype: torch.dtype,
     eps: float,
+    alpha: float = 1.0,
     parts: int = 0,
 ) -> Tensor:
     """A product of a float tensor with a matrix of integers, which has one scale, or one for each column."""
     levels, scale, offset = _as_it_comes(x, per_token, x_zero_point, qmin, qmax, dtype, eps)
     acc = products.matmul(levels, offset, y, y_zero_point, None, parts, *ACCUMULATOR)
-    return _real(acc, scale, y_scale, bias)
+    return _real(acc, scale, y_scale, bias, alpha=alpha)
 
 
 @integer_op(
@@ -114,8 +119,9 @@ def conv_dynamic(
     eps: float,
     parts: int = 0,
 ) -> Tensor:
-    """A convolution of a float tensor over one, two or three axes. The weight has one scale, or one for each output
-    channel. What lies beyond the edge is 0, and does not count for the range."""
+    """A convolution of a float tensor over one, two or three axes.
+
+    The weight has one scale, or one for each output channel. What lies beyond the edge is 0, which is in every range."""
     levels, scale, offset = _as_it_comes(x, False, x_zero_point, qmin, qmax, dtype, eps)
     window = (stride, padding, dilation, groups, parts)
     acc = products.conv(levels, offset, w, w_zero_point, None, *window, *ACCUMULATOR)
@@ -146,7 +152,9 @@ def conv_transpose_dynamic(
     eps: float,
     parts: int = 0,
 ) -> Tensor:
-    """A transposed convolution of a float tensor. The weight has one scale, or one for each output channel."""
+    """A transposed convolution of a float tensor over one, two or three axes.
+
+    The weight has one scale, or one for each output channel."""
     levels, scale, offset = _as_it_comes(x, False, x_zero_point, qmin, qmax, dtype, eps)
     window = (stride, padding, output_padding, groups, dilation, parts)
     acc = products.conv_transpose(levels, offset, w, w_zero_point, None, *window, *ACCUMULATOR)
@@ -168,7 +176,7 @@ def linear_both_dynamic(x: Tensor, w: Tensor, bias: Tensor | None, *grids: Any) 
 
 @integer_op(
     f"matmul_both_dynamic(Tensor x, Tensor y, Tensor? bias, {of_two('y')}, float alpha=1.0, int parts=0) -> Tensor",
-    formula=SCALED,
+    formula=MATMUL_BOTH,
     kernel=dynamic_kernels.matmul_both,
 )
 def matmul_both_dynamic(x: Tensor, y: Tensor, bias: Tensor | None, *grids: Any) -> Tensor:
@@ -199,9 +207,10 @@ def _real(
     Both are integers, but they are added in float64: how many steps the bias is depends on the input at hand, and no
     scale can be raised any more so that it fits an int32. Up to 2^53 the sum is exact.
     """
-    step = aten.mul.Tensor(aten.to.dtype(x_scale, torch.float64), _by_channel(w_scale, trailing))
+    of_x = aten.to.dtype(x_scale, torch.float64)
     if alpha != 1.0:
-        step = aten.mul.Tensor(step, alpha)
+        of_x = aten.mul.Tensor(of_x, alpha)
+    step = aten.mul.Tensor(of_x, _by_channel(w_scale, trailing))
     total = aten.to.dtype(acc, torch.float64)
     if bias is not None:
         total = aten.add.Tensor(total, aten.round.default(aten.div.Tensor(_by_channel(bias, trailing), step)))

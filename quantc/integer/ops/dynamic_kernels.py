@@ -47,13 +47,13 @@ def matmul(
     *grid: Any,
 ) -> Tensor:
     """`dynamic.matmul_dynamic`."""
-    *of_x, parts = _given(grid, 5, 0)
+    *of_x, alpha, parts = _given(grid, 5, 1.0, 0)
     levels, scale = _levels(x, per_token, *of_x)
 
     def product(bias: Tensor | None, *out: Any) -> Tensor:
         return product_kernels.matmul(levels, 0, y, y_zero_point, bias, parts, *out)
 
-    return _real(product, scale, y_scale, bias)
+    return _real(product, scale, y_scale, bias, alpha=alpha)
 
 
 def conv(
@@ -165,31 +165,28 @@ def _real(
     alpha: float = 1.0,
 ) -> Tensor:
     """The sums of a product with their bias, as real numbers: see `dynamic._real`."""
+    of_x = x_scale.double() * alpha
     if x_scale.dim():
-        return _by_row(product(None, *SUMS), x_scale, w_scale.double(), bias, alpha)
-    step = x_scale.double() * w_scale.double()
-    if alpha != 1.0:
-        step = step * alpha
+        return _by_row(product(None, *SUMS), of_x, w_scale.double(), bias)
+    step = of_x * w_scale.double()
     steps = None if bias is None else torch.round(bias.double() / step)
     if step.dim():
         step = step.reshape(-1, *[1] * trailing)
     return product(steps, step, None, 0, 0, 0, torch.float32)
 
 
-def _by_row(sums: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None, alpha: float) -> Tensor:
+def _by_row(sums: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
     """Sums, which are used up, as real numbers; their scales go with the rows, and with the columns if `w` has several.
 
     Done a few rows at a time, so as to stay in the cache.
     """
-    rows = x_scale.double().expand([*sums.shape[:-1], 1]).reshape(-1, 1)
+    rows = x_scale.expand([*sums.shape[:-1], 1]).reshape(-1, 1)
     totals = sums.reshape(rows.shape[0], sums.shape[-1])
     result = torch.empty_like(totals, dtype=torch.float32)
     height = max(1, BLOCK // max(sums.shape[-1], 1))
     for start in range(0, totals.shape[0], height):
         block = slice(start, start + height)
         step = rows[block] * w_scale
-        if alpha != 1.0:
-            step = step.mul_(alpha)
         total = totals[block]
         if bias is not None:
             total = total.add_(torch.round(bias.double() / step))

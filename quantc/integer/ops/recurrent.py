@@ -163,7 +163,7 @@ def _layers(kind: Kind, make: Maker) -> Callable[..., tuple[Tensor, ...]]:
         batch_first: bool,
         *grid: Any,
     ) -> tuple[Tensor, ...]:
-        added = biases or [None] * len(weights)
+        added: Sequence[Tensor | None] = biases or [None] * len(weights)
         each = [make(w, scale, bias, grid) for w, scale, bias in zip(weights, scales, added, strict=True)]
         pairs = list(zip(each[::2], each[1::2], strict=True))
         layout = Layout(num_layers, bidirectional, batch_first)

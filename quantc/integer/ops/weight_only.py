@@ -192,7 +192,9 @@ def _embedding_bag_by_rows(
     padding_idx: int | None,
 ) -> Tensor:
     rows = embedding_weight_only(w, scale, zero_point, axis, group_size, indices)
-    padding = None if padding_idx is None else padding_idx % len(w)  # as in torch, counted from the end if it is below 0
+    padding = (
+        None if padding_idx is None else padding_idx % len(w)
+    )  # as in torch, counted from the end if it is below 0
     return bags(rows, indices, offsets, mode, per_sample_weights, include_last_offset, padding)
 
 

@@ -201,7 +201,7 @@ def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | Non
     name = "y" if layout == "columns" else "w"
     left, right = argument(node, "x"), argument(node, name)
     zero_points = [argument(node, "x_zero_point"), argument(node, f"{name}_zero_point")]
-    weight, constant = program.tensor(right), program.tensor(left)
+    weight, constant = _integers(program, right), _integers(program, left)
     if weight is not None:
         groups = argument(node, "groups") if layout == "transposed" else 1
         stored = _stored_zero_points(program, zero_points[1], node, weight, layout)
@@ -216,18 +216,24 @@ def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | Non
 
 def _comes(node: fx.Node, side: str) -> Levels | None:
     """The integers of a factor that an op quantizes as it comes; None if it comes as integers."""
-    names = [name for name in (f"{side}_qmin", "qmin") if position(node.target, name) >= 0]  # type: ignore[arg-type]
-    if position(node.target, "eps") < 0 and position(node.target, "x_eps") < 0:  # type: ignore[arg-type]
+    target: Any = node.target
+    prefix = next((prefix for prefix in (f"{side}_", "") if position(target, f"{prefix}eps") >= 0), None)
+    if prefix is None:
         return None
-    prefix = names[0].removesuffix("qmin")
-    qmin, qmax, dtype = (argument(node, f"{prefix}{end}") for end in ("qmin", "qmax", "dtype"))
+    qmin, qmax, dtype = (argument(node, f"{prefix}{name}") for name in ("qmin", "qmax", "dtype"))
     return Levels(qmin, qmax, dtype, argument(node, f"{side}_zero_point"))
 
 
 def _held(program: Program, node: fx.Node) -> Tensor | None:
     """The bias in steps of the accumulator; where the steps are found as the program runs, it is added after them."""
-    bias = argument(node, "bias") if position(node.target, "bias") >= 0 else None  # type: ignore[arg-type]
-    found = program.tensor(bias) if bias is not None else None
+    target: Any = node.target
+    bias = argument(node, "bias") if position(target, "bias") >= 0 else None
+    return None if bias is None else _integers(program, bias)
+
+
+def _integers(program: Program, node: Any) -> Tensor | None:
+    """A constant that is integers."""
+    found = program.tensor(node)
     return None if found is None or found.is_floating_point() else found
 
 

@@ -136,6 +136,8 @@ class Reduction:
         """Lower the largest activation, for all that share its scale."""
         sums, group = _sums(product), product.x
         qmax = largest_activation(self._factors(product), sums)
+        if group.source is Source.RUN_TIME and qmax is not None and self._spec(group).qmin == 0:
+            qmax = 2 ** (qmax + 1).bit_length() // 2 - 1  # kernels that quantize themselves do so to whole bits
         why = self._why_not_narrower(group, qmax)
         if why is not None:
             self.notes.append(f"{self._place(product)} can still saturate: {why}")
@@ -151,8 +153,6 @@ class Reduction:
         """Why the activations of a group cannot end at `qmax`."""
         if not isinstance(group.outcome, Quantize):
             return "the scale of its activations is fixed"
-        if group.source is Source.RUN_TIME:
-            return "the scale of its activations is found at run time"
         if qmax is None:
             return "no smaller range of its activations would do"
         spec = self._spec(group)

@@ -13,6 +13,7 @@ from quantc.dialect import argument, op_name, position
 from quantc.integer.library import op_of
 from quantc.integer.writers.moves import MOVES
 from quantc.program import Program
+from quantc.run_time import CHOOSE
 from quantc.types import dtype_of
 
 HANDED_ON = {*MOVES, "pad", "cat", "stack", "max_pool2d", "max_pool3d", "max_pool2d_with_indices"}
@@ -55,6 +56,10 @@ def levels_before(dequantize: fx.Node) -> Levels:
     if not isinstance(qmin, int) or not isinstance(qmax, int):
         qmin, qmax = _all_of(dtype)
     zero_point = argument(dequantize, "zero_point") if "per_tensor" in str(dequantize.target) else None
+    found = dequantize.args[2] if len(dequantize.args) > 2 else None
+    choice = found.args[0] if isinstance(found, fx.Node) and found.target is operator.getitem else None
+    if isinstance(choice, fx.Node) and choice.target is CHOOSE:
+        zero_point = argument(choice, "zero_point")
     return Levels(qmin, qmax, dtype, zero_point if isinstance(zero_point, int) else None)
 
 

@@ -16,12 +16,16 @@ from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.arithmetic import aten
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS
-from quantc.integer.ops.dynamic import DYNAMIC, SCALED, WHOLE
+from quantc.integer.ops.dynamic import DYNAMIC, MATMUL, ROWS, WHOLE
 from quantc.integer.proof.bounds import Layout
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
 from quantc.qdq import is_choice, is_dequantize
 from quantc.types import tensor_type
+
+WHERE_IT_COMES = "y likewise, where it comes"
+OF_TWO = f"{ROWS}; {WHERE_IT_COMES}; acc = Σ (xq − xz)(yq − yz) in int32; out = f32(acc · (sx·sy))"
+SCALED = f"{MATMUL.replace('round(b /', 'round(β·b /')}; {WHERE_IT_COMES}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Product:
     addend_factor: float = 1.0
 
 
-@computes("linear", formula=DYNAMIC, timing=Timing.DYNAMIC)
+@computes("linear", formula=f"{DYNAMIC}; w likewise, where it comes", timing=Timing.DYNAMIC)
 def write_linear_dynamic(task: Task) -> None:
     if maybe_run_time(task.argument("w")) is not None:
         return _write_linear_of_two(task)
@@ -134,7 +138,7 @@ def write_conv_transpose_dynamic(task: Task) -> None:
     _write(task, Product("conv_transpose_dynamic", x, w, "transposed", window, groups, trailing=rank))
 
 
-@computes("matmul", formula=DYNAMIC.replace("w", "y"), timing=Timing.DYNAMIC)
+@computes("matmul", formula=OF_TWO, timing=Timing.DYNAMIC)
 def write_matmul_dynamic(task: Task) -> None:
     if maybe_run_time(task.argument("y")) is not None:
         return _write_matmul_of_two(task, 1.0, 1.0)
@@ -142,7 +146,7 @@ def write_matmul_dynamic(task: Task) -> None:
     return _write(task, Product("matmul_dynamic", x, y, "columns"))
 
 
-@computes("addmm", "baddbmm", formula=SCALED.replace("round(b /", "round(β·b /"), timing=Timing.DYNAMIC)
+@computes("addmm", "baddbmm", formula=SCALED, timing=Timing.DYNAMIC)
 def write_addmm_dynamic(task: Task) -> None:
     alpha, beta = task.argument("alpha"), task.argument("beta")
     if not all(isinstance(number, int | float) for number in (alpha, beta)):
@@ -192,15 +196,15 @@ def _write(task: Task, product: Product) -> None:
     weight = Weight(w.grid, task.constant(w.node), product.layout, product.groups)
     parts = accumulation(x.reach, weight, None, None).parts
     bias, addend = _addend(task, product.addend_factor, product.trailing)
-    scale = weight.by_output(w.grid.scale)  # float32 values: they stay so unless a factor makes others of them
     args = (
         x.node,
         w.node,
         task.keep("weight_zero_point", w.grid.zero_point.to(torch.int32)) if bool(w.grid.zero_point.any()) else None,
-        task.keep("weight_scale", scale.float() if product.factor == 1 else scale * product.factor),
+        task.keep("weight_scale", weight.by_output(w.grid.scale).float()),
         bias,
         *product.window,
         *(x.grid[1:] if product.trailing else x.grid),
+        *([product.factor] if product.layout == "columns" else []),
         parts,
     )
     _finish(task, product.op, args, addend)

@@ -8,11 +8,12 @@ from torch import fx
 
 from quantc.dialect import op_name
 from quantc.formats import Timing
+from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.library import OPS
 from quantc.integer.ops.recurrent import KINDS
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
-from quantc.integer.writers.dynamic import run_time_operand
+from quantc.integer.writers.dynamic import RunTime, run_time_operand
 from quantc.types import type_of
 
 LAYERS = tuple(KINDS)
@@ -36,7 +37,7 @@ def write_layers(task: Task) -> None:
         raise NotIntegerError("it projects its state (proj_size), for which there is no integer form and no kernel")
     if task.argument("train") and task.argument("dropout"):
         raise NotIntegerError("it drops parts of what goes from layer to layer, as in training")
-    found = [_weight(task, params[start + index]) for start in range(0, len(params), group) for index in (0, 1)]
+    found = [_weight(task, params[start + index], x) for start in range(0, len(params), group) for index in (0, 1)]
     biases = [params[start + index] for start in range(0, len(params), group) for index in range(2, group)]
     weights, scales = [w.node for w in found], [_scale(task, w, index) for index, w in enumerate(found)]
     layout = (task.argument("num_layers"), task.argument("bidirectional"), task.argument("batch_first"))
@@ -46,7 +47,7 @@ def write_layers(task: Task) -> None:
 @computes(*CELLS, formula=FORMULA, timing=Timing.DYNAMIC)
 def write_cell(task: Task) -> None:
     x = run_time_operand(task.argument("x"))
-    found = [_weight(task, task.argument(name)) for name in ("w_ih", "w_hh")]
+    found = [_weight(task, task.argument(name), x) for name in ("w_ih", "w_hh")]
     weights, scales = [w.node for w in found], [_scale(task, w, index) for index, w in enumerate(found)]
     biases = (task.argument("b_ih"), task.argument("b_hh"))
     _write(task, (x.node, task.argument("hx"), *weights, *scales, *biases, *x.grid))
@@ -59,10 +60,15 @@ def _write(task: Task, args: tuple[Any, ...]) -> None:
     task.replace(core, made)
 
 
-def _weight(task: Task, value: Any) -> Quantized:
+def _weight(task: Task, value: Any, x: RunTime) -> Quantized:
+    """A weight, whose sums fit 32 bits whatever it is multiplied with on the grid of the input."""
     found = task.quantized(value)
+    levels = task.constant(found.node)
+    if levels is None or found.grid.axis not in (None, 0):
+        raise NotIntegerError(f"{found.node.name} is no constant with scales for its rows")
     if found.grid.zero_point.any():
         raise NotIntegerError(f"{found.node.name} is not symmetric")
+    accumulation(x.reach, Weight(found.grid, levels), None, levels.shape[1])
     return found
 
 
