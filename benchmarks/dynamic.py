@@ -74,9 +74,8 @@ class Sequences(nn.Module):
 
 
 def mlp() -> nn.Module:
-    sizes = [4096] * 4
-    pairs = zip(sizes, sizes[1:], strict=False)
-    return nn.Sequential(*(layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU())), nn.Linear(4096, 1000))
+    hidden = (layer for _ in range(3) for layer in (nn.Linear(4096, 4096), nn.ReLU()))
+    return nn.Sequential(*hidden, nn.Linear(4096, 1000))
 
 
 def noise(*shape: int) -> Callable[[int], Inputs]:
@@ -125,7 +124,7 @@ def contenders(model: nn.Module, example: tuple[Tensor, ...]) -> dict[str, Calla
     )
     return {
         EAGER: model,
-        PEER: quantize_dynamic(copy.deepcopy(model)),
+        PEER: quantize_dynamic(copy.deepcopy(model)),  # type: ignore[no-untyped-call]
         WHOLE: qc.lower(whole, "x86"),
         TOKEN: qc.lower(token, "x86"),
     }

@@ -16,10 +16,9 @@ from torch import fx
 from quantc.config import ConfigRule, QuantConfig, Use
 from quantc.dialect import op_name
 from quantc.errors import ConfigError, suggest
-from quantc.formats import Role
+from quantc.formats import Role, Timing
 from quantc.outcomes import Float
 from quantc.program import Program
-from quantc.sites import Origin
 from quantc.selectors import (
     AnySelector,
     ByAll,
@@ -32,6 +31,7 @@ from quantc.selectors import (
     ancestors,
     graphs_around,
 )
+from quantc.sites import Origin
 
 MOST_NAMES = 30
 

@@ -263,7 +263,7 @@ class TableAnnotation:
         if setting is not None and isinstance(setting.use, Float):
             return setting.why_float
         if is_dynamic(setting) and not keeps_values(match):
-            return f"{match.rule.name}: {op_name(match.root)} has no dynamic form on {self.backend.name}"
+            return f"{op_name(match.root)} has no dynamic form on {self.backend.name}"
         for slot in slots_of(match):
             edge = self._setting(slot)
             if edge is not None and isinstance(edge.use, Float):

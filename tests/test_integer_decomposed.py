@@ -37,7 +37,9 @@ def calls(program: Program) -> list[Any]:
     return [node.target for node in program.nodes() if node.op == "call_function"]
 
 
-def same_bits(left: Tensor, right: Tensor) -> bool:
+def same_bits(left: Any, right: Any) -> bool:
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(same_bits(*pair) for pair in zip(left, right, strict=True))
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     wide = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}

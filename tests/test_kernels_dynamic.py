@@ -21,6 +21,7 @@ from quantc.errors import InputError
 from quantc.integer.library import OPS
 from quantc.kernels.linear_dynamic import LinearDynamic, OfRows, OfWhole, OfWholeOnQnnpack, Weight
 from quantc.kernels.run_time_grid import RunTimeGrid, float32
+from quantc.kernels.saturation import adds_in_16_bits, can_saturate
 from quantc.run_time import choose_qparams
 
 EPS = 2.0**-14
@@ -83,7 +84,8 @@ class Case:
         if self.kernel is OfWholeOnQnnpack and scale.item() == self.eps:
             near = torch.ones_like(wide)  # its own smallest scale is 6.1e-5, a little less than 2^-14
         weights = of.levels.double().abs().t() * of.scale.double()
-        flips = torch.zeros(1).double() if self.per_token else near @ weights * step
+        is_exact = self.per_token and (x.numel() > x.shape[-1] or self.zero_point is not None)
+        flips = torch.zeros(1).double() if is_exact else near @ weights * step
         # the sums are rounded as they are before the zero point is taken off
         size = ((steps.abs() + (offset - self.qmin).abs()) @ weights) * step
         bias = torch.zeros(1).double() if of.bias is None else of.bias.double().abs()
@@ -127,6 +129,134 @@ INPUTS = {
 def test_differs_from_the_integer_form_by_no_more_than_ties_and_bias(case: Case, given_: Tensor, bias: bool) -> None:
     of = weight(24, 40, bias=bias)
     found, expected = case.build(of)(given_), case.integer(given_, of)
-    assert found.shape == expected.shape and found.dtype == expected.dtype and found.is_contiguous()
+    assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
     excess = (found.double() - expected.double()).abs() - case.allowed(given_, of)
     assert excess.max() <= 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    case=st.sampled_from(sorted(CASES)),
+    rows=st.integers(1, 20),
+    columns=st.integers(1, 70),
+    outputs=st.integers(1, 40),
+    size=st.floats(-7, 7),
+    shift=st.floats(-4, 4),
+    seed=st.integers(0, 2**16),
+    whole=st.booleans(),
+)
+def test_holds_for_any_shape_and_range(
+    case: str, rows: int, columns: int, outputs: int, size: float, shift: float, seed: int, whole: bool
+) -> None:
+    of, own = weight(outputs, columns, seed, whole=whole), CASES[case]
+    x = (torch.randn(rows, columns, generator=seeded(seed)) + shift) * 10**size
+    excess = (own.build(of)(x).double() - own.integer(x, of).double()).abs() - own.allowed(x, of)
+    assert excess.max() <= 0
+
+
+@pytest.mark.parametrize("name", ["whole", "rows"])
+def test_equals_float64_sums_of_torchs_levels(name: str) -> None:
+    """The same numbers by way of torch's ops alone: its choice of scales, its levels, a product in float64."""
+    case, of, x = CASES[name], weight(24, 40), INPUTS["normal"]
+    ops = decomposed_ops()
+    expected = []
+    for part in x.unbind() if case.per_token else [x]:
+        scale, zero = ops.choose_qparams.tensor(part, 0, 127, EPS, torch.uint8)
+        levels = ops.quantize_per_tensor.tensor(part, scale, zero, 0, 127, torch.uint8)
+        real = (levels.double() - zero.double()) * scale.double()
+        expected.append(real @ (of.levels.double().t() * of.scale.double()) + of.bias)
+    whole = torch.stack(expected) if case.per_token else expected[0]
+    torch.testing.assert_close(case.build(of)(x).double(), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 17, 39])
+def test_what_is_not_finite_stays_so(case: Case, value: float, place: int) -> None:
+    of, x = weight(24, 40), INPUTS["normal"].clone()
+    x[3, place] = value
+    found, expected = case.build(of)(x), case.integer(x, of)
+    assert torch.equal(found.isfinite(), expected.isfinite())
+    assert not found[3].isfinite().any()
+    assert found[4].isfinite().all() == case.per_token
+
+
+def test_a_range_that_float32_cannot_measure_is_not_finite() -> None:
+    x = torch.tensor([[3e38, -3e38, 1.0]])
+    for case in CASES.values():
+        assert case.build(weight(4, 3))(x).isfinite().any() == (case.zero_point is not None)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("shape", [(40,), (1, 40), (2, 3, 40), (2, 1, 3, 40), (0, 40), (2, 0, 40)], ids=str)
+def test_takes_tensors_of_any_rank_and_none(case: Case, shape: tuple[int, ...]) -> None:
+    of, x = weight(24, 40), torch.randn(shape, generator=seeded(2))
+    found, expected = case.build(of)(x), case.integer(x, of)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=0, atol=float(case.allowed(x, of).max()) if x.numel() else 0)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_takes_other_strides_and_dtypes(case: Case) -> None:
+    of, x = weight(24, 40), torch.randn(40, 9, generator=seeded(3)).t()
+    kernel = case.build(of)
+    assert torch.equal(kernel(x), kernel(x.contiguous()))
+    assert torch.equal(kernel(x[::2, :]), kernel(x[::2, :].contiguous()))
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        assert torch.equal(kernel(x.to(dtype)), kernel(x.to(dtype).float()))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("shape", [(3, 39), (3, 41), ()], ids=str)
+def test_other_columns_are_refused(case: Case, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="its weight has 40 columns"):
+        case.build(weight(24, 40))(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_does_a_relu_too(case: Case) -> None:
+    of = weight(24, 40)
+    plain, own = case.build(of), case.build(of)
+    assert own.absorb("relu")
+    assert not own.absorb("gelu")
+    for x in (INPUTS["normal"], INPUTS["normal"][:1]):
+        assert torch.equal(own(x), plain(x).relu())
+    assert "relu" in repr(own)
+    assert "relu" not in repr(plain)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("biases", list(itertools.product([True, False], repeat=2)), ids=str)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_layers_in_one_give_what_each_gives(case: Case, biases: tuple[bool, ...], in_order: bool) -> None:
+    layers = [case.build(weight(8 + index, 40, index, bias, whole=index == 1)) for index, bias in enumerate(biases)]
+    for layer in layers:
+        layer.in_order = in_order
+    together = type(layers[0]).joined(layers)
+    for x in (INPUTS["normal"], INPUTS["normal"][:1], INPUTS["normal"][0], INPUTS["normal"][:0]):
+        found = together(x)
+        assert [part.shape for part in found] == [layer(x).shape for layer in layers]
+        assert all(part.is_contiguous() for part in found) or not in_order
+        for part, layer in zip(found, layers, strict=True):
+            torch.testing.assert_close(part, layer(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("span", "saturates"), [(127, False), (255, True)])
+def test_kernels_say_what_they_add_in_16_bits(span: int, saturates: bool) -> None:
+    of = Weight(torch.full((2, 40), 127, dtype=torch.int8), torch.ones(2), None)
+    kernel = OfWhole(of, RunTimeGrid(span, None, EPS))
+    assert can_saturate(kernel) is saturates
+    assert not can_saturate(OfWholeOnQnnpack(of, RunTimeGrid(255, None, EPS)))
+    if adds_in_16_bits():
+        x = torch.ones(3, 40)
+        assert (kernel(x) == 127 * 40).all() != saturates
+
+
+def test_torchs_own_choice_of_scales_hides_nan() -> None:
+    """Why kernels are given scales: in some places the kernel's own search for them does not see NaN."""
+    of, x = weight(24, 40, bias=False), INPUTS["normal"].clone()
+    x[0, 1] = torch.nan
+    packed = OfWhole(of, CASES["whole"].grid).pack()
+    scale, zero_point = 0.05, 60
+    given_ = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, scale, zero_point, packed)
+    assert given_[0].isfinite().all()

@@ -15,12 +15,13 @@ from quantc.annotator import Annotator
 from quantc.config import ConfigRule, QuantConfig
 from quantc.dialect import op_name
 from quantc.errors import QuantcError
-from quantc.formats import Dynamic, Role, Timing
+from quantc.formats import PerTensor, PerToken, Role, Timing
 from quantc.inspect.changes import AddConfigRule, Change, RemoveConfigRule
 from quantc.inspect.reasons import Reason, Reasons, Why
 from quantc.outcomes import Quantize
 from quantc.plan import Plan
 from quantc.program import Program
+from quantc.quantizer import Backend
 from quantc.requests import is_dynamic
 from quantc.resolve import Setting
 from quantc.selectors import ByNode, ByOp
@@ -43,28 +44,35 @@ class OtherTechniques:
         config, found = self.program.plan.config or QuantConfig(), False
         for rule in self._candidates(node, reason):
             change = AddConfigRule(self._name(node), rule)
-            if self._takes(change.apply(config), node):
+            if self._takes(change.apply(config), node, rule.is_weight_only):
                 found = True
                 yield change
         if not found:
             yield from self._taken_back(node, config)
 
     def _candidates(self, node: fx.Node, reason: Reason) -> Iterator[ConfigRule]:
-        setting = self.reasons.trials.config.setting(node)
-        is_named = reason.refusal is not None and reason.refusal.rule.dynamic is Dynamic.NAMED
-        if reason.why is Why.NOT_DYNAMIC and is_named and setting is not None:
-            yield ConfigRule(select=ByNode(node=self._name(node)), use=setting.use)
-            yield ConfigRule(select=ByOp(op=op_name(node)), use=setting.use)
-        own = self._static_spec()
-        if own is not None:
-            for other in (node, *self._dynamic_before(node)):
+        """Run-time scales in a way the op can have them; static ones; then its weight alone."""
+        here = ByNode(node=self._name(node))
+        if reason.why is Why.NOT_DYNAMIC:
+            for use in self._run_time(node):
+                yield ConfigRule(select=here, use=use)
+                if not isinstance(use.spec.granularity, PerToken):
+                    yield ConfigRule(select=ByOp(op=op_name(node)), use=use)
+        for backend in (trial.backend for trial in self.reasons.trials.tables[:1]):
+            own = _static_use(backend)
+            for other in (node, *self._dynamic_before(node)) if own is not None else ():
                 yield ConfigRule(select=ByNode(node=self._name(other)), use=own)
+            if Timing.WEIGHT_ONLY in backend.modes and any(value.op == "get_attr" for value in node.all_input_nodes):
+                yield ConfigRule(select=here, use=Quantize(backend.modes[Timing.WEIGHT_ONLY]))
 
-    def _static_spec(self) -> Quantize | None:
-        """How the backend that has the first choice quantizes activations, unless told otherwise."""
-        backends = [trial.backend for trial in self.reasons.trials.tables[:1]]
-        uses = [backend.outcome(role) for backend in backends for role in backend.roles]
-        return next((use for use in uses if isinstance(use, Quantize) and use.spec.role is Role.ACT), None)
+    def _run_time(self, node: fx.Node) -> Iterator[Quantize]:
+        """What the config asks for, and the same with one scale for a tensor."""
+        setting = self.reasons.trials.config.setting(node)
+        if setting is None or not isinstance(setting.use, Quantize):
+            return
+        yield setting.use
+        if isinstance(setting.use.spec.granularity, PerToken):
+            yield Quantize(setting.use.spec.but(granularity=PerTensor()))
 
     def _dynamic_before(self, node: fx.Node) -> list[fx.Node]:
         """The dynamic ops whose results a node reads: they yield float."""
@@ -80,8 +88,8 @@ class OtherTechniques:
         if removed and self._takes(config, node):
             yield RemoveConfigRule(self._name(node), tuple(removed))
 
-    def _takes(self, config: QuantConfig, node: fx.Node) -> bool:
-        """Whether a rule lets a node compute on integers if the config is this one."""
+    def _takes(self, config: QuantConfig, node: fx.Node, weights_will_do: bool = False) -> bool:
+        """Whether a rule lets a node compute on integers if the config is this one, or at least stores its weight."""
         quantizer = self.program.plan.quantizer
         if quantizer is None:
             return False
@@ -91,11 +99,17 @@ class OtherTechniques:
         except QuantcError:  # the backend cannot run it, or another rule of the config comes to nothing
             return False
         claim = trial.plan.claims.get(node)
-        return claim is not None and claim.timing is not Timing.WEIGHT_ONLY
+        return claim is not None and (weights_will_do or claim.timing is not Timing.WEIGHT_ONLY)
 
     def _name(self, node: fx.Node) -> str:
         path = self.paths[node.graph]
         return f"{path}/{node.name}" if path else node.name
+
+
+def _static_use(backend: Backend) -> Quantize | None:
+    """How a backend quantizes activations unless told otherwise."""
+    uses = (backend.outcome(role) for role in backend.roles)
+    return next((use for use in uses if isinstance(use, Quantize) and use.spec.role is Role.ACT), None)
 
 
 def _is_timed(setting: Setting | None) -> bool:

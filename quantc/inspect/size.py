@@ -1,15 +1,14 @@
-"""How much room a program's parameters and buffers take."""
+"""How much room a program's parameters and buffers take: in memory, and in a file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from quantc.program import Program
-from quantc.scales import spec_of
-from quantc.store.tensors import TensorWriter
+from quantc.store.file_size import file_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,42 +17,55 @@ class Size:
 
     before: int
     after: int
-    in_a_file: int | None = None
-    """What `after` takes once it is saved, where that is less: integers narrower than a byte are packed then."""
+    """In memory. Integers of 4 or 2 bits take a byte each there."""
+    stored: int | None = None
+    """Those of after as `program.save` stores them: packed, and what is the same once. None if it was not asked for, or
+    the program cannot be saved."""
+    file: int | None = None
+    """The whole file: the program's text, its plan and example inputs as well."""
 
     @property
     def ratio(self) -> float:
-        """What is left of it; 1 where there was nothing."""
+        """What is left of it in memory; 1 where there was nothing."""
         return self.after / self.before if self.before else 1.0
 
+    @property
+    def stored_ratio(self) -> float | None:
+        """What is left of it in a file; 1 where there was nothing."""
+        if self.stored is None:
+            return None
+        return self.stored / self.before if self.before else 1.0
+
     def __str__(self) -> str:
-        packed = f", {self.in_a_file:,} in a file" if self.in_a_file is not None else ""
-        return f"{self.before:,} bytes before, {self.after:,} after ({self.ratio:.3f} of it){packed}"
+        text = f"{self.before:,} bytes before, {self.after:,} after ({self.ratio:.3f} of it)"
+        if self.stored is None:
+            return text
+        return f"{text}, {self.stored:,} stored ({self.stored_ratio:.3f}) in a file of {self.file:,}"
 
     def to_data(self) -> dict[str, Any]:
-        return {"before": self.before, "after": self.after, "ratio": self.ratio, "in_a_file": self.in_a_file}
+        return {
+            "before": self.before,
+            "after": self.after,
+            "ratio": self.ratio,
+            "stored": self.stored,
+            "stored_ratio": self.stored_ratio,
+            "file": self.file,
+        }
 
 
 def size_of(model: Program | nn.Module) -> int:
-    """The bytes of parameters and buffers; what is tied counts once."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(model).values())
-
-
-def size_in_a_file(program: Program) -> int | None:
-    """The bytes of parameters and buffers as they are saved, if some of them are narrower than a byte."""
-    if all(spec_of(group).dtype.bits >= 8 for group in program.plan.groups):
-        return None
-    writer = TensorWriter()
-    for name, tensor in _tensors(program).items():
-        writer.add(name, tensor)
-    return sum(tensor.numel() * tensor.element_size() for tensor in writer.stored.values())
+    """The bytes of parameters and buffers in memory; what is tied counts once."""
+    root = model.root if isinstance(model, Program) else model
+    tensors: list[Tensor] = [*root.parameters(), *root.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def size(before: Program | nn.Module, after: Program | nn.Module) -> Size:
-    """The size of two models or programs, side by side."""
-    return Size(size_of(before), size_of(after), size_in_a_file(after) if isinstance(after, Program) else None)
+    """The size of two models or programs in memory, side by side."""
+    return Size(size_of(before), size_of(after))
 
 
-def _tensors(model: Program | nn.Module) -> dict[str, Tensor]:
-    root = model.root if isinstance(model, Program) else model
-    return {**dict(root.named_parameters()), **dict(root.named_buffers())}
+def size_and_file(before: Program | nn.Module, after: Program) -> Size:
+    """The same, and what a file of the second would take; none is written."""
+    found, on_disk = size(before, after), file_size(after)
+    return found if on_disk is None else replace(found, stored=on_disk.constants, file=on_disk.whole)

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -73,6 +74,22 @@ def gru_dynamic(x: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layou
     """All layers of a GRU over a sequence."""
     layers, both, batch_first = layout
     return torch.quantized_gru(x, state[0], cells, True, layers, 0.0, False, both, batch_first)
+
+
+@cache
+def hush() -> None:
+    """Have torch say once, where nobody hears it, that quantized dtypes will be removed: it says so at first use only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+
+
+def to_bytes(x: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
+    """A float tensor rounded to uint8 or int8, in one go."""
+    return as_bytes(torch.quantize_per_tensor(x, scale, zero_point, _QUANTIZED[dtype]))
+
+
+_QUANTIZED = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 
 
 def as_quantized(x: Tensor, scale: float = 1.0, zero_point: int = 0) -> Tensor:

@@ -169,7 +169,7 @@ class OfRows(OfWhole):
     def product(self, packed: Any, x: Tensor) -> Tensor:
         weight, sums, bias = packed
         columns = x.shape[-1]
-        if x.numel() == columns:
+        if x.numel() == columns and self.grid.middle is None:
             return self._of_one(weight, bias, x)
         rows = self.grid.of_rows(x.reshape(-1, columns))
         result: Tensor = LINEAR(rows.steps, 1.0, self.grid.middle or 0, weight)
@@ -181,7 +181,7 @@ class OfRows(OfWhole):
         return result.reshape([*x.shape[:-1], -1])
 
     def _of_one(self, weight: Any, bias: Tensor | None, x: Tensor) -> Tensor:
-        """A single row is a whole."""
+        """A single row is a whole; one that is symmetric always ends halfway between two levels, and is cut off there."""
         found = self.grid.of_whole(x)
         if found is None:
             return self.nothing(x)

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from quantc.dialect import argument
 from quantc.kernels.ending import Ending
-from quantc.kernels.engines import as_bytes, as_quantized
+from quantc.kernels.engines import as_bytes, as_quantized, hush, to_bytes
 from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
 
@@ -63,8 +63,7 @@ class Sum(Kernel):
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         ending = self.ending
         terms = (
-            as_quantized(x, scale, zero)
-            for x, scale, zero in zip(inputs, self.scales, self.zero_points, strict=True)
+            as_quantized(x, scale, zero) for x, scale, zero in zip(inputs, self.scales, self.zero_points, strict=True)
         )
         made = as_bytes(packed(*terms, 1.0, ending.zero_point))
         return made.clamp_(ending.low, ending.high) if ending.cuts and not ending.is_relu else made
@@ -103,15 +102,16 @@ class Quantize(Kernel):
 
     def __init__(self, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.grid = (scale, zero_point, torch.quint8 if dtype is torch.uint8 else torch.qint8)
+        self.grid = (scale, zero_point, dtype)
         limits = torch.iinfo(dtype)
         self.bounds = None if (low, high) == (limits.min, limits.max) else (low, high)
 
     def pack(self) -> Any:
+        hush()
         return self.grid
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
-        made = as_bytes(torch.quantize_per_tensor(inputs[0], *packed))
+        made = to_bytes(inputs[0], *packed)
         return made if self.bounds is None else made.clamp_(*self.bounds)
 
 

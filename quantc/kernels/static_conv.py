@@ -75,7 +75,7 @@ class ConvSum(Conv):
         super().__init__(call, ending)
         self.summand = (scale, zero_point)
         self.keep = keep
-        """Whether the summand is read again later."""
+        """Whether the summand must not be written over: it is read again later, or is what is convolved."""
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         weight, multiplier, zeros, bias = packed
@@ -156,15 +156,17 @@ def conv_sum(call: Call) -> Placement:
         raise NoKernelError("onednn adds uint8 to convolutions over two axes alone")
     if call["dtype"] is not torch.uint8 or kinds[0] is None or kinds[0].shape != kinds[1].shape:
         raise NoKernelError("the summand is broadcast, or the result is not uint8")
-    multipliers = call.node.args[2]
-    factors = [call.program.tensor(node) for node in multipliers]  # type: ignore[union-attr,arg-type]
+    multipliers: Any = call.node.args[2]
+    factors = [call.program.tensor(node) for node in multipliers]
     ours, theirs = factors[at], factors[1 - at]
     zeros: Any = call["zero_points"]
     if ours is None or theirs is None or theirs.numel() != 1 or zeros[at] != 0:
         raise NoKernelError("the summand has a scale for each channel")
     ending = Ending.of(call, ours)
-    built = ConvSum(inner, ending, float(theirs), zeros[1 - at], _is_read_later(other, call.node))
-    return Placement(built, (made.args[0], other))  # type: ignore[arg-type]
+    source: Any = made.args[0]
+    keep = source is other or _is_read_later(other, call.node)
+    built = ConvSum(inner, ending, float(theirs), zeros[1 - at], keep)
+    return Placement(built, (source, other))
 
 
 def _is_accumulator(node: fx.Node) -> bool:

@@ -27,10 +27,10 @@ class Linear(Kernel):
         self.register_buffer("weight", weight)
         self.register_buffer("multiplier", ending.by_channel(weight.shape[0]))
         self.register_buffer("bias", ending.bias(call["bias"]))
+        self.bias: Tensor | None
         self.ending = ending
         self.x_zero_point: int = call["x_zero_point"]
         self.post_op = "relu" if ending.is_relu else "none"
-        self._few: Any = None
 
     def pack(self) -> Any:
         weight, multiplier = self.get_buffer("weight"), self.get_buffer("multiplier")

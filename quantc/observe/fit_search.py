@@ -32,10 +32,11 @@ FINEST = 2
 """How often the latter."""
 LEAST_SQUARES = 2
 """How often the scale is fitted to the levels."""
-WIDEST = 1.25
-"""Scales above those of min-max: a few weights may happen to lie on a coarser lattice, as those of a model that was
-quantized before do."""
-NARROWEST = 2.0**-8
+ON_A_LEVEL = 4
+"""How many scales are tried at which an end lies on a level."""
+NARROWEST, WIDEST = 2.0**-8, 1.25
+"""Between which multiples of min-max's scale the first grid lies, if no closer bound is known. A few weights may
+happen to lie near the levels of a coarser scale."""
 
 
 def best_qparams(rows: Tensor, start: QParams, spec: QuantSpec) -> QParams:
@@ -163,7 +164,7 @@ class _Search:
     def run(self) -> QParams:
         narrowest = self._narrowest()
         ratio = _root(WIDEST / narrowest, COARSE)
-        self._try(_powers(narrowest * self.unit, ratio, 1 << COARSE))
+        self._try(torch.cat([_powers(narrowest * self.unit, ratio, 1 << COARSE), self._with_an_end_on_a_level()]))
         for _ in range(FINEST):
             ratio = _root(ratio, FINE)
             between = (1 << FINE) - 1
@@ -191,6 +192,13 @@ class _Search:
         by_ends = (self.down + self.up).double() - (2 * self.error).sqrt()
         by_norm = (norm - self.error.sqrt()) / root
         return (torch.maximum(by_ends, by_norm) / self.steps).clamp(NARROWEST, 1.0).float()
+
+    def _with_an_end_on_a_level(self) -> Tensor:
+        """The finest scales at which the end farther from zero is exact. Among them is that of weights which lie on a
+        lattice, as those of a model that was quantized before do."""
+        reach = torch.maximum(self.down, self.up)
+        finest = (reach + 2.0**-8).floor()  # as wide as all levels, but for rounding
+        return torch.stack([reach * self.unit / (finest - fewer).clamp(min=1) for fewer in range(ON_A_LEVEL)])
 
     def _errors(self, scale: Tensor, below: Tensor) -> Tensor:
         """The squared error of each candidate (first axis) for each row, in squares of min-max's step."""

@@ -64,10 +64,10 @@ def digest(tensor: Tensor) -> str:
 
 def write(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | None = None) -> None:
     """Write contiguous tensors that share no memory to a file, whole or not at all. `known` are digests already made."""
-    metadata = {FIELD: _label_of(tensors, known or {})}
+    fields = metadata(tensors, known or {})
     try:
         with whole_file(path) as draft:
-            save_file(dict(tensors), draft, metadata=metadata)
+            save_file(dict(tensors), draft, metadata=fields)
             _seal(draft)
     except (OSError, SafetensorError) as error:
         raise SaveError(
@@ -77,9 +77,11 @@ def write(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | 
         ) from error
 
 
-def _label_of(tensors: Mapping[str, Tensor], known: Mapping[str, str]) -> str:
+def metadata(tensors: Mapping[str, Tensor], known: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of a file with these tensors, not yet sealed."""
     digests = {name: known[name] if name in known else digest(tensor) for name, tensor in tensors.items()}
-    return json.dumps({"format": FORMAT, "version": VERSION, "header": UNSEALED, "digests": digests}, sort_keys=True)
+    label = {"format": FORMAT, "version": VERSION, "header": UNSEALED, "digests": digests}
+    return {FIELD: json.dumps(label, sort_keys=True)}
 
 
 def _seal(draft: Path) -> None:
@@ -111,14 +113,14 @@ def read(path: Path) -> dict[str, Tensor]:
         raise LoadError(f"there is no file {path}", advice=ADVICE)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            fields = file.metadata() or {}
             # copies: what is mapped from a file changes when the file does
             tensors: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         header = _header(path)
     except DAMAGED as error:
         advice = "read a .pt2 file with qc.capture" if path.suffix == ".pt2" else ADVICE
         raise LoadError(f"it is not a safetensors file, or damaged: {error}", advice=advice) from error
-    label = _label(metadata)
+    label = _label(fields)
     if header.count(_marked(label.header)) != 1:
         raise LoadError("the field 'header' of its metadata is not where it should be", advice=ADVICE)
     if _digest_of(header.replace(_marked(label.header), _marked(UNSEALED))) != label.header:
@@ -127,11 +129,11 @@ def read(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _label(metadata: Mapping[str, str]) -> _Label:
-    if FIELD not in metadata:
+def _label(fields: Mapping[str, str]) -> _Label:
+    if FIELD not in fields:
         raise LoadError(f"it holds no program: its metadata has no field {FIELD!r}", advice=ADVICE)
     try:
-        kind = _Kind.model_validate_json(metadata[FIELD])
+        kind = _Kind.model_validate_json(fields[FIELD])
         if kind.format != FORMAT:
             raise LoadError(f"the field 'format' is {kind.format!r}, not {FORMAT!r}", advice=ADVICE)
         if kind.version not in READ:
@@ -139,7 +141,7 @@ def _label(metadata: Mapping[str, str]) -> _Label:
                 f"the field 'version' is {kind.version}, and this quantc reads {' and '.join(map(str, READ))}",
                 advice="use the quantc that wrote the file, or save the program again with this one",
             )
-        return _Label.model_validate_json(metadata[FIELD])
+        return _Label.model_validate_json(fields[FIELD])
     except ValidationError as error:
         raise LoadError(f"its label does not read: {'; '.join(faults_of(error))}", advice=ADVICE) from error
 

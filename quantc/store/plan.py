@@ -202,7 +202,18 @@ def _group(uses: list[TensorOutcome], index: int, data: GroupData) -> Group:
         raise _refusal(f"no group is {outcome}", f"{where}.use")
     if not data.places:
         raise _refusal("a group has at least one place", f"{where}.places")
+    if data.source not in _sources(outcome):
+        raise _refusal(f"the scales of {outcome} do not come from {data.source.value!r}", f"{where}.source")
     return Group(data.name, outcome, _sites(data.values, where), _sites(data.places, where), data.source)
+
+
+def _sources(outcome: Quantize | Fixed | Derived) -> tuple[Source, ...]:
+    """Where the scales of a group can come from."""
+    if isinstance(outcome, Fixed):
+        return (Source.GIVEN,)
+    if isinstance(outcome, Derived):
+        return (Source.DERIVED,)
+    return (Source.RUN_TIME,) if outcome.spec.timing is Timing.DYNAMIC else (Source.CONSTANTS, Source.DATA)
 
 
 def _qparams(name: str, tensors: TensorReader) -> QParams:

@@ -69,6 +69,12 @@ class _Document(_Data):
 def save(program: Program, path: str | os.PathLike[str]) -> None:
     """Write a program to a file, whole or not at all. SaveError, naming the node, if it holds what a file cannot."""
     program.verify()
+    stored, digests = contents(program)
+    container.write(Path(path), stored, digests)
+
+
+def contents(program: Program) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a program's file, and the digests that are known of them. SaveError if it holds what a file cannot."""
     for what, where, advice in faults(program):
         raise SaveError(f"{program.name} cannot be saved: {what}", where=where, advice=advice)
     tensors = TensorWriter()
@@ -86,8 +92,7 @@ def save(program: Program, path: str | os.PathLike[str]) -> None:
         records=tensors.records,
     )
     text = json.dumps(document.model_dump(mode="json"), separators=(",", ":")).encode("ascii")
-    stored = {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors.stored}
-    container.write(Path(path), stored, tensors.digests)
+    return {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors.stored}, tensors.digests
 
 
 def load(path: str | os.PathLike[str]) -> Program:

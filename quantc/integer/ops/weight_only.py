@@ -129,7 +129,8 @@ def real_rows(
 ) -> Tensor:
     """What rows of a table stand for; scales and zero points are those of the whole table."""
     if grouped and scale is not None:
-        split = aten.reshape.default(rows, [*rows.shape[:-1], scale.shape[-1], -1])
+        count = scale.shape[-1]
+        split = aten.reshape.default(rows, [*rows.shape[:-1], count, rows.shape[-1] // count])
         parts = [None if part is None else looked_up(part, indices) for part in (scale, zero_point)]
         real = _scaled(split, *(None if part is None else aten.unsqueeze.default(part, -1) for part in parts))
         return aten.reshape.default(real, [*rows.shape])

@@ -1,0 +1,145 @@
+"""Kernels of static programs against the ops of the integer form they stand for, given the same inputs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import quantc as qc
+from quantc.kernels.agreement import Gap, kernel_agreement
+
+CLOSE = 2e-6
+"""How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""
+
+
+class Residual(nn.Module):
+    """A block whose sum is taken into the convolution, one whose summand is read again, and one that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.first, self.second, self.third = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.max_pool2d(F.relu(self.stem(x)), 3, 2, 1)
+        x = F.relu(self.first(x) + x)
+        y = F.relu(self.second(x) + x)
+        z = self.third(y) + x
+        return self.head(F.adaptive_avg_pool2d(z, 1).flatten(1))
+
+
+def lowered(model: nn.Module, *inputs: Tensor, backend: str = "x86", **options: Any) -> qc.Lowered:
+    prepared = qc.prepare(qc.capture(model.eval(), inputs, **options), backend)
+    qc.calibrate(prepared, [inputs])
+    return qc.lower(qc.convert(prepared, reduce_range="weights"), "x86")
+
+
+def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[Gap, ...]:
+    found = kernel_agreement(module, *inputs)
+    assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    axes=st.integers(1, 3),
+    groups=st.sampled_from([1, 2, 4]),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    bias=st.booleans(),
+    after=st.sampled_from([nn.Identity, nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU]),
+    seed=st.integers(0, 9),
+)
+def test_convolutions(
+    axes: int, groups: int, kernel: int, stride: int, padding: int, dilation: int, bias: bool, after: Any, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    make = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    first = make(4, 8, kernel, stride, padding, dilation, groups, bias)
+    model = nn.Sequential(first, after(), make(8, 4, 1), nn.ReLU(), make(4, 4, 1))
+    x = torch.randn(2, 4, *[9] * axes)
+    module = lowered(model, x)
+    found = gaps(module, x)
+    assert sum("qconv" in gap.kernel for gap in found) == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 40),
+    bias=st.booleans(),
+    after=st.sampled_from([nn.Identity, nn.ReLU, nn.ReLU6, nn.GELU, nn.Tanh]),
+    leading=st.booleans(),
+)
+def test_linears(rows: int, inputs: int, outputs: int, bias: bool, after: Any, leading: bool) -> None:
+    torch.manual_seed(rows)
+    model = nn.Sequential(nn.Linear(inputs, outputs, bias), after(), nn.Linear(outputs, 3))
+    x = torch.randn(2, rows, inputs) if leading else torch.randn(rows, inputs)
+    module = lowered(model, x)
+    found = gaps(module, x)
+    assert sum("linear" in gap.kernel for gap in found) == 2
+
+
+def test_a_sum_is_taken_into_the_convolution_and_what_is_read_again_is_kept() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 33, 33)
+    model = Residual()
+    module = lowered(model, x)
+    found = gaps(module, x)
+    assert [gap.kernel for gap in found].count("onednn qconv + sum") >= 2
+    program = module.program
+    exact, fast = program(x), module(x)
+    # as a whole: a few roundings apart, not a summand written over
+    assert float((exact - fast).abs().max()) <= 0.02 * float(exact.abs().max())
+    assert torch.equal(fast, module(x))
+
+
+def test_attention() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
+    x = torch.randn(2, 20, 32)
+    module = lowered(layer, x)
+    gaps(module, x)
+    assert not [row for row in module.placed if not row.kernel], module
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_other_batch_sizes_than_it_was_captured_with(size: int) -> None:
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    x = torch.randn(4, 3, 33, 33)
+    module = lowered(Residual(), x, dynamic_shapes=({0: batch},))
+    other = torch.randn(size, 3, 33, 33)
+    gaps(module, other)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_inputs_in_any_order_in_memory(order: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 49, 5))
+    x = torch.randn(2, 3, 9, 9)
+    module = lowered(model, x)
+    assert torch.equal(module(x), module(x.to(memory_format=order)))
+    exact = module.program(x)
+    assert float((module(x) - exact).abs().max()) <= 0.02 * float(exact.abs().max())
+
+
+def test_copies_and_state_hold_plain_tensors() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 33, 33)
+    module = lowered(Residual(), x)
+    result = module(x)
+    assert torch.equal(copy.deepcopy(module)(x), result)
+    kinds = {tensor.dtype for tensor in module.state_dict().values()}
+    assert kinds <= {torch.int8, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64}
