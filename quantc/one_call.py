@@ -21,7 +21,7 @@ from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, ModeError, UnknownNameError, suggest
 from quantc.feeding import check_batches
 from quantc.inspect.compare import Comparison, compare
-from quantc.inspect.size import size
+from quantc.inspect.size import size_and_file
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
 from quantc.plan import Source
@@ -161,7 +161,7 @@ def quantize_program(
         coverage=coverage,
         calibration=calibration,
         comparison=comparison,
-        size=size(captured, program),
+        size=size_and_file(captured, program),
         steps=tuple(steps.done),
         log=tuple(program.log),
         measured_on=measured_on,

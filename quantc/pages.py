@@ -43,7 +43,7 @@ float, biases among them. A config may ask for any spec the backend *takes*.
 A *mode* is what `qc.quantize(..., mode=...)` and `quantc quantize --mode` ask of everything before a config has its say
 ([dynamic-and-weight-only.md](dynamic-and-weight-only.md)). A rule that is *dynamic* can find the scales of what it reads
 as the program runs: `yes` wherever the config asks for it, `named` only where the config names the op, the node or the
-edge. Weight-only serves every rule that has a weight.
+edge, or, for an op with a weight, the layer. Weight-only serves every rule that has a weight.
 
 A rule *supports* the forms it can be carried out in: `qdq` (quantize and dequantize ops around float ones), `integer`
 (the reference in integer arithmetic), `kernel`, `delegate`, `onnx`.

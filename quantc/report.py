@@ -25,6 +25,8 @@ MOST_ROWS = 20
 """How many rows of each table the text shows."""
 MeasuredOn = Literal["batches", "example inputs"]
 EXAMPLES = "the example inputs"
+WORTH_TELLING = 0.9
+"""A program that is saved smaller than it is in memory by this much has integers of few bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,9 @@ class Report:
     def _size(self) -> str:
         size = self.size
         text = f"{readable(size.before)} -> {readable(size.after)} ({size.ratio:.1%})"
-        if size.in_a_file is None:
+        if size.stored is None or size.stored > size.after * WORTH_TELLING:
             return text
-        return f"{text}; packed in a file {readable(size.in_a_file)} ({size.in_a_file / max(1, size.before):.1%})"
+        return f"{text}, packed in a file {readable(size.stored)} ({size.stored_ratio:.1%})"
 
     @property
     def _sqnr(self) -> str:

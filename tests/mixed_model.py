@@ -23,7 +23,7 @@ from quantc.program import Program
 from quantc.spec import FP16_WEIGHT, INT4_GROUP_SYMMETRIC, INT8, INT8_WEIGHT_ONLY, UINT8, QuantSpec
 from tests import fake_quantized as fake
 
-GROUPS = INT4_GROUP_SYMMETRIC.but(granularity=PerGroup(size=2))
+GROUPS = INT4_GROUP_SYMMETRIC.but(granularity=PerGroup(size=2), observe="minmax")
 BYTES = INT8_WEIGHT_ONLY.but(qmin=-127)
 BACKENDS = {"x86": X86.but(act=UINT8), "qnnpack": QNNPACK.but(act=UINT8), "executorch": EXECUTORCH.but(act=INT8)}
 """As they are, but with ranges that torch's observers find as well."""
@@ -111,6 +111,10 @@ def use_of(technique: str, act: QuantSpec) -> Any:
     }[technique]
 
 
+NAMING = ("stem.*", "Conv2d", "op conv2d")
+"""The selectors that mean the convolution itself. Others sweep it in, and do not make it dynamic."""
+
+
 def timing_of(name: str, technique: str) -> Timing | None:
     """How an op with a weight is quantized, by what was asked for last: rows of an image have no scales of their own."""
     return None if technique == "token" and name == "conv2d" else TIMING[technique]
@@ -176,18 +180,25 @@ class ByHand:
         return self.result(name, y, made), made
 
 
+def _given(name: str, selector: int, technique: str) -> str:
+    """What an op gets of a rule."""
+    is_swept = name == "conv2d" and TIMING[technique] is DYNAMIC and SELECTORS[selector][0] not in NAMING
+    return "float" if is_swept else technique
+
+
 def expected(rules: list[tuple[int, str]]) -> tuple[dict[str, str], bool]:
     """The technique of each node, by the last rule that picks it; and whether some rule comes to nothing."""
     last = dict.fromkeys(OPS, -1)
     for number, (selector, _) in enumerate(rules):
         last.update({name: number for name, op in OPS.items() if SELECTORS[selector][2](name, op)})
-    chosen = {name: "static" if number < 0 else rules[number][1] for name, number in last.items()}
+    chosen = {name: "static" if number < 0 else _given(name, *rules[number]) for name, number in last.items()}
     unmet = False
     for number, (selector, technique) in enumerate(rules):
         label, _, picks = SELECTORS[selector]
         picked = [name for name, op in OPS.items() if picks(name, op)]
         is_overridden = any(last[name] != number for name in picked)
-        is_met = any(timing_of(name, technique) is TIMING[technique] for name in picked if name in PRODUCTS)
+        given = {name: _given(name, selector, technique) for name in picked if name in PRODUCTS}
+        is_met = any(timing_of(name, what) is TIMING[technique] for name, what in given.items())
         wants = TIMING[technique] in (DYNAMIC, WEIGHT_ONLY)
         unmet |= wants and label != "all" and not is_overridden and not is_met
     return chosen, unmet

@@ -170,7 +170,8 @@ def test_the_example_keeps_its_accuracy_in_every_mode(mode: str) -> None:
     found = report("--mode", mode)
     accuracy = found["accuracy"]
     assert abs(accuracy["before"] - accuracy["after"]) <= 0.003
-    assert found["coverage"]["int8_share"] == (1.0 if mode == "dynamic" else 0.0)
+    assert found["coverage"]["techniques"][mode] > 0
+    assert (found["coverage"]["int8_share"] > 0) == (mode == "dynamic")
 
 
 def test_specs_by_name_and_as_text(folder: Path) -> None:

@@ -72,7 +72,8 @@ class Case:
         return self.per_token, self.zero_point, self.qmin, self.qmax, self.dtype, self.eps
 
     def integer(self, x: Tensor, of: Weight) -> Tensor:
-        return TARGET(x, of.levels, None, of.scale, of.bias, *self.arguments)
+        found: Tensor = TARGET(x, of.levels, None, of.scale, of.bias, *self.arguments)
+        return found
 
     def allowed(self, x: Tensor, of: Weight) -> Tensor:
         """By how much each result may differ from that of the integer form."""

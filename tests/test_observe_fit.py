@@ -19,11 +19,20 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.decomposed import decomposed_ops
 from quantc.errors import DataError, LoadError, ObservationError, SpecError
-from quantc.formats import DType, PerChannel, PerGroup, PerTensor, Role
+from quantc.formats import DType, PerChannel, PerGroup, PerTensor, Role, Scheme
 from quantc.layout import Share, as_rows
 from quantc.numerics import QParams, middle, qparams_of
 from quantc.observe import Fit, MinMax, State, Statistics, fit_search, start
-from quantc.spec import INT2_GROUP, INT4_GROUP, INT4_GROUP_SYMMETRIC, INT8, INT8_TENSOR_WEIGHT, INT8_WEIGHT, QuantSpec
+from quantc.spec import (
+    FIT,
+    INT2_GROUP,
+    INT4_GROUP,
+    INT4_GROUP_SYMMETRIC,
+    INT8,
+    INT8_TENSOR_WEIGHT,
+    INT8_WEIGHT,
+    QuantSpec,
+)
 from tests import efficientnet
 from tests.specs import tensors
 
@@ -96,7 +105,7 @@ KINDS: dict[str, Callable[..., Tensor]] = {"gaussian": gaussian, "laplace": lapl
 @st.composite
 def weight_specs(draw: st.DrawFn) -> QuantSpec:
     """Any spec that may be fitted."""
-    dtype, scheme = draw(st.sampled_from(NARROW)), draw(st.sampled_from(["affine", "symmetric"]))
+    dtype, scheme = draw(st.sampled_from(NARROW)), draw(st.sampled_from(list(Scheme)))
     narrow = draw(st.booleans()) and dtype.is_signed
     return QuantSpec(
         dtype=dtype,
@@ -105,7 +114,7 @@ def weight_specs(draw: st.DrawFn) -> QuantSpec:
         role=Role.WEIGHT,
         qmin=-dtype.qmax if narrow else dtype.qmin,
         scale_bits=draw(st.sampled_from([1, 4, 7, 8, 24])),
-        observe="fit",
+        observe=FIT,
     )
 
 
@@ -116,6 +125,7 @@ def weight_specs(draw: st.DrawFn) -> QuantSpec:
 @given(weight_specs(), tensors(SHAPE))
 @example(INT4_GROUP.but(granularity=SHARED[-1]), torch.zeros(SHAPE))
 @example(INT2_GROUP.but(granularity=SHARED[-1]), torch.full(SHAPE, 3e38))
+@example(INT2_GROUP.but(granularity=SHARED[-1], scheme="symmetric"), torch.full(SHAPE, -3e38))
 @example(INT4_GROUP.but(granularity=SHARED[-1]), torch.full(SHAPE, -1e-45))
 def test_no_group_is_worse_off_than_with_min_max(spec: QuantSpec, weight: Tensor) -> None:
     found, by_range = fitted(weight, spec), qparams_of(weight, spec)
@@ -133,7 +143,7 @@ def test_scales_are_what_the_spec_allows_and_zero_stays_exact(spec: QuantSpec, w
     assert (mantissa * 2.0**spec.scale_bits % 1 == 0).all()
     assert bool((found.scale >= spec.eps).all())
     assert bool(((found.zero_point >= spec.qmin) & (found.zero_point <= spec.qmax)).all())
-    if spec.scheme == "symmetric":
+    if spec.scheme is Scheme.SYMMETRIC:
         assert bool((found.zero_point == middle(spec)).all())
     assert not as_torch_has_it(torch.zeros(SHAPE), found, spec).any()
 
@@ -146,23 +156,32 @@ def test_a_group_is_fitted_by_its_own_numbers_alone(spec: QuantSpec, count: int,
     assert QParams(whole.scale[:count], whole.zero_point[:count]).equals(part)
 
 
-@pytest.mark.parametrize(
-    "spec", [INT4_GROUP, INT8_WEIGHT.but(observe="fit"), INT8_TENSOR_WEIGHT.but(observe="fit")], ids=str
-)
-def test_the_bits_depend_neither_on_threads_nor_on_blocks(spec: QuantSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, threads = student(300, 1024), torch.get_num_threads()
+@pytest.mark.parametrize("spec", [INT4_GROUP, INT8_TENSOR_WEIGHT.but(observe="fit")], ids=["group", "tensor"])
+def test_the_bits_do_not_depend_on_the_number_of_threads(spec: QuantSpec) -> None:
+    weight, threads = student(64, 1024), torch.get_num_threads()  # more than torch leaves to one thread
+    found = []
     try:
-        found = []
-        for count in (1, 2, 3):
+        for count in (1, 2):
             torch.set_num_threads(count)
             found.append(fitted(weight, spec))
     finally:
         torch.set_num_threads(threads)
     assert found[0].equals(found[1])
-    assert found[0].equals(found[2])
-    if not isinstance(spec.granularity, PerTensor):  # longer than a block: added up in another order
-        monkeypatch.setattr(fit_search, "BLOCK", 5000)
-        assert found[0].equals(fitted(weight, spec))
+
+
+@pytest.mark.parametrize("spec", [INT4_GROUP, INT8_WEIGHT.but(observe="fit")], ids=["group", "channel"])
+def test_the_bits_do_not_depend_on_the_size_of_blocks(spec: QuantSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = student(64, 256)
+    whole = fitted(weight, spec)
+    monkeypatch.setattr(fit_search, "BLOCK", 1000)
+    assert whole.equals(fitted(weight, spec))
+
+
+def test_rows_longer_than_a_block_are_fitted_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, spec = student(3, 5001), INT8_WEIGHT.but(observe="fit")
+    whole = errors(weight, fitted(weight, spec), spec)
+    monkeypatch.setattr(fit_search, "BLOCK", 1000)
+    np.testing.assert_allclose(errors(weight, fitted(weight, spec), spec), whole, rtol=1e-3)
 
 
 # -- how good it is --------------------------------------------------------------------------------------------
@@ -198,10 +217,15 @@ def test_weights_on_a_lattice_are_found_exactly() -> None:
     signs[:, :2] = torch.tensor([-1.0, 1.0])
     weight = signs * 0.375
     assert errors(weight, qparams_of(weight, INT4_GROUP), INT4_GROUP).min() > 0
-    assert (
-        errors(weight, fitted(weight, INT4_GROUP), INT4_GROUP).max()
-        < 1e-3 * errors(weight, qparams_of(weight, INT4_GROUP), INT4_GROUP).min()
-    )
+    assert errors(weight, fitted(weight, INT4_GROUP), INT4_GROUP).max() == 0
+
+
+@pytest.mark.parametrize("spec", [INT4_GROUP, INT2_GROUP], ids=["int4", "int2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_quantized_before_is_not_changed(spec: QuantSpec, kind: str) -> None:
+    weight = KINDS[kind](64, 64)
+    once = as_torch_has_it(weight, fitted(weight, spec), spec)
+    assert torch.equal(as_torch_has_it(once, fitted(once, spec), spec), once)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 1e-30, -1e-30, 1e30, 3e38])
@@ -219,8 +243,9 @@ def test_an_outlier_is_kept_where_it_weighs_more_than_the_rest_and_clipped_where
     groups = INT4_GROUP
     assert abs(float(as_torch_has_it(few, fitted(few, groups), groups)[0, 5]) - 200) < 2
     tensor = INT8_TENSOR_WEIGHT.but(observe="fit")
-    assert float(as_torch_has_it(many, fitted(many, tensor), tensor)[0, 5]) < 100
-    assert errors(many, fitted(many, tensor), tensor)[0] < 0.5 * errors(many, qparams_of(many, tensor), tensor)[0]
+    # the error (200 - t)^2 + n (t / 127)^2 / 12 is least where t is 149
+    assert abs(float(as_torch_has_it(many, fitted(many, tensor), tensor)[0, 5]) - 149) < 2
+    assert errors(many, fitted(many, tensor), tensor)[0] < 0.8 * errors(many, qparams_of(many, tensor), tensor)[0]
 
 
 def test_weights_of_any_size_are_fitted_alike() -> None:
@@ -242,7 +267,8 @@ def tinygemm(weight: Tensor, size: int, qmax: int) -> tuple[Tensor, Tensor, Tens
     """Levels, scales and zero points (both bfloat16, the latter on no level) of torchao's int4 weights."""
     from torchao.quantization import quant_primitives as theirs
 
-    block, ends = (1, size), (torch.int32, 0, qmax)
+    block: Any = (1, size)
+    ends = (torch.int32, 0, qmax)
     kind = theirs.MappingType.ASYMMETRIC
     half = torch.bfloat16
     scale, zero = theirs._choose_qparams_affine_tinygemm(weight, kind, block, *ends, 1e-6, half, half)
@@ -253,18 +279,18 @@ def by_tinygemm(weight: Tensor, size: int, qmax: int) -> Tensor:
     from torchao.quantization import quant_primitives as theirs
 
     levels, scale, zero = tinygemm(weight, size, qmax)
+    block: Any = (1, size)
     ends = (torch.int32, 0, qmax)
-    return _tensor(
-        theirs._dequantize_affine_tinygemm(levels, (1, size), scale, zero, *ends, output_dtype=torch.float32)
-    )
+    return _tensor(theirs._dequantize_affine_tinygemm(levels, block, scale, zero, *ends, output_dtype=torch.float32))
 
 
 def by_integer_zero_point(weight: Tensor, spec: QuantSpec, size: int) -> Tensor:
     """torchao's min-max with a zero point that is a level, and float32 scales."""
     from torchao.quantization import quant_primitives as theirs
 
-    block, ends = (1, size), (torch.int8, spec.qmin, spec.qmax)
-    kind = theirs.MappingType.SYMMETRIC if spec.scheme == "symmetric" else theirs.MappingType.ASYMMETRIC
+    block: Any = (1, size)
+    ends = (torch.int8, spec.qmin, spec.qmax)
+    kind = theirs.MappingType.SYMMETRIC if spec.scheme is Scheme.SYMMETRIC else theirs.MappingType.ASYMMETRIC
     scale, zero_point = theirs.choose_qparams_affine(weight, kind, block, *ends, eps=2.0**-23)
     levels = theirs.quantize_affine(weight, block, scale, zero_point, *ends)
     return _tensor(theirs.dequantize_affine(levels, block, scale, zero_point, *ends))
@@ -277,9 +303,9 @@ def test_weights_are_not_below_torchs(name: str, kind: str, size: int) -> None:
     spec = QuantSpec.parse(name).but(granularity=PerGroup(axis=1, size=size))
     weight = KINDS[kind](128, 1024)
     ours = sqnr_of(weight, spec)
-    assert ours > decibels(weight, weight - by_integer_zero_point(weight, spec, size)) + 0.3
-    if spec.scheme == "affine":
-        assert ours > decibels(weight, weight - by_tinygemm(weight, size, spec.qmax - spec.qmin)) + 0.1
+    assert ours > decibels(weight, weight - by_integer_zero_point(weight, spec, size)) + 0.2
+    if spec.scheme is Scheme.AFFINE:
+        assert ours > decibels(weight, weight - by_tinygemm(weight, size, spec.qmax - spec.qmin)) + 0.05
 
 
 @pytest.mark.parametrize("size", GROUPS)
@@ -287,7 +313,7 @@ def test_weights_are_not_below_torchs(name: str, kind: str, size: int) -> None:
 def test_a_linears_output_is_not_below_torchs_packed_kernel(kind: str, size: int) -> None:
     """torch's kernel takes bfloat16, so the inputs are such numbers."""
     spec = INT4_GROUP.but(granularity=PerGroup(axis=1, size=size))
-    weight, x = KINDS[kind](128, 1024), gaussian(64, 1024, seed=7).bfloat16()
+    weight, x = KINDS[kind](128, 1024), gaussian(512, 1024, seed=7).bfloat16()
     levels, scale, zero = tinygemm(weight, size, 15)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
     both = torch.stack([scale, zero], 2).transpose(0, 1).contiguous()
@@ -469,20 +495,21 @@ def test_group_specs_are_fitted_and_go_through_text_and_files(name: str, ending:
 )
 def test_programs_have_fitted_scales(spec: QuantSpec, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32)).eval()
-    with torch.no_grad():
-        model[0].weight.copy_(student(48, 64))
-    x = gaussian(16, 64, seed=3)
+    first = nn.Linear(64, 48)
+    first.weight = nn.Parameter(laplace(48, 64))
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(48, 32)).eval()
+    x = gaussian(512, 64, seed=3)
     config = qc.QuantConfig().set("0", spec)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quantized = qc.quantize(model, (x,), config=config, mode="weight-only").program
     plain = qc.quantize(model, (x,), config=qc.QuantConfig().set("0", spec.but(observe=None)), mode="weight-only")
     scales = [tensor for tensor in _constants(quantized) if tensor.dtype == torch.float32]
-    expected = fitted(model[0].weight.detach(), spec).scale
+    expected = fitted(first.weight.detach(), spec).scale
     assert any(scale.shape == expected.shape and torch.equal(scale, expected) for scale in scales)
-    reference = model(x)
-    assert decibels(reference, reference - quantized(x)) > decibels(reference, reference - plain.program(x))
+    reference = model(x).detach()
+    ours, theirs = (decibels(reference, reference - program(x).detach()) for program in (quantized, plain.program))
+    assert ours > theirs
     quantized.save(tmp_path / "p.qc")
     assert torch.equal(qc.load(tmp_path / "p.qc")(x), quantized(x))
 

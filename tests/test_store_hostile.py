@@ -112,8 +112,8 @@ def relabelled(original: Path, path: Path, change: Callable[[dict[str, Any]], ob
 LABELS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "format": (lambda label: label.update(format="quantc.statistics"), "the field 'format' is 'quantc.statistics'"),
     "newer version": (
-        lambda label: label.update(version=2),
-        "the field 'version' is 2, and this quantc reads version 1",
+        lambda label: label.update(version=3),
+        "the field 'version' is 3, and this quantc reads 1 and 2",
     ),
     "version of another type": (lambda label: label.update(version="one"), "version"),
     "no version": (lambda label: label.pop("version"), "version"),
@@ -228,6 +228,35 @@ FORGED: dict[str, tuple[Forge, str]] = {
         "'scale' is not positive float32",
     ),
     "record of no form": (lambda d, _: d["records"]["inputs/0"].update(form="folded"), "records.inputs/0"),
+    "group of another timing": (
+        lambda d, _: d["plan"]["groups"][0].update(source="run-time"),
+        "do not come from 'run-time'",
+    ),
+    "content of nobody": (
+        lambda d, _: d["records"]["inputs/0"].update(at="inputs/9"),
+        "no tensor 'inputs/9' is stored",
+    ),
+    "content of the document": (
+        lambda d, _: d["records"]["inputs/0"].update(at="document"),
+        "no tensor 'document' is stored",
+    ),
+    "content of another": (
+        lambda d, _: d["records"]["inputs/0"].update(at="constants/conv.bias"),
+        "torch.float32 [6] is stored",
+    ),
+    "content of a filled tensor": (
+        lambda d, _: d["records"].update(stray={"form": "filled", "type": "f32[]", "value": "0" * 8, "at": "inputs/0"}),
+        "records.stray",
+    ),
+    "many of one content": (
+        lambda d, t: (
+            t.update(seed=torch.zeros(1 << 20, dtype=torch.uint8)),
+            d["records"].update(
+                {f"constants/{index}": {"form": "plain", "type": "u8[1048576]", "at": "seed"} for index in range(400)}
+            ),
+        ),
+        "too large for what the file stores",
+    ),
     "record without tensor": (lambda _, t: t.pop("inputs/0"), "the tensor is missing"),
     "tensor without record": (lambda _, t: t.update(stray=torch.ones(1)), "'stray' belongs to nothing"),
     "record of nothing": (

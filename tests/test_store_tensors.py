@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quantc.errors import LoadError
 from quantc.store import tensors as forms
-from quantc.store.tensors import Filled, Narrow, Packed, Plain, TensorReader, TensorWriter
+from quantc.store.tensors import AnyRecord, Filled, Narrow, Packed, Plain, TensorReader, TensorWriter
 from quantc.types import DTYPE_NAMES
 
 DTYPES = sorted(DTYPE_NAMES, key=str)
@@ -107,32 +107,95 @@ def test_views_come_back_as_tensors_of_their_own() -> None:
 INTEGERS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=9)
 
 
-@settings(max_examples=200, deadline=None)
-@given(values=INTEGERS, scale=st.sampled_from([1, 2**8, 2**16, 2**32, 2**48, 2**62]))
-def test_int64_takes_no_more_than_it_needs(values: list[int], scale: int) -> None:
-    tensor = torch.tensor([value // scale for value in values])
+def fewest_bytes(values: list[int], own: int) -> int:
+    """Of so many integers, the smallest of: their own width, a narrower type, whole fields of fewer bits."""
+    signed = max(max(values).bit_length(), (~min(values)).bit_length()) + 1
+    unsigned = max(values).bit_length() if min(values) >= 0 else 99
+    if signed < 8:
+        fields = [field for field in (4, 2, 1) if max(signed, 2) & field]
+        return sum(math.ceil(len(values) * field / 8) for field in fields)
+    width = 8 if min(signed, unsigned) <= 8 else 1 << (signed - 1).bit_length()
+    return min(width, own) // 8 * len(values)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    values=INTEGERS,
+    scale=st.sampled_from([1, 2**31, 2**32, 2**47, 2**48, 2**55, 2**56, 2**58, 2**60, 2**61, 2**62]),
+    dtype=st.sampled_from([torch.int64, torch.int32, torch.int16, torch.int8]),
+    lift=st.sampled_from([0, 128]),
+)
+def test_integers_take_no_more_than_they_need(values: list[int], scale: int, dtype: torch.dtype, lift: int) -> None:
+    limits = torch.iinfo(dtype)
+    numbers = [min(max(value // scale + lift, limits.min), limits.max) for value in values]
+    tensor = torch.tensor(numbers, dtype=dtype)
     record, stored = written(tensor)
     assert_same(again(tensor), tensor)
     if isinstance(record, Filled):
-        assert len(set(tensor.tolist())) == 1
+        assert len(set(numbers)) == 1
         return
     assert stored is not None
-    needed = max(value.bit_length() for value in (int(tensor.max()), ~int(tensor.min()))) + 1
-    assert stored.element_size() * 8 == max(8, 1 << (needed - 1).bit_length())
+    assert stored.nbytes == fewest_bytes(numbers, limits.bits)
 
 
-@pytest.mark.parametrize(("low", "high", "per_byte"), [(-2, 1, 4), (-8, 7, 2), (-9, 7, 1), (-8, 8, 1)])
-def test_int8_is_packed_where_its_values_fit(low: int, high: int, per_byte: int) -> None:
-    tensor = torch.arange(low, high + 1, dtype=torch.int8).repeat(24).reshape(8, -1)
-    _, stored = written(tensor)
+@pytest.mark.parametrize(
+    ("low", "high", "bits"), [(-2, 1, 2), (-4, 3, 3), (-8, 7, 4), (-9, 7, 5), (-8, 8, 5), (-31, 31, 6), (-64, 0, 7)]
+)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_integers_of_few_bits_are_packed(low: int, high: int, bits: int, dtype: torch.dtype) -> None:
+    tensor = torch.arange(low, high + 1, dtype=dtype).repeat(24).reshape(8, -1)
+    record, stored = written(tensor)
+    assert record.form == "packed"
     assert stored is not None
-    assert stored.numel() == tensor.numel() // per_byte
+    assert stored.numel() == math.ceil(tensor.numel() * bits / 8)
+    assert_same(again(tensor), tensor)
+
+
+# -- floats that are exact in fewer bits -----------------------------------------------------------------------
+
+SHORT = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+def test_floats_that_are_exact_in_two_bytes_take_two(dtype: torch.dtype, wide: torch.dtype) -> None:
+    """Every bit pattern of the short type in one tensor; NaNs are another matter."""
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    finite = every[torch.isfinite(every)].to(wide)
+    record, stored = written(finite)
+    assert record.form == "narrow"
+    assert stored is not None
+    assert stored.dtype == dtype
+    assert_same(again(finite), finite)
+    assert_same(again(every.to(wide)), every.to(wide))
+
+
+@pytest.mark.parametrize("place", [0, 3, 999])
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+def test_one_float_that_is_not_exact_is_enough(place: int, dtype: torch.dtype) -> None:
+    tensor = torch.rand(1000).to(dtype).float()
+    tensor[place] = torch.nextafter(tensor[place], torch.tensor(9.0))
+    record, stored = written(tensor)
+    assert record.form == "plain"
+    assert stored is not None
+    assert stored.dtype == torch.float32
+    assert_same(again(tensor), tensor)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 600), masked=st.integers(0, 23), wide=st.booleans())
+def test_floats_of_any_bits_come_back(seed: int, count: int, masked: int, wide: bool) -> None:
+    """The lower bits cleared: some tensors are exact in fewer bytes, some are not, some are NaN in places."""
+    if wide:
+        tensor = (random_bits(torch.int64, (count,), seed) & -(1 << (masked * 2))).view(torch.float64)
+    else:
+        tensor = (random_bits(torch.int32, (count,), seed) & -(1 << masked)).view(torch.float32)
     assert_same(again(tensor), tensor)
 
 
 def test_zero_and_minus_zero_are_not_the_same() -> None:
     tensor = torch.tensor([0.0, -0.0])
-    assert isinstance(written(tensor)[0], Plain)
+    assert isinstance(written(tensor)[0], Narrow)
     assert bits(again(tensor)) == bits(tensor)
     assert isinstance(written(torch.full((3,), -0.0))[0], Filled)
 
@@ -142,26 +205,124 @@ def test_tensors_that_share_memory_are_stored_apart() -> None:
     writer = TensorWriter()
     for index, part in enumerate((base, base, base[:3], base[3:])):
         writer.add(str(index), part)
-    assert len({tensor.untyped_storage().data_ptr() for tensor in writer.stored.values()}) == 4
+    assert list(writer.stored) == ["0", "2", "3"]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in writer.stored.values()}) == 3
+
+
+# -- the same content ------------------------------------------------------------------------------------------
+
+
+def all_again(tensors: dict[str, Tensor]) -> tuple[TensorWriter, dict[str, Tensor]]:
+    writer = TensorWriter()
+    for name, tensor in tensors.items():
+        writer.add(name, tensor)
+    reader = TensorReader(writer.records, writer.stored)
+    back = {name: reader.take(name) for name in tensors}
+    reader.finish()
+    return writer, back
+
+
+def alike(dtype: torch.dtype) -> Tensor:
+    if dtype.is_floating_point:
+        return torch.rand(4, 6).to(dtype)
+    return torch.arange(24).reshape(4, 6).sub(12).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_content_is_stored_once_and_comes_back_in_memory_of_its_own(dtype: torch.dtype, count: int) -> None:
+    one = alike(dtype)
+    tensors = {str(index): one if index % 2 else one.clone() for index in range(count)}
+    writer, back = all_again(tensors)
+    assert list(writer.stored) == ["0"]
+    assert all(bits(tensor) == bits(one) for tensor in back.values())
+    for name, tensor in back.items():
+        tensor.zero_()
+        others = [bits(other) for key, other in back.items() if key > name]
+        assert others == [bits(one)] * (count - 1 - int(name))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in back.values()}) == count
+
+
+def test_what_is_read_in_another_order_is_the_same() -> None:
+    """What is stored is kept until the last that is made of it, whoever that is."""
+    one = torch.rand(9)
+    writer = TensorWriter()
+    for name in "abc":
+        writer.add(name, one)
+    for order in ("abc", "cab", "bca"):
+        reader = TensorReader(writer.records, writer.stored)
+        back = [reader.take(name) for name in order]
+        reader.finish()
+        assert all(bits(tensor) == bits(one) for tensor in back)
+
+
+def test_only_what_is_the_same_in_every_bit_is_shared() -> None:
+    one = torch.rand(4, 6)
+    other = one.clone()
+    other[3, 5] = torch.nextafter(other[3, 5], torch.tensor(2.0))
+    tensors = {
+        "one": one,
+        "other": other,
+        "reshaped": one.reshape(6, 4),
+        "as integers": one.view(torch.int32),
+        "turned": one.t(),
+        "channels last": one.reshape(1, 4, 2, 3).to(memory_format=torch.channels_last),
+        "zero": torch.tensor([0.1, 0.0]),
+        "minus zero": torch.tensor([0.1, -0.0]),
+    }
+    writer, back = all_again(tensors)
+    for name, tensor in tensors.items():
+        assert_same(back[name], tensor)
+        assert back[name].stride() == tensor.stride()
+    assert list(writer.stored) == list(tensors)
+
+
+def test_integers_of_two_types_may_share_what_is_stored() -> None:
+    """Zero points are int64 in the plan and int32 in a kernel: both pack to the same bytes."""
+    wide = torch.randint(-8, 8, (3, 50))
+    tensors = {"plan": wide, "graph": wide.to(torch.int32), "levels": wide.to(torch.int8)}
+    writer, back = all_again(tensors)
+    assert list(writer.stored) == ["plan"]
+    for name, tensor in tensors.items():
+        assert_same(back[name], tensor)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_collection_comes_back(data: st.DataObject) -> None:
+    """Tensors drawn from few contents, types, shapes and orders, so that many are alike."""
+    tensors: dict[str, Tensor] = {}
+    for index in range(data.draw(st.integers(1, 12))):
+        seed, top = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([1, 3, 8, 256]))
+        dtype = data.draw(st.sampled_from([torch.int8, torch.int64, torch.float32, torch.bool, torch.complex64]))
+        shape = data.draw(st.sampled_from([(6,), (2, 3), (3, 2), (), (0, 2)]))
+        order = data.draw(st.permutations(range(len(shape))))
+        tensors[str(index)] = random_bits(dtype, shape, seed, high=top).permute(order)
+    writer, back = all_again(tensors)
+    for name, tensor in tensors.items():
+        assert_same(back[name], tensor)
+    kinds = {(tensor.dtype, tuple(tensor.shape), bits(tensor)) for tensor in writer.stored.values()}
+    assert len(kinds) == len(writer.stored)
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------
 
 
-def test_large_tensors_are_not_filled() -> None:
-    assert isinstance(written(torch.zeros(forms.LARGEST_FILLED))[0], Filled)
-    assert isinstance(written(torch.zeros(forms.LARGEST_FILLED + 1))[0], Plain)
+def test_large_tensors_are_filled() -> None:
+    """Zero points of a large layer: 4 MiB of zeros, and no byte in the file."""
+    zeros = torch.zeros(4096, 128, dtype=torch.int64)
+    record, stored = written(zeros)
+    assert isinstance(record, Filled)
+    assert stored is None
+    assert_same(again(zeros), zeros)
 
 
-def test_all_filled_tensors_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tensors_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written keeps it, so what is written can be read; a file that does not is refused."""
-    monkeypatch.setattr(forms, "MOST_FILLED", 100)
-    writer = TensorWriter()
-    for index in range(3):
-        writer.add(str(index), torch.zeros(10))
-    assert [record.form for record in writer.records.values()] == ["filled", "filled", "plain"]
-    reader = TensorReader(writer.records, writer.stored)
-    assert all(bits(reader.take(str(index))) == bytes(40) for index in range(3))
+    monkeypatch.setattr(forms, "MOST_UNFOLDED", 100)
+    writer, back = all_again({str(index): torch.zeros(10) for index in range(3)})
+    assert [record.form for record in writer.records.values()] == ["filled", "filled", "narrow"]
+    assert all(bits(tensor) == bytes(40) for tensor in back.values())
     reader = TensorReader({str(index): Filled(type="f32[10]", value="00" * 4) for index in range(3)}, {})
     reader.take("0")
     reader.take("1")
@@ -169,7 +330,36 @@ def test_all_filled_tensors_together_have_a_bound(monkeypatch: pytest.MonkeyPatc
         reader.take("2")
 
 
-BAD: dict[str, tuple[Plain | Filled | Packed | Narrow, Tensor | None, str]] = {
+def test_a_content_is_stored_again_where_too_much_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "MOST_UNFOLDED", 0)
+    one = torch.rand(100)
+    writer, back = all_again({str(index): one for index in range(30)})
+    assert list(writer.stored) == ["0", "8", "16", "24"]
+    assert all(bits(tensor) == bits(one) for tensor in back.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), room=st.sampled_from([0, 7, 100, 5000]))
+def test_whatever_is_written_keeps_the_bound(data: st.DataObject, room: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forms, "MOST_UNFOLDED", room)
+        tensors = {
+            str(index): random_bits(
+                data.draw(st.sampled_from([torch.int8, torch.int64, torch.float32])),
+                (data.draw(st.integers(0, 90)),),
+                data.draw(st.integers(0, 1)),
+                high=data.draw(st.sampled_from([1, 2, 128])),
+            )
+            for index in range(data.draw(st.integers(1, 9)))
+        }
+        writer, back = all_again(tensors)
+    for name, tensor in tensors.items():
+        assert_same(back[name], tensor)
+    stored = sum(tensor.nbytes for tensor in writer.stored.values())
+    assert sum(tensor.nbytes for tensor in tensors.values()) <= room + 8 * stored
+
+
+BAD: dict[str, tuple[AnyRecord, Tensor | None, str]] = {
     "huge": (Filled(type="f32[1000000000000]", value="00" * 4), None, "too large"),
     "huger": (Filled(type=f"f32[{'9' * 5000}]", value="00" * 4), None, "not the type of a tensor"),
     "product": (Filled(type="f32[65536,65536,65536,65536]", value="00" * 4), None, "too large"),
@@ -188,7 +378,11 @@ BAD: dict[str, tuple[Plain | Filled | Packed | Narrow, Tensor | None, str]] = {
     "missing": (Plain(type="f32[4]"), None, "the tensor is missing"),
     "order too short": (Plain(type="f32[2,2]", order=(0,)), torch.zeros(2, 2), "not an order of 2 dimensions"),
     "order twice": (Plain(type="f32[2,2]", order=(0, 0)), torch.zeros(2, 2), "not an order of 2 dimensions"),
-    "packed float": (Packed(type="f32[4]", bits=4), torch.zeros(2, dtype=torch.uint8), "only int8 is packed"),
+    "packed float": (
+        Packed(type="f32[4]", bits=4),
+        torch.zeros(2, dtype=torch.uint8),
+        "only signed integers are packed",
+    ),
     "packed length": (Packed(type="i8[5]", bits=4), torch.zeros(2, dtype=torch.uint8), "3 bytes"),
     "packed kind": (Packed(type="i8[4]", bits=4), torch.zeros(2), "2 bytes"),
     "packed overflow": (
@@ -196,7 +390,17 @@ BAD: dict[str, tuple[Plain | Filled | Packed | Narrow, Tensor | None, str]] = {
         torch.zeros(0, dtype=torch.uint8),
         "no tensor is i8",
     ),
+    "packed of no sign": (Packed(type="u8[4]", bits=4), torch.zeros(2, dtype=torch.uint8), "only signed integers"),
+    "packed fields": (Packed(type="i8[5]", bits=6), torch.zeros(4, dtype=torch.uint8), "are 5 bytes"),
+    "packed and wide": (Packed(type=f"i64[{10**12}]", bits=2), torch.zeros(2, dtype=torch.uint8), "too large"),
     "narrow float": (Narrow(type="i64[2]"), torch.zeros(2), "and torch.float32 [2] is stored"),
+    "narrow that is as wide": (Narrow(type="f32[2]"), torch.zeros(2), "and torch.float32 [2] is stored"),
+    "narrow that is wider": (Narrow(type="i16[2]"), torch.zeros(2, dtype=torch.int32), "torch.int32 [2] is stored"),
+    "narrow of another kind": (Narrow(type="f32[2]"), torch.zeros(2, dtype=torch.int8), "torch.int8 [2] is stored"),
+    "narrow shape": (Narrow(type="f32[3]"), torch.zeros(2, dtype=torch.bfloat16), "torch.bfloat16 [2] is stored"),
+    "at nobody": (Plain(type="f32[2]", at="u"), torch.zeros(2), "at: no tensor 'u' is stored"),
+    "at nothing": (Plain(type="f32[2]", at=""), torch.zeros(2), "at: no tensor '' is stored"),
+    "at a record": (Narrow(type="f32[2]", at="t/t"), torch.zeros(2, dtype=torch.float16), "at: no tensor 't/t'"),
     "complex": (Plain(type="c128[2]"), torch.zeros(2, 3, dtype=torch.float64), "no tensor is c128"),
 }
 

@@ -28,6 +28,7 @@ USES: dict[str, Any] = {
     "": qc.FLOAT,
 }
 """What a config says for a layer that is to have a technique."""
+SEVEN_BITS = qc.UINT8_DYNAMIC.but(qmax=127)
 
 
 def stack(techniques: list[str]) -> tuple[Program, qc.QuantConfig, Tensor]:
@@ -135,7 +136,8 @@ def test_multiply_adds_of_dynamic_layers_in_every_form() -> None:
     """The hidden state is float in Q/DQ form, and quantized as it comes in integer form."""
     torch.manual_seed(0)
     tokens = torch.randint(0, 20, (3, 5))
-    prepared = qc.quantize(Recurrent().eval(), (tokens,), mode="dynamic").prepared
+    named = qc.QuantConfig().set_op("conv1d", SEVEN_BITS).set_op("conv_transpose1d", SEVEN_BITS)
+    prepared = qc.quantize(Recurrent().eval(), (tokens,), mode="dynamic", config=named).prepared
     coverage, integer = prepared.coverage(), qc.convert(prepared, to="integer").coverage()
     first, hidden, second = 4 * 16 * 8, 4 * 16 * 16, 4 * 16 * 16
     lstm, of_input = 15 * (first + second + 2 * hidden), 15 * first
@@ -148,7 +150,7 @@ def test_multiply_adds_of_dynamic_layers_in_every_form() -> None:
     assert [on_integers[name].macs for name in ("lstm", "cell", "conv", "up")] == [lstm, cell, conv, up]
     assert [on_integers[name].int8_macs for name in ("lstm", "cell", "conv", "up")] == [lstm, cell, conv, up]
     for found in (in_float, on_integers):
-        assert found["table"].technique == "weight-only"  # it has nothing but a weight, whatever the mode
+        assert found["table"].technique == ""  # it reads no activation whose scale could be found
         assert {found[name].technique for name in ("lstm", "cell", "conv", "up")} == {"dynamic"}
 
 
@@ -170,19 +172,47 @@ class Attending(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(8, 8, 1)
-        self.first = nn.Linear(8, 16)
+        self.before = nn.Linear(8, 8)
+        self.first = nn.Linear(6, 16)
         self.last = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.first(self.conv(x.transpose(1, 2)).transpose(1, 2)))
+        y = torch.relu(self.first(self.before(x.transpose(1, 2)).transpose(1, 2)))
         return self.last(y @ y.transpose(1, 2) @ y) + self.last(y)
 
 
 @pytest.fixture(scope="module")
 def attending() -> Program:
     torch.manual_seed(0)
-    return qc.capture(Attending().eval(), (torch.randn(2, 6, 8),))
+    return qc.capture(Attending().eval(), (torch.randn(2, 8, 6),))
+
+
+def test_what_reads_no_activation_has_its_weight_at_most() -> None:
+    words = qc.capture(Recurrent().eval(), (torch.randint(0, 20, (3, 5)),))
+    prepared, config = in_mode(words, "dynamic")
+    explanation = prepared.explain("embedding")
+    assert "it reads no activation, so it has no dynamic form" in explanation.reason
+    change = explanation.change
+    assert isinstance(change, AddConfigRule)
+    again = qc.prepare(words, "x86", config=change.apply(config))
+    assert again.coverage().row("embedding").technique == "weight-only"  # type: ignore[union-attr]
+    static = qc.prepare(words, "x86").coverage()
+    assert static.row("embedding").technique == "weight-only"  # type: ignore[union-attr]
+
+
+def test_scales_by_token_where_rows_are_added_up() -> None:
+    program = qc.capture(nn.Sequential(nn.Conv1d(4, 4, 3), nn.Linear(7, 5)).eval(), (torch.randn(2, 4, 9),))
+    config = qc.QuantConfig().set("*", qc.UINT8_TOKEN)
+    prepared = qc.prepare(program, "x86", config=config)
+    assert prepared.coverage().row("linear").technique == "dynamic"  # type: ignore[union-attr]
+    explanation = prepared.explain("conv1d")
+    assert "which per-token gives different scales" in explanation.reason
+    change = explanation.change
+    assert isinstance(change, AddConfigRule)
+    assert str(change) == 'config.set_node("conv1d", UINT8_DYNAMIC)'
+    row = qc.prepare(program, "x86", config=change.apply(config)).coverage().row("conv1d")
+    assert row is not None
+    assert row.technique == "dynamic"
 
 
 def in_mode(program: Program, mode: str, backend: str = "x86") -> tuple[Program, qc.QuantConfig]:
@@ -194,9 +224,9 @@ def in_mode(program: Program, mode: str, backend: str = "x86") -> tuple[Program,
 def test_reasons_in_mode_dynamic(attending: Program) -> None:
     coverage = in_mode(attending, "dynamic")[0].coverage()
     reasons = {row.node: row.reason for row in coverage.rows_for("float")}
-    assert reasons["relu"] == "linear before it is dynamic and yields float"
-    assert reasons["transpose_1"] == "transpose: it hands on what is quantized, and conv1d is dynamic: it yields float"
-    assert reasons["matmul"].startswith("matmul on x86: it is dynamic only where the config names the op or the node")
+    assert reasons["relu"] == "linear_1 before it is dynamic and yields float"
+    assert reasons["transpose_1"] == "transpose: it hands on what is quantized, and linear is dynamic: it yields float"
+    assert reasons["matmul"].startswith("matmul on x86: it is dynamic only where the config names the op,")
     assert "add has no dynamic form on x86" in reasons["add"]
     assert coverage.row("matmul").why is Why.NOT_DYNAMIC  # type: ignore[union-attr]
     on_qnnpack = in_mode(attending, "dynamic", "qnnpack")[0].coverage()
@@ -206,8 +236,8 @@ def test_reasons_in_mode_dynamic(attending: Program) -> None:
 def test_reasons_in_mode_weight_only(attending: Program) -> None:
     coverage = in_mode(attending, "weight-only")[0].coverage()
     reasons = {row.node: row.reason for row in coverage.rows_for("float")}
-    assert reasons["relu"] == "linear before it is weight-only and yields float"
-    assert reasons["add"] == "linear_1 before it is weight-only and yields float"
+    assert reasons["relu"] == "linear_1 before it is weight-only and yields float"
+    assert reasons["add"] == "linear_2 before it is weight-only and yields float"
     for node in ("transpose", "transpose_1", "transpose_2", "matmul", "matmul_1"):
         assert "it has no weight, and only weights are quantized: everything: quantize as int8" in reasons[node]
     integer = qc.convert(in_mode(attending, "weight-only")[0], to="integer").coverage()
@@ -218,7 +248,7 @@ CHANGES = [
     ("dynamic", "x86", "matmul", 'config.set_op("matmul", ', "dynamic"),
     ("dynamic", "x86", "matmul", 'config.set_node("matmul", "uint8{timing=dynamic', "dynamic"),
     ("dynamic", "x86", "matmul_1", 'config.set_node("matmul_1", "uint8{observe=mse}")', "static"),
-    ("dynamic", "x86", "relu", 'config.set_node("linear", "uint8{observe=mse}")', "static"),
+    ("dynamic", "x86", "relu", 'config.set_node("linear_1", "uint8{observe=mse}")', "static"),
     ("dynamic", "qnnpack", "add", 'config.set_node("add", "uint8{observe=mse}")', "static"),
     ("dynamic", "x86", "transpose_1", "remove from the config: everything: quantize as uint8", "static"),
     ("weight-only", "x86", "matmul", 'config.set_node("matmul", "uint8{observe=mse}")', "static"),
@@ -273,6 +303,15 @@ def test_explain_names_the_rule_of_the_config(attending: Program) -> None:
     assert "it quantizes nothing but its weights" in str(table.explain("embedding"))
 
 
+def test_kernels_do_not_change_what_is_told() -> None:
+    program, config, x = stack(["static", "dynamic", "weight-only", ""])
+    result = qc.quantize(program, None, [x], config=config)
+    found = qc.lower(result.program, "x86").program.coverage()
+    assert [row.technique for row in found.rows] == ["static", "dynamic", "weight-only", ""]
+    assert [row.int8_macs > 0 for row in found.rows] == [True, True, False, False]
+    assert found.macs == result.report.coverage.macs
+
+
 # -- the report ------------------------------------------------------------------------------------------------------
 
 
@@ -291,14 +330,25 @@ def test_the_report_says_what_it_was_measured_on(mode: Any, to: Any, says: str, 
     assert report.to_data()["measured_on"] == "example inputs"
     assert "  technique  " in str(report)
     assert any(line.split()[:4] == ["linear", "linear", "linear", mode] for line in str(report).splitlines())
-    given = qc.quantize(attending, None, [torch.randn(2, 6, 8)], mode=mode, to=to).report
+    given = qc.quantize(attending, None, [torch.randn(2, 8, 6)], mode=mode, to=to).report
     assert says in str(given)
     assert "dB over 1 batch\n" in str(given)
     assert given.to_data()["measured_on"] == "batches"
 
 
+def test_the_report_tells_the_size_in_a_file_where_it_is_packed() -> None:
+    program, _, _ = stack(["static"] * 3)
+    result = qc.quantize(program, None, config=qc.QuantConfig().set_all(qc.INT4_GROUP))
+    text = next(line for line in str(result.report).splitlines() if line.startswith("  size: "))
+    assert "packed in a file" in text
+    share = float(text.rpartition("(")[2].rstrip("%)")) / 100
+    weights, biases = 3 * WIDTH * WIDTH, 3 * WIDTH * 4
+    least = (weights / 2 + biases) / (weights * 4 + biases)
+    assert least < share < least + 0.05
+
+
 def test_the_report_of_static_quantization_reads_as_it_did(attending: Program) -> None:
-    text = str(qc.quantize(attending, None, [torch.randn(2, 6, 8) for _ in range(3)]).report)
+    text = str(qc.quantize(attending, None, [torch.randn(2, 8, 6) for _ in range(3)]).report)
     assert "calibrated with: 3 batches" in text
     assert "dB over 2 batches" in text
     assert "  technique  " not in text

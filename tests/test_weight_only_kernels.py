@@ -515,5 +515,5 @@ def test_a_table_of_fp8_is_kept_in_float16_only_where_it_is_packed() -> None:
     _, module = lowered(nn.Embedding(50, 32), torch.randint(0, 50, (3, 7)), qc.FP8_E4M3_WEIGHT)
     (kernel,) = kernels(module)
     assert isinstance(kernel, Lookup)
-    assert kernel.pack()[0].dtype == torch.float16
+    assert kernel.pack().rows.dtype == torch.float16
     assert kernel.state_dict()["w"].dtype == torch.float8_e4m3fn

@@ -59,9 +59,9 @@ class OtherTechniques:
                 if not isinstance(use.spec.granularity, PerToken):
                     yield ConfigRule(select=ByOp(op=op_name(node)), use=use)
         for backend in (trial.backend for trial in self.reasons.trials.tables[:1]):
-            own = _static_use(backend)
-            for other in (node, *self._dynamic_before(node)) if own is not None else ():
-                yield ConfigRule(select=ByNode(node=self._name(other)), use=own)
+            for own in _static_uses(backend)[:1]:
+                for other in (node, *self._dynamic_before(node)):
+                    yield ConfigRule(select=ByNode(node=self._name(other)), use=own)
             if Timing.WEIGHT_ONLY in backend.modes and any(value.op == "get_attr" for value in node.all_input_nodes):
                 yield ConfigRule(select=here, use=Quantize(backend.modes[Timing.WEIGHT_ONLY]))
 
@@ -106,10 +106,10 @@ class OtherTechniques:
         return f"{path}/{node.name}" if path else node.name
 
 
-def _static_use(backend: Backend) -> Quantize | None:
+def _static_uses(backend: Backend) -> list[Quantize]:
     """How a backend quantizes activations unless told otherwise."""
     uses = (backend.outcome(role) for role in backend.roles)
-    return next((use for use in uses if isinstance(use, Quantize) and use.spec.role is Role.ACT), None)
+    return [use for use in uses if isinstance(use, Quantize) and use.spec.role is Role.ACT]
 
 
 def _is_timed(setting: Setting | None) -> bool:

@@ -21,7 +21,7 @@ from quantc.dialect import op_name, short_name
 from quantc.errors import VerifyError
 from quantc.integer.library import IntegerOp, op_of
 from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.qdq import is_choice, is_dequantize, is_quantize
 from quantc.types import TensorType, TupleType, type_of
 
 MOVES = frozenset(
@@ -87,9 +87,9 @@ def stray_floats(program: Program) -> list[StrayFloat]:
 
 
 def check_integer_form(program: Program) -> None:
-    """Raise a VerifyError that lists every stray float, and every quantize and dequantize op that was left."""
+    """Raise a VerifyError that lists every stray float, and every op of the Q/DQ form that was left."""
     faults = [str(stray) for stray in stray_floats(program)]
-    left = [node for node in program.nodes() if is_quantize(node) or is_dequantize(node)]
+    left = [node for node in program.nodes() if _is_qdq(node)]
     faults += [f"{program.describe(node)} is {node.target}, which the integer form spells out" for node in left]
     if faults:
         raise VerifyError(
@@ -296,8 +296,11 @@ def _hands_on(node: fx.Node) -> bool:
     an op of the Q/DQ form."""
     target: Any = node.target
     runs_graph = isinstance(target, HigherOrderOperator) and target is not out_dtype
-    is_qdq = is_quantize(node) or is_dequantize(node)
-    return node.op == "output" or target is operator.getitem or runs_graph or is_qdq
+    return node.op == "output" or target is operator.getitem or runs_graph or _is_qdq(node)
+
+
+def _is_qdq(node: fx.Node) -> bool:
+    return is_quantize(node) or is_dequantize(node) or is_choice(node)
 
 
 def _schema(node: fx.Node) -> str:

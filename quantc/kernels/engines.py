@@ -95,9 +95,11 @@ _QUANTIZED = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 def as_quantized(x: Tensor, scale: float = 1.0, zero_point: int = 0) -> Tensor:
     """Bytes as a tensor of torch's quantized dtype, on the same memory."""
     dtype = torch.quint8 if x.dtype is torch.uint8 else torch.qint8
-    made: Tensor = torch._empty_affine_quantized([0], scale=scale, zero_point=zero_point, dtype=dtype)
+    made: Tensor = torch._empty_affine_quantized(  # pyright: ignore[reportPrivateImportUsage]
+        [0], scale=scale, zero_point=zero_point, dtype=dtype
+    )
     storage = torch.storage.TypedStorage(wrap_storage=x.untyped_storage(), dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-    return made.set_(storage, x.storage_offset(), x.shape, x.stride())  # type: ignore[call-overload,no-any-return]
+    return made.set_(storage, x.storage_offset(), x.shape, x.stride())
 
 
 def as_bytes(q: Tensor) -> Tensor:
@@ -114,7 +116,10 @@ def quiet() -> None:
 
 
 def bytes_on_grid(x: Tensor, scale: float, zero_point: int, highest: int) -> Tensor:
-    """A float tensor on a grid of levels from 0, with the bits of the integer form; call `quiet` once before."""
+    """A float tensor on a grid of levels from 0; call `quiet` once before.
+
+    torch's op adds the zero point before it rounds, so that what is halfway between two levels may go to the other one.
+    """
     levels = as_bytes(torch.quantize_per_tensor(x, scale, zero_point, torch.quint8))
     return levels if highest == 255 else levels.clamp_(max=highest)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quantc.kernels.engines import packed_linear
 from quantc.kernels.packed import Kernel, check_columns
@@ -72,11 +72,15 @@ class Weight:
 class LinearDynamic(Kernel):
     """Layers with weights as buffers, which quantize what they read as it comes."""
 
-    def __init__(self, weight: Weight, grid: RunTimeGrid, outputs: Sequence[int] = ()) -> None:
+    def __init__(self, weight: Weight, grid: RunTimeGrid) -> None:
         super().__init__()
         self.grid = grid
-        self.outputs = tuple(outputs)
-        """How many columns each of several results has; empty if there is one."""
+        self.shape = weight.levels.shape
+        """Outputs and inputs."""
+        self.layers = nn.ModuleList()
+        """The kernels this one stands for; then it has no tensors of its own."""
+        self.outputs: list[int] = []
+        """How many columns the result of each of them has."""
         self.relu = False
         self.register_buffer("weight", weight.levels)
         self.register_buffer("scale", weight.scale)
@@ -84,6 +88,8 @@ class LinearDynamic(Kernel):
 
     @property
     def plain(self) -> Weight:
+        if self.layers:
+            return Weight.stacked([layer.plain for layer in self.layers if isinstance(layer, LinearDynamic)])
         return Weight(self.get_buffer("weight"), self.get_buffer("scale"), self.optional_buffer("bias"))
 
     @property
@@ -93,10 +99,13 @@ class LinearDynamic(Kernel):
     @classmethod
     def joined(cls, kernels: Sequence[Kernel]) -> Kernel:
         layers = [layer for layer in kernels if isinstance(layer, LinearDynamic)]
-        weights = [layer.plain for layer in layers]
-        one = cls(Weight.stacked(weights), layers[0].grid, [weight.levels.shape[0] for weight in weights])
+        one = cls(Weight.stacked([layer.plain for layer in layers]), layers[0].grid)
+        one.layers.extend(layers)
+        one.outputs = [layer.shape[0] for layer in layers]
         one.relu = layers[0].relu
         one.in_order = any(layer.in_order for layer in layers)
+        for name in ("weight", "scale", "bias"):
+            one.register_buffer(name, None)
         return one
 
     def absorb(self, op: str) -> bool:
@@ -107,17 +116,19 @@ class LinearDynamic(Kernel):
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x = inputs[0]
-        rows, columns = self.get_buffer("weight").shape
+        rows, columns = self.shape
         check_columns(x, columns, self.name)
-        x = x.to(torch.float32)
-        if x.numel():
-            result = self.product(packed, x if x.dim() > 1 else x.unsqueeze(0))
-            result = result if x.dim() > 1 else result.squeeze(0)
-        else:
+        if x.dtype is not torch.float32:
+            x = x.to(torch.float32)
+        if not x.numel():
             result = x.new_empty([*x.shape[:-1], rows])
+        elif x.dim() > 1:
+            result = self.product(packed, x)
+        else:
+            result = self.product(packed, x.unsqueeze(0)).squeeze(0)
         if not self.outputs:
             return result
-        parts = torch.split(result, list(self.outputs), dim=-1)
+        parts = torch.split(result, self.outputs, dim=-1)
         return tuple(part.contiguous() for part in parts) if self.in_order else parts
 
     def product(self, packed: Any, x: Tensor) -> Tensor:
@@ -126,7 +137,7 @@ class LinearDynamic(Kernel):
 
     def nothing(self, x: Tensor) -> Tensor:
         """The results for a tensor that is not finite."""
-        return x.new_full([*x.shape[:-1], self.get_buffer("weight").shape[0]], torch.nan)
+        return x.new_full([*x.shape[:-1], self.shape[0]], torch.nan)
 
     def extra_repr(self) -> str:
         return f"{self.name}{', relu' if self.relu else ''}"
@@ -149,7 +160,7 @@ class OfWhole(LinearDynamic):
 
     @property
     def pair_sums(self) -> tuple[Tensor, int] | None:
-        return self.get_buffer("weight"), self.grid.span
+        return self.plain.levels, self.grid.span
 
 
 class OfRows(OfWhole):

@@ -20,9 +20,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from quantc.integer.library import OPS
-from quantc.integer.ops.recurrent import KINDS, Layout, unrolled
+from quantc.integer.ops.recurrent import KINDS, Kind, Layout, Product, unrolled
 from quantc.kernels.engines import UNUSED, gru_dynamic, lstm_dynamic, packed_cell, packed_linear
-from quantc.kernels.linear_dynamic import LinearDynamic, OfRows, OfWhole, OfWholeOnQnnpack, Weight
+from quantc.kernels.linear_dynamic import LinearDynamic, OfRows, OfWhole, Weight
 from quantc.kernels.packed import Kernel, check_columns
 from quantc.kernels.run_time_grid import RunTimeGrid
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
@@ -30,12 +30,21 @@ from quantc.kernels.table import Call, NoKernelError, Placement, kernel
 REDUCED, FULL = 127, 255
 """The highest level of an activation, where sums of two products must fit 16 bits and where they need not."""
 SMALLEST_SCALE = 2.0**-14
+LINEAR: Any = torch.ops.quantized.linear_dynamic.default
 SEQUENCES: dict[str, Callable[..., Any]] = {"lstm": lstm_dynamic, "gru": gru_dynamic}
 """Those that torch takes through all steps itself."""
 CELLS: dict[str, Callable[..., Any]] = {
     name: getattr(torch.ops.quantized, f"quantized_{name}_cell_dynamic").default for name in KINDS
 }
-"""torch's ops for one step. On fbgemm their levels end at 127."""
+"""torch's ops for one step. Their levels end at 127."""
+
+
+def _rnn(activation: Callable[[Tensor], Tensor]) -> Kind:
+    """The step of an RNN, on the memory of the product."""
+    return Kind(lambda given, state, product: (activation(product(state[0]).add_(given)),), 1, "")
+
+
+IN_PLACE = {"rnn_tanh": _rnn(torch.tanh_), "rnn_relu": _rnn(torch.relu_)}
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,10 @@ class Parts:
     per_token: bool
     written: tuple[Any, ...]
     """The last arguments of the op of the integer form."""
-    layout: Layout | None = None
+    layout: Layout | None
     """None for a cell."""
+    looked_at: tuple[int, ...]
+    """Which of the inputs may be other than finite."""
 
     @property
     def is_torchs(self) -> bool:
@@ -66,6 +77,7 @@ class Recurrent(Kernel):
         self.layout = parts.layout
         self.grid = parts.grid
         self.written = parts.written
+        self.looked_at = parts.looked_at
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -74,8 +86,8 @@ class Recurrent(Kernel):
 
     def is_for(self, parts: Parts) -> bool:
         """Whether it computes what an op of these parts does."""
-        settings = (parts.kind, parts.layout, parts.written)
-        if (self.kind, self.layout, self.written) != settings:
+        settings = (parts.kind, parts.layout, parts.written, parts.looked_at)
+        if (self.kind, self.layout, self.written, self.looked_at) != settings:
             return False
         return all(_same(*pair) for pair in zip(self.weights, parts.weights, strict=True))
 
@@ -102,6 +114,7 @@ class OnTorchsOps(Recurrent):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.count = len(parts.weights)
+        self.columns = tuple(weight.levels.shape[1] for weight in parts.weights[:2])
         for index, weight in enumerate(parts.weights):
             self.register_buffer(f"weight_{index}", weight.levels)
             self.register_buffer(f"scale_{index}", weight.scale)
@@ -119,11 +132,30 @@ class OnTorchsOps(Recurrent):
         )
 
     def packed_weights(self) -> list[Any]:
+        """Nothing if a bias is not finite: that would be hidden too."""
+        if not all(weight.bias is None or _is_finite(weight.bias) for weight in self.weights):
+            return []
         return [packed_linear(self.engine, weight.levels, weight.scale, weight.bias) for weight in self.weights]
 
-    def check(self, x: Tensor, h: Tensor) -> None:
-        check_columns(x, self.get_buffer("weight_0").shape[1], f"the input's product of {self.name}")
-        check_columns(h, self.get_buffer("weight_1").shape[1], f"the state's product of {self.name}")
+    @property
+    def reduced(self) -> bool:
+        return self.grid.span == REDUCED
+
+    def product(self, weight: Any) -> Product:
+        reduced = self.reduced
+        return lambda x: LINEAR(x, weight, reduced)
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        x, *state = inputs
+        check_columns(x, self.columns[0], self.name)
+        check_columns(state[0], self.columns[1], self.name)
+        if not packed or not _is_finite(*[inputs[index] for index in self.looked_at]):
+            return self.as_written(x, state)
+        return self.on_kernel(packed, x, state)
+
+    def on_kernel(self, packed: Any, x: Tensor, state: list[Tensor]) -> Any:
+        """The result, where all is finite."""
+        raise NotImplementedError
 
     def state(self, state: list[Tensor]) -> Any:
         """The state as ops take it: a list only where it has two parts."""
@@ -141,22 +173,25 @@ class OnTorchsOps(Recurrent):
 
 
 class Sequences(OnTorchsOps):
-    """All layers of an LSTM or GRU over a whole sequence."""
+    """All layers over a whole sequence."""
 
     def pack(self) -> Any:
         weights = self.packed_weights()
         pairs = zip(weights[::2], weights[1::2], strict=True)
-        return [packed_cell(ih, hh, self.grid.span == REDUCED) for ih, hh in pairs]
+        if self.kind in SEQUENCES:
+            return [packed_cell(ih, hh, self.reduced) for ih, hh in pairs]
+        return [(self.product(ih), self.product(hh)) for ih, hh in pairs]
 
-    def run(self, packed: Any, *inputs: Tensor) -> Any:
-        x, *state = inputs
-        self.check(x, state[0])
-        if self.layout is None or not _is_finite(*inputs):
-            return self.as_written(x, state)
-        sequence, *last = SEQUENCES[self.kind](x, state, packed, *_arguments(self.layout))
-        if not _is_finite(sequence):  # by a bias: the steps after it would hide it
-            return self.as_written(x, state)
-        return sequence.contiguous(), *last
+    def on_kernel(self, packed: Any, x: Tensor, state: list[Tensor]) -> Any:
+        layout = self.layout
+        if layout is None:
+            raise ValueError("a cell is no sequence")
+        if self.kind in SEQUENCES:
+            sequence, *last = SEQUENCES[self.kind](x, state, packed, *_arguments(layout))
+            return sequence.contiguous(), *last
+        made = unrolled(IN_PLACE[self.kind], layout, x, state, packed)
+        # without a bound on the state it may have grown beyond all bounds
+        return made if self.kind != "rnn_relu" or _is_finite(made[0]) else self.as_written(x, state)
 
 
 class FbgemmSequences(Sequences):
@@ -182,12 +217,22 @@ class FbgemmCell(OnTorchsOps):
     def pack(self) -> Any:
         return self.packed_weights()
 
-    def run(self, packed: Any, *inputs: Tensor) -> Any:
-        x, *state = inputs
-        self.check(x, state[0])
-        if not _is_finite(x, state[0]):
-            return self.as_written(x, state)
-        return CELLS[self.kind](x, self.state(state), *packed, UNUSED, UNUSED)
+    def on_kernel(self, packed: Any, x: Tensor, state: list[Tensor]) -> Any:
+        if self.reduced:
+            return CELLS[self.kind](x, self.state(state), *packed, UNUSED, UNUSED)
+        of_input, of_state = (self.product(weight) for weight in packed)
+        kind = KINDS[self.kind]
+        made = kind.step(of_input(x), tuple(state), of_state)
+        return made if kind.states > 1 else made[0]
+
+
+class QnnpackCell(FbgemmCell):
+    name: ClassVar[str] = "QNNPACK cell"
+    engine: ClassVar[str] = "qnnpack"
+
+    @property
+    def pair_sums(self) -> tuple[Tensor, int] | None:
+        return None
 
 
 class StepByStep(Recurrent):
@@ -245,11 +290,8 @@ def fbgemm(call: Call) -> Placement:
 
 
 def _on_fbgemm(parts: Parts) -> Kernel:
-    span = parts.grid.span
-    if parts.is_torchs and parts.layout is not None and parts.kind in SEQUENCES and span in (REDUCED, FULL):
-        return FbgemmSequences(parts)
-    if parts.is_torchs and parts.layout is None and span == REDUCED:
-        return FbgemmCell(parts)
+    if parts.is_torchs and parts.grid.span in (REDUCED, FULL):
+        return FbgemmCell(parts) if parts.layout is None else FbgemmSequences(parts)
     return StepByStep(parts, OfRows if parts.per_token else OfWhole)
 
 
@@ -264,8 +306,7 @@ def qnnpack(call: Call) -> Placement:
 
 
 def _on_qnnpack(parts: Parts) -> Kernel:
-    is_sequence = parts.layout is not None and parts.kind in SEQUENCES
-    return QnnpackSequences(parts) if is_sequence else StepByStep(parts, OfWholeOnQnnpack)
+    return QnnpackCell(parts) if parts.layout is None else QnnpackSequences(parts)
 
 
 def _placed(call: Call, parts: Parts, make: Callable[[Parts], Kernel]) -> Placement:
@@ -290,7 +331,15 @@ def _parts(call: Call) -> Parts:
         raise NoKernelError("the kernel takes matrices of int8 that are not empty")
     layout = None if is_cell else Layout(call["num_layers"], call["bidirectional"], call["batch_first"])
     written = tuple(call[name] for name in WRITTEN)
-    return Parts(kind, found, RunTimeGrid.of(call), call["per_token"], written, layout)
+    return Parts(kind, found, RunTimeGrid.of(call), call["per_token"], written, layout, _looked_at(call))
+
+
+def _looked_at(call: Call) -> tuple[int, ...]:
+    """The inputs that are computed, or constants that are not finite. Of a cell's state h alone is multiplied."""
+    if call.op in STEPS:
+        return 0, 1
+    tensors = [call.program.tensor(node) for node in _inputs(call)]
+    return tuple(index for index, tensor in enumerate(tensors) if tensor is None or not _is_finite(tensor))
 
 
 def _constant(call: Call, value: Any) -> Tensor | None:
@@ -304,4 +353,5 @@ def _constant(call: Call, value: Any) -> Tensor | None:
 def _inputs(call: Call) -> tuple[fx.Node, ...]:
     """The nodes of the input and of the state, which may be constants."""
     x, hx = call.node.args[:2]
-    return (x, *(hx if isinstance(hx, list | tuple) else (hx,)))
+    values = (x, *(hx if isinstance(hx, list | tuple) else (hx,)))
+    return tuple(value for value in values if isinstance(value, fx.Node))

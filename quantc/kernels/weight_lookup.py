@@ -6,14 +6,55 @@ and they take integers of 4 bits with scales in float16 only.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.ops.weight_only import BYTES, bags, real_rows
+from quantc.integer.ops.weight_only import BYTES, bags
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
 from quantc.kernels.weight_stored import StoredWeight, WeightOnly
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table in a format that torch converts fast, and its scales and zero points as float32."""
+
+    rows: Tensor
+    scale: Tensor | None
+    zero_point: Tensor | None
+    are_of_rows: bool
+    """Whether each row has numbers of its own, which are looked up like the row: one, or one for each group."""
+
+    @staticmethod
+    def of(weight: StoredWeight) -> Table:
+        # torch converts fp8 numbers one by one; in float16 they are exact, and converted eight at a time
+        rows = weight.w.half() if weight.w.dtype in BYTES else weight.w
+        are_of_rows = weight.axis == 0 or weight.group_size is not None
+        parts = (None if part is None else part.float() for part in (weight.scale, weight.zero_point))
+        scale, zero_point = (
+            part.reshape(len(rows), -1) if part is not None and are_of_rows else part for part in parts
+        )
+        return Table(rows, scale, zero_point, are_of_rows)
+
+    def look_up(self, indices: Tensor) -> Tensor:
+        """Rows as float32. What is changed in place is new."""
+        found = torch.embedding(self.rows, indices).float()
+        if self.scale is None:
+            return found
+        groups = self.scale.shape[-1] if self.are_of_rows else 1
+        split = found if groups == 1 else found.unflatten(-1, (groups, found.shape[-1] // groups))
+        if self.zero_point is not None:
+            split.sub_(self._beside(self.zero_point, indices, groups))
+        split.mul_(self._beside(self.scale, indices, groups))
+        return found
+
+    def _beside(self, values: Tensor, indices: Tensor, groups: int) -> Tensor:
+        if not self.are_of_rows:
+            return values
+        found = torch.embedding(values, indices)
+        return found if groups == 1 else found.unsqueeze(-1)
 
 
 class Lookup(WeightOnly):
@@ -22,14 +63,10 @@ class Lookup(WeightOnly):
     name: ClassVar[str] = "rows looked up as stored"
 
     def pack(self) -> Any:
-        weight = self.stored
-        # torch converts fp8 numbers one by one; in float16 they are exact, and converted eight at a time
-        table = weight.w.half() if weight.w.dtype in BYTES else weight.w
-        return table, weight.scale, weight.zero_point, weight.axis, weight.group_size is not None
+        return Table.of(self.stored)
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
-        table, scale, zero_point, axis, grouped = packed
-        return real_rows(torch.embedding(table, inputs[0]), scale, zero_point, inputs[0], axis, grouped)
+        return packed.look_up(inputs[0])
 
 
 class BagLookup(Lookup):

@@ -72,10 +72,11 @@ class Fit(WithExtremes):
     @classmethod
     def from_state(cls, share: Share, state: State) -> Self:
         loaded = cls(MinMax.from_state(share, state))
-        if loaded.extremes.low is None:
+        ends = loaded.extremes.low, loaded.extremes.high
+        if ends[0] is None or ends[1] is None:
             return loaded
         rows = state.tensor("rows", torch.float32)
-        if rows.dim() != 2 or rows.shape[0] != loaded.extremes.low.numel() or rows.numel() != loaded.seen:
+        if rows.dim() != 2 or rows.shape[0] != ends[0].numel() or rows.numel() != loaded.seen:
             raise LoadError(
                 f"the tensor 'rows' is {list(rows.shape)}, and does not hold the {loaded.seen} numbers seen"
             )
@@ -83,7 +84,7 @@ class Fit(WithExtremes):
         if int((~finite).sum()) != loaded.non_finite:
             raise LoadError("the tensor 'rows' contradicts the field 'non_finite'")
         low, high = rows.where(finite, torch.inf).amin(1), rows.where(finite, -torch.inf).amax(1)
-        if not torch.equal(torch.stack([low, high]), torch.stack([loaded.extremes.low, loaded.extremes.high]).reshape(2, -1)):  # fmt: skip
+        if not (torch.equal(low, ends[0].reshape(-1)) and torch.equal(high, ends[1].reshape(-1))):
             raise LoadError("the tensor 'rows' contradicts the tensors 'low' and 'high'")
         loaded._add(rows)
         return loaded

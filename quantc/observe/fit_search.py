@@ -26,10 +26,8 @@ HEIGHT = 64
 """Rows are cut into columns of at most this many weights. Numbers that go with a column then lie side by side, which
 is twice as fast as broadcasting them along it."""
 
-COARSE, FINE = 4, 2
+COARSE, FINE = 4, (2, 1)
 """How often the space between two scales is halved: in the first grid, then between the best and its neighbours."""
-FINEST = 2
-"""How often the latter."""
 LEAST_SQUARES = 2
 """How often the scale is fitted to the levels."""
 ON_A_LEVEL = 4
@@ -117,7 +115,7 @@ class _Columns:
         exact = self.weights * one
         levels = torch.round(exact).clamp(first, last)
         sums = torch.stack([_total(exact.mul_(levels), 0), _total(levels.square_(), 0)])
-        weight_level, level_level = self._gather(sums).split(1)
+        weight_level, level_level = self._gather(sums).unbind()
         return weight_level, level_level
 
     def _spread(self, table: Tensor) -> tuple[Tensor, ...]:
@@ -165,9 +163,9 @@ class _Search:
         narrowest = self._narrowest()
         ratio = _root(WIDEST / narrowest, COARSE)
         self._try(torch.cat([_powers(narrowest * self.unit, ratio, 1 << COARSE), self._with_an_end_on_a_level()]))
-        for _ in range(FINEST):
-            ratio = _root(ratio, FINE)
-            between = (1 << FINE) - 1
+        for halvings in FINE:
+            ratio = _root(ratio, halvings)
+            between = (1 << halvings) - 1
             self._try(torch.cat([_powers(self.scale, ratio, between)[1:], _powers(self.scale, 1 / ratio, between)[1:]]))
         for _ in range(LEAST_SQUARES):
             self._try_least_squares()
@@ -226,8 +224,7 @@ class _Search:
         """Try the scale that suits the levels best which the weights have now."""
         inverse, below = (1.0 / self.scale).unsqueeze(0), self.below.unsqueeze(0)
         products = [columns.products(inverse, below, self.steps) for columns in self.columns]
-        weight_level = torch.cat([product[0] for product in products]).sum(0)
-        level_level = torch.cat([product[1] for product in products]).sum(0)
+        weight_level, level_level = (_total(torch.stack(list(part)), 0) for part in zip(*products, strict=True))
         factor = torch.where(level_level > 0, weight_level / level_level, 1.0).float()
         self._keep(self._rounded(self.scale * factor).unsqueeze(0), below)
 

@@ -59,7 +59,9 @@ class _Label(BaseModel):
 
 def digest(tensor: Tensor) -> str:
     """The digest of a contiguous tensor's bytes."""
-    return blake2b(tensor.reshape(-1).view(torch.uint8).numpy().data, digest_size=DIGEST_SIZE).hexdigest()
+    # empty ones have strides of all kinds, and no bytes
+    data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+    return blake2b(data, digest_size=DIGEST_SIZE).hexdigest()
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | None = None) -> None:

@@ -146,9 +146,7 @@ class TensorReader:
         self.records = dict(records)
         self.stored = dict(stored)
         self._room = MOST_UNFOLDED + UNFOLDING * sum(tensor.nbytes for tensor in stored.values())
-        self._left = Counter(
-            _place(record, name) for name, record in records.items() if not isinstance(record, Filled)
-        )
+        self._left = Counter(_place(record, name) for name, record in records.items() if not isinstance(record, Filled))
         """How many tensors have still to be made of what is stored."""
 
     def take(self, name: str) -> Tensor:
@@ -224,12 +222,13 @@ def _type(text: str, where: str) -> TensorType:
 
 
 def _unfilled(record: Filled, dtype: torch.dtype, shape: list[int], where: str) -> Tensor:
-    count, value = math.prod(shape), bytes.fromhex(record.value)
-    if not count:
+    value = bytearray.fromhex(record.value)
+    if not math.prod(shape):
         _refuse(f"type: {record.type[:60]} is too small to be filled", where)
     if len(value) != dtype.itemsize:
         _refuse(f"value: one element of {record.type[:60]} has {dtype.itemsize} bytes", where)
-    return torch.frombuffer(bytearray(value * count), dtype=dtype).reshape(shape)
+    one = torch.frombuffer(value, dtype=dtype).reshape([1] * len(shape))
+    return one.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _unpacked(stored: Tensor, bits: Width, shape: list[int], where: str) -> Tensor:

@@ -95,8 +95,10 @@ def linear_weight_only(
     bias: Tensor | None,
     transposed: bool,
 ) -> Tensor:
-    """A product with a weight that is stored quantized: of linear layers, and `transposed` the second operand of a matrix
-    product, which has the outputs on its last axis."""
+    """A product with a weight that is stored quantized.
+
+    That of a linear layer, or `transposed` the second operand of a matrix product, with the outputs on its last axis.
+    """
     real = stored_weight(w, scale, zero_point, axis, group_size, shape, order)
     return product(x, real, bias, transposed)
 
