@@ -5,7 +5,8 @@
 Single linear layers, a stack of them, a convolution and a table of embeddings. The float model and every format take turns
 in one process on the same input. On one thread it is CPU time that counts, since the machine may be shared; the ratio is
 that of the best rounds. The aim is a ratio of at most 1.2 for linear layers and convolutions. What is timed is the module
-that `qc.lower` gives, with the 15 to 20 µs that it takes to check and unpack its arguments. `--torch` adds torch's own kernels for packed weights to the single layers; the ones on float32 are very slow.
+that `qc.lower` gives, with what it takes to look at its arguments: 10 to 20 µs a call. `--torch` adds torch's own kernels
+for packed weights to the single layers; those on float32 are very slow.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def saved_size(program: qc.Program, folder: Path) -> int:
 
 
 def torch_kernels(layer: nn.Linear) -> dict[str, Forward]:
-    """torch's own kernels for packed weights: bfloat16 rounds what it reads, and 24-bit floats are slow."""
+    """torch's own kernels for packed weights, to be timed: what they compute is of no concern here."""
     weight = layer.weight.detach()
     scale = weight.abs().amax(1) / 127
     levels = torch.round(weight / scale[:, None]).to(torch.int8)

@@ -8,6 +8,7 @@ from torch import fx
 
 from quantc.inserted import remove_observers
 from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.integer.writers.recurrent import state_notes
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.places import Places, after, rewire
 from quantc.plan import Group, Source
@@ -46,7 +47,7 @@ class QuantizePass(Pass):
             writer.add(group)
         count = writer.write()
         program.note_inference_only("it was quantized with fixed scales")
-        return Outcome(count > 0, (f"{count} tensors quantized", *notes))
+        return Outcome(count > 0, (f"{count} tensors quantized", *notes, *state_notes(program)))
 
 
 class _Writer:

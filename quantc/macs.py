@@ -178,12 +178,6 @@ def _quantizing(count: Count, stored: int = 1) -> Count:
     return counted
 
 
-def _weight_only(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """The weight is stored in one of several shapes; how long the sums are, the input tells."""
-    x, w = argument(node, "x"), argument(node, "w")
-    return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
-
-
 def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     """Input and hidden state are both quantized as they come."""
     steps = math.prod(_shape(argument(node, "x"), sizes)[:-1])
@@ -221,7 +215,6 @@ _COUNTS: dict[str, Count] = {
     "quantc.linear_weight_only.default": _linear_weight_only,
     "quantc.linear_dynamic.default": _quantizing(_linear),
     "quantc.linear_both_dynamic.default": _quantizing(_linear, stored=0),
-    "quantc.linear_weight_only.default": _weight_only,
     "quantc.matmul_dynamic.default": _quantizing(_matmul),
     "quantc.matmul_both_dynamic.default": _quantizing(_matmul, stored=0),
     "quantc.conv_dynamic.default": _quantizing(_convolution),

@@ -47,7 +47,7 @@ def unpack(packed: Tensor, bits: Width, shape: torch.Size) -> Tensor:
             advice="give the tensor that `pack` made, and the shape it was made from",
         )
     levels = torch.zeros(0, dtype=torch.uint8)
-    for part, (width, shift) in zip(packed.split(lengths), _fields(bits), strict=True):
+    for part, (width, shift) in zip(torch.split(packed, lengths), _fields(bits), strict=True):
         field = _unpack_field(part, width)[:total]
         levels = field if shift == 0 else levels | (field << shift)
     sign = 1 << (bits - 1)

@@ -223,8 +223,14 @@ class TableAnnotation:
         own = self._own(slot.role)
         if own is not None and own.spec.role is Role.BIAS:
             parents = [sites[parent] for parent in sites if parent != slot.name]
-            return Derived(tuple(parents)) if len(parents) > 1 else None
+            is_known = all(self._is_static(parent) for parent in parents)
+            return Derived(tuple(parents)) if len(parents) > 1 and is_known else None
         return self._of_role(slot.role, setting, slot.node, slot.value)
+
+    def _is_static(self, site: Site) -> bool:
+        """Whether the scale at a place is known before the program runs, and integers are computed with."""
+        root = self._root(self.annotator.plan.outcomes[site])
+        return isinstance(root, Fixed) or (isinstance(root, Quantize) and root.spec.timing is Timing.STATIC)
 
     def _of_role(
         self, role: str, setting: Setting | None, node: fx.Node, value: fx.Node | None = None

@@ -224,6 +224,13 @@ PRODUCTS = [
     on_servers("rnn", "rnn_tanh", single(lambda: LastOutput(nn.RNN(8, 5)), data=rows), "rnn"),
     on_servers("lstm cell", "lstm_cell", single(lambda: Cell(nn.LSTMCell(8, 5)), data=rows), "lstm-cell"),
     on_servers("gru cell", "gru_cell", single(lambda: Cell(nn.GRUCell(8, 5)), data=rows), "gru-cell"),
+    on_servers("rnn cell", "rnn_tanh_cell", single(lambda: Cell(nn.RNNCell(8, 5)), data=rows), "rnn-cell"),
+    on_servers(
+        "rnn cell with relu",
+        "rnn_relu_cell",
+        single(lambda: Cell(nn.RNNCell(8, 5, nonlinearity="relu")), data=rows),
+        "rnn-cell",
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quantc.capability import Capability
-from quantc.formats import DType, PerChannel, Role, Scheme
+from quantc.formats import DType, Dynamic, PerChannel, Role, Scheme, Timing
 from quantc.outcomes import Fixed, Quantize
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
@@ -17,7 +17,7 @@ from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule, RuleTable
 from quantc.quantizer import Backend
-from quantc.spec import INT8, INT8_WEIGHT, INT32_BIAS, UINT8, QuantSpec
+from quantc.spec import INT8, INT8_WEIGHT, INT8_WEIGHT_ONLY, INT32_BIAS, UINT8, UINT8_TOKEN, QuantSpec
 from quantc.testing import Check
 
 QDQ = frozenset({"qdq"})
@@ -26,6 +26,10 @@ OWN = {"x": "act", "out": "act"}
 MOVED = {"x": "pass", "out": "like x"}
 PRODUCT = {"x": "act", "w": "weight", "b": "bias", "out": "act?"}
 TRANSPOSED = INT8_WEIGHT.but(granularity=PerChannel(axis=1))
+
+RUN_TIME = Capability(
+    role=Role.ACT, dtypes=(DType.UINT8,), granularities=("per-tensor", "per-token"), timings=(Timing.DYNAMIC,)
+)
 
 GOOD = Backend(
     "good",
@@ -39,8 +43,14 @@ GOOD = Backend(
                 {"x": "act", "w": "transposed", "out": "act"},
                 supports=QDQ,
             ),
-            Rule("linear", aten.linear("x", const("w"), const("b?")), PRODUCT, supports=QDQ),
-            Rule("matmul", aten.matmul, {"x": "act", "y": "act", "out": "act"}, supports=QDQ),
+            Rule("linear", aten.linear("x", const("w"), const("b?")), PRODUCT, supports=QDQ, dynamic=Dynamic.YES),
+            Rule(
+                "matmul",
+                aten.matmul,
+                {"x": "act", "y": "act", "out": "act"},
+                supports=QDQ,
+                dynamic=Dynamic.NAMED,
+            ),
             Rule("add", aten.add >> optional(aten.relu), {"x": "act", "y": "act", "out": "act"}, supports=BOTH),
             Rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, supports=QDQ),
             Rule("max-pool", aten.max_pool, MOVED, supports=QDQ),
@@ -66,7 +76,15 @@ GOOD = Backend(
             granularities=("per-tensor", "per-channel"),
         ),
         Capability(role=Role.BIAS, dtypes=(DType.INT32,), schemes=(Scheme.SYMMETRIC,)),
+        RUN_TIME,
+        Capability(
+            role=Role.WEIGHT,
+            dtypes=(DType.INT8, DType.INT4),
+            granularities=("per-channel", "per-group"),
+            timings=(Timing.WEIGHT_ONLY,),
+        ),
     ),
+    modes={"dynamic": UINT8_TOKEN, "weight-only": INT8_WEIGHT_ONLY},
     summary="ten rules that are right",
 )
 
@@ -90,23 +108,24 @@ def _roles(**roles: QuantSpec | Quantize | Fixed) -> Backend:
     return replace(GOOD, roles={**GOOD.roles, **named})
 
 
-def _rule(name: str, change: Callable[[Rule], Rule]) -> Backend:
+def with_rule(name: str, change: Callable[[Rule], Rule]) -> Backend:
     rules = tuple(change(rule) if rule.name == name else rule for rule in GOOD.table)
     return replace(GOOD, table=replace(GOOD.table, rules=rules))
 
 
 def _with_roles(name: str, roles: dict[str, str]) -> Backend:
-    return _rule(name, lambda rule: replace(rule, roles=roles))
+    return with_rule(name, lambda rule: replace(rule, roles=roles))
 
 
-def _plus(*rules: Rule, first: bool = False) -> Backend:
+def plus(*rules: Rule, first: bool = False) -> Backend:
     all_rules = (*rules, *GOOD.table) if first else (*GOOD.table, *rules)
     return replace(GOOD, table=replace(GOOD.table, rules=all_rules))
 
 
 def _free(backend: Backend) -> Backend:
-    """Takes whatever its own roles say."""
-    return replace(backend, takes=())
+    """Takes whatever its own roles say, and nothing but static scales."""
+    rules = tuple(replace(rule, dynamic=Dynamic.NO) for rule in backend.table)
+    return replace(backend, takes=(), modes={}, table=replace(backend.table, rules=rules))
 
 
 @predicate("test-never")
@@ -247,29 +266,31 @@ FAULTY: tuple[Faulty, ...] = (
     ),
     Faulty(
         "dead-rule",
-        _plus(Rule("linear-too", aten.linear("x", const("w"), const("b?")), PRODUCT, supports=QDQ)),
+        plus(Rule("linear-too", aten.linear("x", const("w"), const("b?")), PRODUCT, supports=QDQ)),
         "linear-too",
         Check.TAKEN,
         "the rule is dead: linear takes everything",
     ),
     Faulty(
         "dead-because-it-is-fused-before",
-        _plus(Rule("conv-bn", aten.conv("x", const("w")) >> aten.batch_norm.having(training=False), OWN, supports=QDQ)),
+        plus(Rule("conv-bn", aten.conv("x", const("w")) >> aten.batch_norm.having(training=False), OWN, supports=QDQ)),
         "conv-bn",
         Check.TAKEN,
         "conv takes everything",
     ),
-    Faulty("no-level", _rule("add", lambda rule: replace(rule, supports=frozenset())), "add", Check.SUPPORTS, "says"),
+    Faulty(
+        "no-level", with_rule("add", lambda rule: replace(rule, supports=frozenset())), "add", Check.SUPPORTS, "says"
+    ),
     Faulty(
         "integer-form-that-is-not-there",
-        _plus(Rule("wave", op("sin", args="x"), OWN, supports=BOTH)),
+        plus(Rule("wave", op("sin", args="x"), OWN, supports=BOTH)),
         "wave",
         Check.INTEGER_FORM,
         "claims the integer form, and sin stays in float: it has no integer form",
     ),
     Faulty(
         "integers-to-be-quantized",
-        _plus(Rule("largest", op("aten.argmax.default", args="x"), OWN, supports=QDQ)),
+        plus(Rule("largest", op("aten.argmax.default", args="x"), OWN, supports=QDQ)),
         "largest",
         Check.TAKEN,
         "only float32 tensors",
@@ -282,32 +303,36 @@ FAULTY: tuple[Faulty, ...] = (
     ),
     Faulty("unused-role", _roles(spare=UINT8), "", Check.ROLES, "no rule uses the role 'spare'"),
     Faulty(
-        "condition-without-a-name", _rule("add", lambda rule: replace(rule, when=_unregistered)), "", Check.JSON, "JSON"
+        "condition-without-a-name",
+        with_rule("add", lambda rule: replace(rule, when=_unregistered)),
+        "",
+        Check.JSON,
+        "JSON",
     ),
     Faulty(
         "op-without-example",
-        _plus(Rule("odd", op("aten.index_add.default", args="x"), OWN, supports=QDQ)),
+        plus(Rule("odd", op("aten.index_add.default", args="x"), OWN, supports=QDQ)),
         "odd",
         Check.MODELS,
         "no example arguments for aten.index_add.default",
     ),
     Faulty(
         "condition-that-refuses-all",
-        _rule("add", lambda rule: replace(rule, when="test-never")),
+        with_rule("add", lambda rule: replace(rule, when="test-never")),
         "add",
         Check.TAKEN,
         "refuses every model made for it: it is never wanted",
     ),
     Faulty(
         "condition-with-a-memory",
-        _rule("tanh", lambda rule: replace(rule, when="test-only-once")),
+        with_rule("tanh", lambda rule: replace(rule, when="test-only-once")),
         "tanh",
         Check.REPEATABLE,
         "two plans",
     ),
     Faulty(
         "condition-that-writes",
-        _rule("linear", lambda rule: replace(rule, when="test-writes")),
+        with_rule("linear", lambda rule: replace(rule, when="test-writes")),
         "linear",
         Check.FIDELITY,
         "SQNR",

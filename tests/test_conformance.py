@@ -36,6 +36,7 @@ from quantc.testing.synthesis import models_of
 from quantc.testing.trial import sqnr
 from quantc.types import tensor_type
 from tests.faulty_backends import FAULTY, GOOD, QDQ, Faulty
+from tests.faulty_techniques import TECHNIQUES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,7 +68,7 @@ def test_a_good_backend_passes(good: Conformance) -> None:
             assert good.row(rule, check) is not None, (rule, check)
 
 
-@pytest.mark.parametrize("faulty", FAULTY, ids=lambda faulty: faulty.name)
+@pytest.mark.parametrize("faulty", (*FAULTY, *TECHNIQUES), ids=lambda faulty: faulty.name)
 def test_a_faulty_backend_fails_in_the_right_row(faulty: Faulty) -> None:
     found = check_backend(faulty.backend)
     row = found.row(faulty.rule, faulty.check)

@@ -44,7 +44,7 @@ class Sequence(nn.Module):
     def __init__(self, kind: type[nn.RNNBase], width: int = 64) -> None:
         super().__init__()
         self.words = nn.Embedding(50, width)
-        self.body = kind(width, width, 2, batch_first=True)  # type: ignore[call-arg,arg-type]
+        self.body = kind(width, width, 2, batch_first=True)
         self.top = nn.Linear(width, 50)
 
     def forward(self, x: Tensor) -> Any:
@@ -130,7 +130,7 @@ def by_torch(model: nn.Module) -> nn.Module:
     """The model with the same layers quantized by torch.ao."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made: nn.Module = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), LAYERS)
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), LAYERS)  # type: ignore[no-untyped-call]
     return made
 
 

@@ -15,6 +15,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 from torch._ops import OpOverload
 
 import quantc as qc
+from quantc import float_formats
 from quantc.decomposed import decomposed_ops
 from quantc.errors import QuantcError, RefusedError
 from quantc.guard import Recorder
@@ -188,6 +189,7 @@ def test_every_op_can_be_written_out(call: Call) -> None:
 # -- quantize and dequantize -----------------------------------------------------------------------------------
 
 ops = decomposed_ops()
+NARROW = [torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 RANGES = [(0, 255, torch.uint8), (-128, 127, torch.int8), (-127, 127, torch.int8), (-32768, 32767, torch.int16)]
 scales = st.floats(2.0**-30, 2.0**20).map(lambda value: float(torch.tensor(value, dtype=torch.float32)))
@@ -280,6 +282,19 @@ def test_tokens_and_groups(scale: float, limits: Any, dtype: torch.dtype, wide: 
         assert same_bits(spelled(ops.quantize_per_channel_group.default)(x, *args), q)
         expected = ops.dequantize_per_channel_group.default(q, *args, torch.float32)
         assert same_bits(spelled(ops.dequantize_per_channel_group.default)(q, *args, torch.float32), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(scales, st.sampled_from(NARROW), st.sampled_from([None, 0, 1, -1]), st.integers(0, 99))
+def test_narrower_floats(scale: float, dtype: torch.dtype, axis: int | None, seed: int) -> None:
+    x = numbers(scale, torch.float32, seed)
+    steps = None if dtype == torch.float16 else torch.tensor(scale)
+    if steps is not None and axis is not None:
+        steps = torch.linspace(0.5, 3, x.shape[axis]) * scale
+    q = float_formats.QUANTIZE(x, steps, axis, dtype)
+    assert same_bits(SPELLED["quantc.quantize_float.default"](x, steps, axis, dtype).float(), q.float())
+    expected = float_formats.DEQUANTIZE(q, steps, axis)
+    assert same_bits(SPELLED["quantc.dequantize_float.default"](q, steps, axis), expected)
 
 
 class Twice(nn.Module):

@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from quantc.decomposed import decomposed_ops
 from quantc.integer.library import OPS
-from quantc.integer.ops.dynamic import choose_qparams, linear_dynamic, quantized
+from quantc.integer.ops.dynamic import linear_dynamic
+from quantc.run_time import choose_qparams, quantized
 
 TARGET = OPS["linear_dynamic"].target
 EPS = 2.0**-12

@@ -58,12 +58,12 @@ def real(acc: Array, step: Array, bias: Array | None) -> Array:
 class Draw:
     """What a case is made of."""
 
-    def __init__(self, draw: st.DrawFn) -> None:
-        self.draw = draw
-        self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
 
     def one(self, *choices: Any) -> Any:
-        return self.draw(st.sampled_from(choices))
+        return self.data.draw(st.sampled_from(choices))
 
     def floats(self, *shape: int) -> Array:
         """Around zero or beside it, of all sizes, some with rows that are zero."""
@@ -105,7 +105,7 @@ def parts(w: Array, grid: Grid, layout: Layout = "rows", groups: int = 1) -> int
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_linear(data: st.DataObject) -> None:
-    case = Draw(data.draw)
+    case = Draw(data)
     width, rows, grid, per_token = case.one(1, 7, 80), case.one(1, 5), case.grid(), case.one(True, False)
     x, w, bias = (
         case.floats(*case.one((3, width), (1, width), (2, 3, width))),
@@ -126,7 +126,7 @@ def test_linear(data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_product_with_a_matrix(data: st.DataObject) -> None:
-    case = Draw(data.draw)
+    case = Draw(data)
     width, columns, grid, per_token = case.one(1, 6, 50), case.one(1, 4), case.grid(), case.one(True, False)
     x, y, bias = case.floats(*case.one((3, width), (1, width), (2, 3, width))), case.weight(width, columns), None
     zeros, scale = case.by_channel(columns)
@@ -144,7 +144,7 @@ def test_a_product_with_a_matrix(data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_product_of_two_that_come(data: st.DataObject) -> None:
-    case = Draw(data.draw)
+    case = Draw(data)
     width, of_left, of_right = case.one(1, 6, 50), case.grid(), case.grid(of_bytes=True)
     left, right = case.one(
         ((3, width), (width, 2)), ((2, 3, width), (2, width, 4)), ((2, 1, 3, width), (5, width, 2)), ((4, width), (2, width, 1))
@@ -163,7 +163,7 @@ def test_a_product_of_two_that_come(data: st.DataObject) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_linear_of_two_that_come(data: st.DataObject) -> None:
-    case = Draw(data.draw)
+    case = Draw(data)
     width, rows, of_x, of_w = case.one(1, 6, 50), case.one(1, 4), case.grid(), case.grid(of_bytes=True)
     x, w, bias = case.floats(*case.one((3, width), (2, 3, width))), case.floats(rows, width), case.bias(rows)
     tokens = case.one(True, False), case.one(True, False)
@@ -191,7 +191,7 @@ def images(case: Draw, rank: int, channels: int, *, batch: int) -> Array:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_convolutions(data: st.DataObject) -> None:
-    case = Draw(data.draw)
+    case = Draw(data)
     rank, groups, grid = case.one(1, 2, 3), case.one(1, 2), case.grid()
     kernel = [case.one(1, 2, 3) for _ in range(rank)]
     stride, padding = [case.one(1, 2) for _ in range(rank)], [case.one(0, 1) for _ in range(rank)]
@@ -213,7 +213,7 @@ def test_convolutions(data: st.DataObject) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_transposed_convolutions(data: st.DataObject) -> None:
-    case = Draw(data.draw)
+    case = Draw(data)
     rank, groups, grid = case.one(1, 2, 3), case.one(1, 2), case.grid()
     kernel = [case.one(1, 2, 3) for _ in range(rank)]
     stride, dilation = [case.one(1, 2) for _ in range(rank)], [case.one(1, 2) for _ in range(rank)]

@@ -58,7 +58,7 @@ def layers(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     kind = draw(st.sampled_from(KINDS))
     width, hidden = draw(st.integers(1, 48)), draw(st.integers(1, 40))
     steps, batch = draw(st.integers(1, 6)), draw(st.integers(1, 5))
-    options = {"num_layers": draw(st.integers(1, 2))}
+    options: dict[str, Any] = {"num_layers": draw(st.integers(1, 2))}
     options |= {name: draw(st.booleans()) for name in ("bidirectional", "batch_first", "bias")}
     if kind.startswith("rnn"):
         options["nonlinearity"] = kind.removeprefix("rnn_")
@@ -110,6 +110,13 @@ def test_the_weights_of_a_cell_in_a_loop_are_packed_once() -> None:
 # -- torch's own modules -------------------------------------------------------------------------------------------
 
 
+def torchs(model: nn.Module) -> nn.Module:
+    """What torch itself makes of a model."""
+    kinds = {nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell, nn.RNNCell}
+    made: nn.Module = torch.ao.quantization.quantize_dynamic(model, kinds)  # type: ignore[no-untyped-call]
+    return made
+
+
 def unpacked(packed: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Levels, scale and bias of a packed weight."""
     weight, bias = torch.ops.quantized.linear_unpack(packed)
@@ -129,8 +136,9 @@ def with_weights_of(module: qc.Lowered, theirs: list[Any]) -> qc.Lowered:
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_layers_are_those_of_quantize_dynamic_bit_for_bit(name: str) -> None:
     model, x = model_and_input(name)
-    theirs = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.GRU})
-    cells = [each.param.__getstate__() for each in theirs.get_submodule("layer")._all_weight_values]
+    theirs = torchs(model)
+    layer: Any = theirs.get_submodule("layer")
+    cells = [each.param.__getstate__() for each in layer._all_weight_values]
     module = with_weights_of(lowered(model, x, "x86"), [packed for cell in cells for packed in cell[0][4]])
     assert farthest(theirs(x), module(x)) == 0
 
@@ -138,7 +146,7 @@ def test_layers_are_those_of_quantize_dynamic_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["lstm cell", "rnn cell", "rnn cell with relu"])
 def test_cells_are_those_of_quantize_dynamic_bit_for_bit(name: str) -> None:
     model, x = model_and_input(name)
-    theirs = torch.ao.quantization.quantize_dynamic(model, {nn.LSTMCell, nn.RNNCell})
+    theirs = torchs(model)
     cell: Any = theirs.get_submodule("cell")
     module = with_weights_of(lowered(model, x, "x86"), [cell._packed_weight_ih, cell._packed_weight_hh])
     assert farthest(theirs(x), module(x)) == 0
@@ -152,7 +160,7 @@ def test_they_are_as_close_to_float_as_quantize_dynamic(kind: str) -> None:
         model, x = Whole(LAYERS[kind](64, 96)).eval(), torch.randn(32, 2, 64)
         for weight in (model.get_parameter("layer.weight_ih_l0"), model.get_parameter("layer.weight_hh_l0")):
             weight.mul_(torch.logspace(-1, 0.3, weight.shape[0]).reshape(-1, 1))
-    theirs = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.GRU})
+    theirs = torchs(model)
     ours, peer = noise(model(x), lowered(model, x, "x86")(x)), noise(model(x), theirs(x))
     assert ours > peer
     assert ours > 32
@@ -241,3 +249,38 @@ def test_copies_pickles_and_files_pack_again(tmp_path: Any) -> None:
     states = [torch.zeros(4, 4, 10)] * 2
     assert farthest(torch.load(file, weights_only=False)(x, *states), expected) == 0
     assert not any("packed" in name for name in module.state_dict())
+
+
+# -- weights alone -------------------------------------------------------------------------------------------------
+
+HALF = "fbgemm float16 layers over sequences"
+
+
+def weights_only(model: nn.Module, x: Tensor, spec: qc.QuantSpec) -> qc.Lowered:
+    config = qc.QuantConfig().set_all(spec)
+    return qc.lower(qc.quantize(model, (x,), mode="weight-only", config=config).program, "x86")
+
+
+def reasons(module: qc.Lowered) -> dict[str, str]:
+    return {row.op: row.kernel or row.reason for row in module.placed if row.op in LAYERS}
+
+
+@pytest.mark.parametrize("spec", [qc.FP16_WEIGHT, qc.INT4_GROUP])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_large_layers_run_on_float16_weights(kind: str, spec: qc.QuantSpec) -> None:
+    model, x = Whole(LAYERS[kind](32, 384, batch_first=True, bias=kind == "lstm")).eval(), torch.randn(2, 5, 32)
+    module = weights_only(model, x, spec)
+    assert reasons(module) == {kind: HALF}
+    assert len(module.placed) == 1, "weights that nobody reads any more are not made"
+    torch.testing.assert_close(module(x), module.program(x), rtol=1e-5, atol=1e-5)
+    assert farthest(copy.deepcopy(module)(x), module(x)) == 0
+
+
+def test_other_layers_run_in_float_and_say_why() -> None:
+    x = torch.randn(5, 2, 32)
+    small, large = Whole(nn.GRU(32, 64)).eval(), Whole(nn.LSTM(32, 384)).eval()
+    projected = Whole(nn.LSTM(32, 384, proj_size=64)).eval()
+    assert "float is faster" in reasons(weights_only(small, x, qc.FP16_WEIGHT))["gru"]
+    assert "scale for each row" in reasons(weights_only(large, x, qc.INT8_WEIGHT_ONLY))["lstm"]
+    assert "proj_size" in reasons(weights_only(projected, x, qc.FP16_WEIGHT))["lstm"]
+    assert "not stored" in reasons(qc.lower(qc.quantize(small, (x,), [x]).program, "x86"))["gru"]

@@ -201,7 +201,7 @@ def test_batches_may_come_first(kind: str) -> None:
 def test_a_cell_is_a_layer_of_one_step(kind: str, bias: bool) -> None:
     op = drawn(kind, (1, 3, 7, 6), bias=bias)
     states = op.hx([state[0] for state in op.states])
-    biases = op.biases or [None, None]
+    biases: list[Any] = op.biases or [None, None]
     found = OPS[f"{kind}_cell_dynamic"].target(op.x[0], states, *op.weights, *op.scales, *biases, *op.grid)
     last = [state[0] for state in op.run()[1:]]
     assert all(torch.equal(*pair) for pair in zip(found if kind == "lstm" else [found], last, strict=True))
@@ -363,7 +363,7 @@ def test_batches_of_another_size() -> None:
 def test_a_number_of_steps_that_is_not_known_cannot_be_written_out() -> None:
     op = drawn("gru", (5, 3, 7, 6))
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    steps = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.STATIC])
+    steps: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.STATIC])
     x = mode.from_tensor(op.x, symbolic_context=steps)
     fakes = [[mode.from_tensor(part) for part in parts] for parts in (op.states, op.weights, op.scales, op.biases)]
     arguments = (fakes[0][0], *fakes[1:], 1, False, False, *op.grid)

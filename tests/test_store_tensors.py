@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -15,42 +14,10 @@ from quantc.errors import LoadError
 from quantc.store import tensors as forms
 from quantc.store.tensors import AnyRecord, Filled, Narrow, Packed, Plain, TensorReader, TensorWriter
 from quantc.types import DTYPE_NAMES
+from tests.stored_tensors import again, all_again, assert_same, bits, random_bits, written
 
 DTYPES = sorted(DTYPE_NAMES, key=str)
 SHAPES = [(), (1,), (0,), (7,), (2, 0, 3), (4, 1, 3, 3), (2, 3, 4, 5), (1, 1, 1)]
-
-
-def written(tensor: Tensor) -> tuple[Any, Tensor | None]:
-    writer = TensorWriter()
-    writer.add("t", tensor)
-    return writer.records["t"], writer.stored.get("t")
-
-
-def again(tensor: Tensor) -> Tensor:
-    record, stored = written(tensor)
-    reader = TensorReader({"t": record}, {} if stored is None else {"t": stored})
-    back = reader.take("t")
-    reader.finish()
-    return back
-
-
-def bits(tensor: Tensor) -> bytes:
-    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def assert_same(back: Tensor, tensor: Tensor) -> None:
-    assert back.dtype == tensor.dtype
-    assert back.shape == tensor.shape
-    assert bits(back) == bits(tensor)
-
-
-def random_bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int, low: int = 0, high: int = 256) -> Tensor:
-    """Any bits at all: NaNs of every kind, infinities, both zeros."""
-    count = math.prod(shape) * dtype.itemsize
-    raw = torch.randint(low, high, (count,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    if dtype is torch.bool:
-        return (raw > 127).reshape(shape)
-    return raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -207,102 +174,6 @@ def test_tensors_that_share_memory_are_stored_apart() -> None:
         writer.add(str(index), part)
     assert list(writer.stored) == ["0", "2", "3"]
     assert len({tensor.untyped_storage().data_ptr() for tensor in writer.stored.values()}) == 3
-
-
-# -- the same content ------------------------------------------------------------------------------------------
-
-
-def all_again(tensors: dict[str, Tensor]) -> tuple[TensorWriter, dict[str, Tensor]]:
-    writer = TensorWriter()
-    for name, tensor in tensors.items():
-        writer.add(name, tensor)
-    reader = TensorReader(writer.records, writer.stored)
-    back = {name: reader.take(name) for name in tensors}
-    reader.finish()
-    return writer, back
-
-
-def alike(dtype: torch.dtype) -> Tensor:
-    if dtype.is_floating_point:
-        return torch.rand(4, 6).to(dtype)
-    return torch.arange(24).reshape(4, 6).sub(12).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("count", [2, 5])
-def test_a_content_is_stored_once_and_comes_back_in_memory_of_its_own(dtype: torch.dtype, count: int) -> None:
-    one = alike(dtype)
-    tensors = {str(index): one if index % 2 else one.clone() for index in range(count)}
-    writer, back = all_again(tensors)
-    assert list(writer.stored) == ["0"]
-    assert all(bits(tensor) == bits(one) for tensor in back.values())
-    for name, tensor in back.items():
-        tensor.zero_()
-        others = [bits(other) for key, other in back.items() if key > name]
-        assert others == [bits(one)] * (count - 1 - int(name))
-    assert len({tensor.untyped_storage().data_ptr() for tensor in back.values()}) == count
-
-
-def test_what_is_read_in_another_order_is_the_same() -> None:
-    """What is stored is kept until the last that is made of it, whoever that is."""
-    one = torch.rand(9)
-    writer = TensorWriter()
-    for name in "abc":
-        writer.add(name, one)
-    for order in ("abc", "cab", "bca"):
-        reader = TensorReader(writer.records, writer.stored)
-        back = [reader.take(name) for name in order]
-        reader.finish()
-        assert all(bits(tensor) == bits(one) for tensor in back)
-
-
-def test_only_what_is_the_same_in_every_bit_is_shared() -> None:
-    one = torch.rand(4, 6)
-    other = one.clone()
-    other[3, 5] = torch.nextafter(other[3, 5], torch.tensor(2.0))
-    tensors = {
-        "one": one,
-        "other": other,
-        "reshaped": one.reshape(6, 4),
-        "as integers": one.view(torch.int32),
-        "turned": one.t(),
-        "channels last": one.reshape(1, 4, 2, 3).to(memory_format=torch.channels_last),
-        "zero": torch.tensor([0.1, 0.0]),
-        "minus zero": torch.tensor([0.1, -0.0]),
-    }
-    writer, back = all_again(tensors)
-    for name, tensor in tensors.items():
-        assert_same(back[name], tensor)
-        assert back[name].stride() == tensor.stride()
-    assert list(writer.stored) == list(tensors)
-
-
-def test_integers_of_two_types_may_share_what_is_stored() -> None:
-    """Zero points are int64 in the plan and int32 in a kernel: both pack to the same bytes."""
-    wide = torch.randint(-8, 8, (3, 50))
-    tensors = {"plan": wide, "graph": wide.to(torch.int32), "levels": wide.to(torch.int8)}
-    writer, back = all_again(tensors)
-    assert list(writer.stored) == ["plan"]
-    for name, tensor in tensors.items():
-        assert_same(back[name], tensor)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_any_collection_comes_back(data: st.DataObject) -> None:
-    """Tensors drawn from few contents, types, shapes and orders, so that many are alike."""
-    tensors: dict[str, Tensor] = {}
-    for index in range(data.draw(st.integers(1, 12))):
-        seed, top = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([1, 3, 8, 256]))
-        dtype = data.draw(st.sampled_from([torch.int8, torch.int64, torch.float32, torch.bool, torch.complex64]))
-        shape = data.draw(st.sampled_from([(6,), (2, 3), (3, 2), (), (0, 2)]))
-        order = data.draw(st.permutations(range(len(shape))))
-        tensors[str(index)] = random_bits(dtype, shape, seed, high=top).permute(order)
-    writer, back = all_again(tensors)
-    for name, tensor in tensors.items():
-        assert_same(back[name], tensor)
-    kinds = {(tensor.dtype, tuple(tensor.shape), bits(tensor)) for tensor in writer.stored.values()}
-    assert len(kinds) == len(writer.stored)
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------

@@ -153,3 +153,9 @@ def packed_halves_for_threads(matrix: Tensor, bias: Tensor | None) -> Any:
 def multiply_halves_on_threads(x: Tensor, packed: Any) -> Tensor:
     made: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
     return made
+
+
+def packed_half_cell(ih: tuple[Tensor, Tensor | None], hh: tuple[Tensor, Tensor | None]) -> Any:
+    """The float16 weights of one layer of an LSTM or GRU, each with its bias, for `lstm_dynamic` and `gru_dynamic`."""
+    packed = [packed_halves_for_threads(*each) for each in (ih, hh)]
+    return torch.ops.quantized.make_quantized_cell_params_fp16(*packed)

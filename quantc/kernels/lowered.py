@@ -15,6 +15,7 @@ from quantc.errors import ModeError, QuantcError
 from quantc.integer.library import op_of
 from quantc.kernels.attention import fuse_attention
 from quantc.kernels.joining import absorb_readers, join_siblings, kernels_of
+from quantc.kernels.packed import Kernel
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.table import Call, Maker, NoKernelError, Placement, kernels_for
 from quantc.passes.eliminate_dead import EliminateDead
@@ -189,6 +190,11 @@ def _put(draft: Program, graph: fx.Graph, call: Call, placement: Placement) -> f
         made = graph.call_module(name, placement.inputs)
     made.meta = dict(call.node.meta)
     call.node.replace_all_uses_with(made)
+    before = call.node.all_input_nodes
     graph.erase_node(call.node)
+    for node in before:
+        is_kernel = node.op == "call_module" and isinstance(draft.owner(graph).get_submodule(str(node.target)), Kernel)
+        if is_kernel and not node.users:  # made a weight that the new kernel reads as it is stored
+            graph.erase_node(node)
     draft.touch()
     return made

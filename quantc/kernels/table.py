@@ -90,6 +90,7 @@ MODULES = (
     "linear_dynamic",
     "conv_dynamic",
     "recurrent",
+    "recurrent_halves",
     "static_conv",
     "static_bytes",
     "static_linear",

@@ -44,7 +44,7 @@ class Table:
         if self.scale is None:
             return found
         groups = self.scale.shape[-1] if self.are_of_rows else 1
-        split = found if groups == 1 else found.unflatten(-1, (groups, found.shape[-1] // groups))
+        split = found if groups == 1 else found.view(*found.shape[:-1], groups, found.shape[-1] // groups)
         if self.zero_point is not None:
             split.sub_(self._beside(self.zero_point, indices, groups))
         split.mul_(self._beside(self.scale, indices, groups))

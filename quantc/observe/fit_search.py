@@ -165,8 +165,7 @@ class _Search:
         self._try(torch.cat([_powers(narrowest * self.unit, ratio, 1 << COARSE), self._with_an_end_on_a_level()]))
         for halvings in FINE:
             ratio = _root(ratio, halvings)
-            between = (1 << halvings) - 1
-            self._try(torch.cat([_powers(self.scale, ratio, between)[1:], _powers(self.scale, 1 / ratio, between)[1:]]))
+            self._try_near(ratio, (1 << halvings) - 1)
         for _ in range(LEAST_SQUARES):
             self._try_least_squares()
         return QParams(self.scale, self.below.to(torch.int64) + self.spec.qmin)
@@ -219,6 +218,12 @@ class _Search:
         even = self.steps / 2 + (self.down - self.up) / 2 * (self.unit / scale)
         below = torch.cat([even.floor(), even.ceil()]).clamp_(0, self.steps)
         return self._keep(torch.cat([scale, scale]), below)
+
+    def _try_near(self, ratio: Tensor, count: int) -> None:
+        """Try some scales on either side of the best, each `ratio` times the one before."""
+        sides = [_powers(self.scale, factor, count)[1:] for factor in (ratio, 1 / ratio)]
+        scale = self._rounded(torch.cat(sides))
+        self._keep(scale, self.below.expand_as(scale))
 
     def _try_least_squares(self) -> None:
         """Try the scale that suits the levels best which the weights have now."""

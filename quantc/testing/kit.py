@@ -18,7 +18,7 @@ from quantc.patterns.table import Rule
 from quantc.plan import Plan
 from quantc.program import Program
 from quantc.quantizer import Backend, TableQuantizer, quantizer_of
-from quantc.testing import integer_checks, number_checks, placement_checks
+from quantc.testing import integer_checks, number_checks, placement_checks, technique_checks
 from quantc.testing.choices import Choices, NoExampleError
 from quantc.testing.conformance import Check, Conformance, Fault, Ledger
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
@@ -45,6 +45,8 @@ EACH_MODEL: dict[Check, Look] = {
 EACH_OP: dict[Check, Look] = {
     Check.SHARING: number_checks.ties,
     Check.CHANNELS: number_checks.channels,
+    Check.DYNAMIC: technique_checks.dynamic,
+    Check.WEIGHT_ONLY: technique_checks.weight_only,
     Check.BATCHES: number_checks.batches,
 }
 """Dearer ones, made once for each combination of ops."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quantc.errors import QuantcError
-from quantc.formats import PerChannel, Role, Timing
+from quantc.formats import Dynamic, PerChannel, Role, Timing
 from quantc.patterns.table import Rule, RuleTable
 from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
 from quantc.spec import name_of
@@ -14,6 +14,7 @@ def check_table(backend: Backend, ledger: Ledger) -> None:
     """The rows of the backend as a whole, and those of rules as written."""
     ledger.add("", Check.JSON, _json(backend))
     ledger.add("", Check.SPECS, _specs(backend))
+    ledger.add("", Check.MODES, _modes(backend))
     ledger.add("", Check.ROLES, _roles(backend))
     for rule in backend.table:
         ledger.add(rule.name, Check.SUPPORTS, _supports(rule))
@@ -47,6 +48,41 @@ def _specs(backend: Backend) -> list[Fault]:
 
 _TAKES = "list its spec in the backend's `takes`, or change the role"
 _ONE_SCALE = "a sum over channels has no common scale then; use a per-tensor spec"
+
+
+def _modes(backend: Backend) -> list[Fault] | None:
+    """What modes ask for is what their names say, the backend takes it, and somebody can be asked."""
+    faults: list[Fault] = []
+    able = {
+        Timing.DYNAMIC: any(rule.dynamic is Dynamic.YES for rule in backend.table),
+        Timing.WEIGHT_ONLY: any(_has_weight(backend, rule) for rule in backend.table),
+    }
+    for mode, spec in backend.modes.items():
+        where = f"mode {mode!r}, {name_of(spec)}"
+        if mode not in (*able,):
+            faults.append(Fault(f"there is no mode {mode!r}", f"call it {' or '.join(able)}", where))
+            continue
+        if spec.timing.value != mode:
+            what = f"mode {mode!r} asks for a spec whose timing is {spec.timing.value}"
+            faults.append(Fault(what, f"write spec.but(timing={mode!r})", where))
+            continue
+        reason = backend.why_not(spec)
+        if reason is not None:
+            faults.append(Fault(f"the backend does not take what its mode {mode!r} asks for: {reason}", _TAKES, where))
+        if not able[spec.timing]:
+            faults.append(Fault(f"no rule comes to anything in mode {mode!r}", _NOBODY[spec.timing], where))
+    return faults if backend.modes else None
+
+
+_NOBODY = {
+    Timing.DYNAMIC: "give rules dynamic=Dynamic.YES, or leave the mode out",
+    Timing.WEIGHT_ONLY: "give operands of rules a role for weights, or leave the mode out",
+}
+
+
+def _has_weight(backend: Backend, rule: Rule) -> bool:
+    own = (backend.outcome(role) for role in rule.roles.values() if role in backend.roles)
+    return any(outcome.spec.role is Role.WEIGHT for outcome in own)
 
 
 def _roles(backend: Backend) -> list[Fault]:

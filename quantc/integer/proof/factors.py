@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional
 
 from quantc.dialect import argument, op_name, position
 from quantc.instruction_sets import SIGN_SHIFT, PairSums
@@ -190,11 +191,15 @@ INTEGER_PRODUCTS: dict[str, Layout] = {
     "matmul_both_dynamic": "columns",
 }
 """Our own ops that multiply, and where their second operand has its output channels."""
+RECURRENT = tuple(f"{kind}{cell}_dynamic" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
+"""Those with several weights."""
 
 
 def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | None:
     """A product that is one of our own ops."""
     op = op_of(node.target)
+    if op is not None and op.name in RECURRENT:
+        return _of_all_weights(program, node)
     if op is None or op.name not in INTEGER_PRODUCTS:
         return None
     layout = INTEGER_PRODUCTS[op.name]
@@ -212,6 +217,20 @@ def _in_integers(program: Program, node: fx.Node, sizes: Sizes) -> Factors | Non
     if constant is not None:
         return Factors(node, y, Weights.of(constant, torch.tensor(zero_points[0]), _rows))
     return Factors(node, x, y, count=_summed(left, sizes))
+
+
+def _of_all_weights(program: Program, node: fx.Node) -> Factors | None:
+    """The products of a recurrent op as one: its weights below one another, the narrow ones filled up with zeros."""
+    target: Any = node.target
+    listed = position(target, "weights") >= 0
+    nodes = argument(node, "weights") if listed else [argument(node, name) for name in ("w_ih", "w_hh")]
+    found, x = [_integers(program, each) for each in nodes], _comes(node, "x")
+    weights = [weight for weight in found if weight is not None]
+    if x is None or len(weights) < len(found):
+        return None
+    widest = max(weight.shape[1] for weight in weights)
+    rows = torch.cat([functional.pad(weight, (0, widest - weight.shape[1])) for weight in weights])
+    return Factors(node, x, Weights.of(rows, torch.zeros((), dtype=torch.int64), lambda w: _by_channel(w, "rows", 1)))
 
 
 def _comes(node: fx.Node, side: str) -> Levels | None:

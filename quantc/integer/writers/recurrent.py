@@ -14,6 +14,7 @@ from quantc.integer.ops.recurrent import KINDS
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
 from quantc.integer.writers.dynamic import RunTime, run_time_operand
+from quantc.program import Program
 from quantc.types import type_of
 
 LAYERS = tuple(KINDS)
@@ -26,6 +27,13 @@ NOTE = (
     "the hidden state of recurrent layers, and what goes from one layer to the next, is quantized in integer form and on "
     "kernels, and float in Q/DQ form"
 )
+
+
+def state_notes(program: Program) -> tuple[str, ...]:
+    """What the Q/DQ form of a program does not show."""
+    claims = program.plan.claims
+    timings = {claims[node].timing for node in program.nodes() if node in claims and op_name(node) in LAYERS + CELLS}
+    return (NOTE,) if Timing.DYNAMIC in timings else ()
 
 
 @computes(*LAYERS, formula=FORMULA, timing=Timing.DYNAMIC)

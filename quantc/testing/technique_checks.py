@@ -1,0 +1,174 @@
+"""Checks of the techniques that a rule can be asked for: scales found as the program runs, and weights alone.
+
+Each is asked for by the names of the ops, with every kind of spec that the backend takes for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from quantc.api import convert, prepare
+from quantc.config import QuantConfig
+from quantc.errors import AnnotationError
+from quantc.formats import DType, Dynamic, PerGroup, PerTensor, PerToken, Role, Timing
+from quantc.places import Places, operand_nodes
+from quantc.plan import Source
+from quantc.program import Program
+from quantc.qdq import is_quantize
+from quantc.quantizer import LIKE, PASS, Backend
+from quantc.requests import ACROSS_ROWS
+from quantc.slots import Slot
+from quantc.spec import QuantSpec, name_of
+from quantc.testing.conformance import Fault
+from quantc.testing.number_checks import DB_A_BIT
+from quantc.testing.trial import Trial, calibrated, quantizer_for, run, scaled, sqnr, values_of
+
+FACTORS = (1.0, 64.0, 1 / 16)
+"""How large inputs are: scales that are found as the program runs follow."""
+GROUP = 4
+ORDER = 1e-5
+"""How much of the largest result the order of sums in float32 may cost: it depends on how a weight lies in memory."""
+
+
+def specs_of(backend: Backend, role: Role, timing: Timing) -> list[QuantSpec]:
+    """A spec of each dtype, and one of each sharing, that a backend takes for a role at a time."""
+    found: dict[QuantSpec, None] = {}
+    for capability in backend.capabilities:
+        if capability.role is not role or timing not in capability.timings:
+            continue
+        pairs = [(dtype, capability.granularities[0]) for dtype in capability.dtypes]
+        pairs += [(capability.dtypes[0], share) for share in capability.granularities[1:]]
+        for dtype, share in pairs:
+            given = {"qmin": capability.qmin, "qmax": capability.qmax}
+            bounds = {name: bound for name, bound in given.items() if bound is not None and dtype.bits <= 8}
+            granularity = PerGroup(size=GROUP) if share == "per-group" else share
+            granularity = PerTensor() if dtype is DType.FP16 else granularity  # which has no scale
+            spec = {"dtype": dtype, "scheme": capability.schemes[0], "role": role, "timing": timing}
+            made = QuantSpec.model_validate({**spec, "granularity": granularity, **bounds})
+            found[made.but(eps=max(made.eps, capability.min_eps))] = None
+    return list(found)
+
+
+def dynamic(trial: Trial) -> list[Fault] | None:
+    """A rule that is dynamic reads what it reads on scales that are found as the program runs."""
+    if trial.rule.dynamic is Dynamic.NO:
+        return None
+    specs = specs_of(trial.subject.given, Role.ACT, Timing.DYNAMIC)
+    alike = [name for name, role in trial.rule.roles.items() if role.startswith(LIKE)]
+    if alike:
+        return [Fault(f"the rule is dynamic, and {alike[0]} is to share a scale: each tensor gets its own", _ALIKE)]
+    if not specs:
+        return [Fault("the rule is dynamic, and the backend takes no spec with run-time scales", _TAKES)]
+    faults = [fault for spec in specs for fault in _asked(trial, spec)]
+    return list(dict.fromkeys(faults))
+
+
+def weight_only(trial: Trial) -> list[Fault] | None:
+    """A rule with a weight stores it in every format that the backend takes, and computes in float."""
+    if not list(_weights(trial)):
+        return None
+    specs = specs_of(trial.subject.given, Role.WEIGHT, Timing.WEIGHT_ONLY)
+    if not specs:
+        return None
+    faults = [fault for spec in specs for fault in _asked(trial, spec)]
+    return list(dict.fromkeys(faults))
+
+
+_TAKES = "list a capability with timings=(Timing.DYNAMIC,) in the backend's `takes`, or leave `dynamic` out of the rule"
+_ALIKE = "leave `dynamic` out of the rule, or give each name a role of its own"
+_NOT_DYNAMIC = "leave `dynamic` out of the rule: it has no activation of its own to find the scale of"
+_LEAVE_OUT = "leave the spec out of the backend's `takes`, or correct the rule"
+
+
+def _weights(trial: Trial) -> Iterator[Slot]:
+    for slot in trial.slots:
+        own = trial.backend.outcome(slot.role) if slot.role in trial.backend.roles else None
+        if own is not None and own.spec.role is Role.WEIGHT and slot.value.op == "get_attr":
+            yield slot
+
+
+def _asked(trial: Trial, spec: QuantSpec) -> list[Fault]:
+    """What comes of asking for a spec at every op of the rule that reads something."""
+    names = dict.fromkeys(slot.node.name for slot in trial.slots if slot.role != PASS)
+    if not names or _cannot(trial, spec):
+        return [] if names else [Fault("the rule is dynamic, and asks for nothing quantized", _NOT_DYNAMIC)]
+    config = QuantConfig()
+    for name in names:
+        config = config.set_node(name, spec)
+    try:
+        quantizer = quantizer_for(trial.backend, trial.rule)
+        prepared = prepare(trial.model.program, quantizer, config=config, allow_empty=True)
+    except AnnotationError as error:
+        advice = _NOT_DYNAMIC if spec.timing is Timing.DYNAMIC else _LEAVE_OUT
+        return [Fault(f"{name_of(spec)}: {error.what}", advice, error.where or "")]
+    taken = [claim.timing for claim in prepared.plan.claims.rows.values() if claim.rule == trial.rule.name]
+    if spec.timing not in taken:
+        return [Fault(f"{name_of(spec)} was asked for, and the rule does not take it so", _LEAVE_OUT)]
+    return _waiting(prepared, spec) + _numbers(trial, prepared, spec)
+
+
+def _cannot(trial: Trial, spec: QuantSpec) -> bool:
+    """Whether a spec is none for these ops: rows that are summed up, or groups that their weights do not have."""
+    if isinstance(spec.granularity, PerToken):
+        from quantc.dialect import op_name
+
+        return any(op_name(slot.node) in ACROSS_ROWS for slot in trial.slots)
+    if isinstance(spec.granularity, PerGroup):
+        tensors = [trial.prepared.tensor(slot.value) for slot in _weights(trial)]
+        return any(size % GROUP for w in tensors if w is not None and w.dim() > 1 for size in w.shape[:2])
+    return False
+
+
+def _waiting(prepared: Program, spec: QuantSpec) -> list[Fault]:
+    """Nothing that the ops read may wait for calibration."""
+    places = Places(prepared)
+    claims = prepared.plan.claims
+    waiting = [
+        group.name
+        for group in prepared.plan.groups
+        if group.source is Source.DATA
+        for site in group.places
+        if (claim := claims.get(places.node(site))) is not None and claim.timing is spec.timing
+    ]
+    return [Fault(f"{name_of(spec)}: the scale of {waiting[0]} still comes from data", _LEAVE_OUT)] if waiting else []
+
+
+def _numbers(trial: Trial, prepared: Program, spec: QuantSpec) -> list[Fault]:
+    needs_data = any(group.source is Source.DATA for group in prepared.plan.groups)
+    converted = convert(calibrated(prepared.clone(), trial.inputs) if needs_data else prepared)
+    faults = _far(trial, converted, spec)
+    if spec.timing is Timing.WEIGHT_ONLY and not faults:
+        faults = _not_float(trial, converted, spec)
+    return faults
+
+
+def _far(trial: Trial, converted: Program, spec: QuantSpec) -> list[Fault]:
+    """The program is close to the float one, whatever the size of its inputs."""
+    bits = min(trial.bits, int(math.log2(spec.levels))) if not spec.dtype.is_float else min(trial.bits, 4)
+    for factor in FACTORS if spec.timing is Timing.DYNAMIC else FACTORS[:1]:
+        inputs = scaled(trial.inputs, factor)
+        found = sqnr(run(trial.model.program, inputs), run(converted, inputs))
+        if found < DB_A_BIT * bits:
+            what = f"{name_of(spec)}: the SQNR is {found:.1f} dB on inputs {factor:g} times as large"
+            return [Fault(f"{what}, and {bits} bits should give {DB_A_BIT * bits:.0f}", _LEAVE_OUT)]
+    return []
+
+
+def _not_float(trial: Trial, converted: Program, spec: QuantSpec) -> list[Fault]:
+    """What is computed is the float program on the weights that are stored, but for the order of its sums."""
+    if any(is_quantize(node) for node in converted.nodes()):
+        return [Fault(f"{name_of(spec)}: activations are quantized too", _LEAVE_OUT)]
+    plain = trial.prepared.clone()
+    for slot in _weights(trial):
+        weight = plain.tensor(plain.node(slot.value.name))
+        read = operand_nodes(converted.node(slot.node.name))[slot.operand]
+        if weight is not None and read.op == "call_function":
+            with torch.no_grad():
+                weight.copy_(values_of(converted, [read], trial.inputs)[0])
+    pairs = zip(run(plain, trial.inputs), run(converted, trial.inputs), strict=True)
+    if all(float((right - found).abs().max()) <= ORDER * float(right.abs().max()) for right, found in pairs):
+        return []
+    return [Fault(f"{name_of(spec)}: the result is not that of the float op on the stored weight", _LEAVE_OUT)]
