@@ -122,16 +122,17 @@ def saved_size(program: qc.Program, folder: Path) -> int:
 
 def torch_kernels(layer: nn.Linear) -> dict[str, Forward]:
     """torch's own kernels for packed weights, to be timed: what they compute is of no concern here."""
+    ops: Any = torch.ops.aten
     weight = layer.weight.detach()
     scale = weight.abs().amax(1) / 127
     levels = torch.round(weight / scale[:, None]).to(torch.int8)
-    packed = torch._convert_weight_to_int4pack_for_cpu((levels.int() >> 4) + 8, 1)
+    packed = ops._convert_weight_to_int4pack_for_cpu((levels.int() >> 4) + 8, 1)
     groups = torch.rand(weight.shape[1] // 32, weight.shape[0], 2)
     half = scale.bfloat16()
     return {
-        "torch int8pack, bfloat16": lambda x: torch._weight_int8pack_mm(x.bfloat16(), levels, half),
-        "torch int8pack": lambda x: torch._weight_int8pack_mm(x, levels, scale),
-        "torch int4pack": lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, 32, groups),
+        "torch int8pack, bfloat16": lambda x: ops._weight_int8pack_mm(x.bfloat16(), levels, half),
+        "torch int8pack": lambda x: ops._weight_int8pack_mm(x, levels, scale),
+        "torch int4pack": lambda x: ops._weight_int4pack_mm_for_cpu(x, packed, 32, groups),
     }
 
 

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from quantc.kernels.joining import stands_for
 from quantc.kernels.packed import Kernel
 
 if TYPE_CHECKING:
     from quantc.kernels.lowered import Lowered
-
-PREFIX = "kernel_"
-"""What the name of a kernel begins with; that of its node follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +62,10 @@ def _kernel_nodes(module: fx.GraphModule) -> list[fx.Node]:
 def _gap(node: fx.Node, lowered: Lowered, values: dict[str, Any]) -> Gap:
     kernel: Any = lowered.module.get_submodule(str(node.target))
     # a kernel may write over what it is given
-    inputs = [_copied(values[_written(item)]) for item in node.args if isinstance(item, fx.Node)]
-    name = _written(node)
-    pairs = list(zip(pytree.tree_leaves(kernel(*inputs)), pytree.tree_leaves(values[name]), strict=True))
+    inputs = [_copied(values[stands_for(item)]) for item in node.args if isinstance(item, fx.Node)]
+    names = stands_for(node) if isinstance(stands_for(node), tuple) else (stands_for(node),)
+    made_by_it = pytree.tree_leaves(kernel(*inputs))
+    pairs = list(zip(made_by_it, pytree.tree_leaves([values[name] for name in names]), strict=True))
     steps, differing, relative = 0, 0.0, 0.0
     for made, wanted in pairs:
         if wanted.dtype.is_floating_point:
@@ -77,13 +76,8 @@ def _gap(node: fx.Node, lowered: Lowered, values: dict[str, Any]) -> Gap:
             apart = (made.int() - wanted.int()).abs()
             steps = max(steps, int(apart.max()) if apart.numel() else 0)
             differing = max(differing, float((apart > 0).float().mean()) if apart.numel() else 0.0)
-    return Gap(name, kernel.name, steps, differing, relative)
+    return Gap(", ".join(names), kernel.name, steps, differing, relative)
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _written(node: fx.Node) -> str:
-    """The name of the node that a node of the running module stands for."""
-    return node.name.removeprefix(PREFIX)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 from torch import fx
 from torch._ops import OpOverload
@@ -15,6 +16,15 @@ from quantc.dialect import is_opaque, op_name
 from quantc.kernels.packed import Kernel
 from quantc.program import Program, attribute
 from quantc.types import TupleType, type_of
+
+PREFIX = "kernel_"
+"""What the name of a kernel begins with; that of the op it runs follows."""
+STANDS_FOR = "stands_for"
+
+
+def stands_for(node: fx.Node) -> Any:
+    """The node of the program, by name, whose value a node of the running module has; several for joined kernels."""
+    return node.meta.get(STANDS_FOR, node.name.removeprefix(PREFIX))
 
 
 def kernels_of(program: Program, graph: fx.Graph) -> Iterator[tuple[fx.Node, Kernel]]:
@@ -32,6 +42,7 @@ def absorb_readers(program: Program) -> None:
         for node, kernel in list(kernels_of(program, graph)):
             reader = next(iter(node.users)) if len(node.users) == 1 else None
             if reader is not None and reader.all_input_nodes == [node] and kernel.absorb(op_name(reader)):
+                node.meta[STANDS_FOR] = reader.name
                 program.forward(reader, node)
             kernel.in_order = not all(map(_takes_any_order, node.users))
 
@@ -62,7 +73,9 @@ def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]
     parts = [
         program.emit(operator.getitem, (whole, index), before=first, like=node) for index, node in enumerate(nodes)
     ]
+    whole.meta[STANDS_FOR] = tuple(stands_for(node) for node in nodes)
     for node, part in zip(nodes, parts, strict=True):
+        part.meta[STANDS_FOR] = stands_for(node)
         program.replace(node, part)
 
 

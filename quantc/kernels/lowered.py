@@ -14,10 +14,10 @@ from quantc.constants import forget_unread
 from quantc.errors import ModeError, QuantcError
 from quantc.integer.library import op_of
 from quantc.kernels.attention import fuse_attention
-from quantc.kernels.joining import absorb_readers, join_siblings, kernels_of
+from quantc.kernels.joining import PREFIX, absorb_readers, join_siblings, kernels_of
 from quantc.kernels.packed import Kernel
 from quantc.kernels.saturation import warn_of_saturation
-from quantc.kernels.table import Call, Maker, NoKernelError, Placement, kernels_for
+from quantc.kernels.table import HIGHEST, Call, Maker, NoKernelError, Placement, highest_level, kernels_for
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.program import Program, Stage, check_program
 from quantc.terminal import plain_rows
@@ -184,11 +184,11 @@ def _first(makers: list[Maker], call: Call) -> tuple[Placement | None, str]:
 
 
 def _put(draft: Program, graph: fx.Graph, call: Call, placement: Placement) -> fx.Node:
-    name = f"kernel_{call.node.name}"
+    name = f"{PREFIX}{call.node.name}"
     draft.owner(graph).add_module(name, placement.kernel)
     with graph.inserting_before(call.node):
         made = graph.call_module(name, placement.inputs)
-    made.meta = dict(call.node.meta)
+    made.meta = {**call.node.meta, HIGHEST: highest_level(call.node)}
     call.node.replace_all_uses_with(made)
     before = call.node.all_input_nodes
     graph.erase_node(call.node)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from quantc.integer.library import op_of
 from quantc.kernels.ending import Ending
 from quantc.kernels.packed import Kernel
-from quantc.kernels.table import Call, NoKernelError, Placement, kernel
+from quantc.kernels.table import Call, NoKernelError, Placement, highest_level, kernel
 
 FORMATS: dict[int, torch.memory_format] = {2: torch.channels_last, 3: torch.channels_last_3d}
 """The order in memory that kernels want, by the number of axes they go over."""
@@ -35,9 +35,14 @@ class Conv(Kernel):
         self.register_buffer("bias", ending.bias(call["bias"]))
         self.ending = ending
         self.x_zero_point: int = call["x_zero_point"]
+        self.highest = highest_level(call.node.args[0])
         self.window = (list(call["stride"]), list(call["padding"]), list(call["dilation"]), call["groups"])
         self.axes = len(self.window[0])
         self.post_op, self.bounds = _post_op(ending, self.axes)
+
+    @property
+    def pair_sums(self) -> tuple[Tensor, int]:
+        return self.get_buffer("weight"), self.highest
 
     def pack(self) -> Any:
         weight, multiplier = self.get_buffer("weight"), self.get_buffer("multiplier")

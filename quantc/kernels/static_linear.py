@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from quantc.kernels.ending import Ending
 from quantc.kernels.engines import as_bytes, as_quantized, packed_linear
 from quantc.kernels.packed import Kernel
-from quantc.kernels.table import Call, NoKernelError, kernel
+from quantc.kernels.table import Call, NoKernelError, highest_level, kernel
 
 FEW_ROWS = 16
 """Up to so many rows fbgemm's kernel is taken."""
@@ -30,7 +30,12 @@ class Linear(Kernel):
         self.bias: Tensor | None
         self.ending = ending
         self.x_zero_point: int = call["x_zero_point"]
+        self.highest = highest_level(call.node.args[0])
         self.post_op = "relu" if ending.is_relu else "none"
+
+    @property
+    def pair_sums(self) -> tuple[Tensor, int]:
+        return self.get_buffer("weight"), self.highest
 
     def pack(self) -> Any:
         weight, multiplier = self.get_buffer("weight"), self.get_buffer("multiplier")

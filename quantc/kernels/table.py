@@ -22,6 +22,7 @@ from quantc.errors import UnknownNameError, suggest
 from quantc.integer.library import OPS, op_of
 from quantc.kernels.packed import Kernel
 from quantc.program import Program
+from quantc.qdq import is_quantize
 
 
 class NoKernelError(Exception):
@@ -81,6 +82,28 @@ class Placement:
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
 
+
+HIGHEST = "highest_level"
+
+
+def highest_level(value: Any) -> int:
+    """The highest level that a tensor of bytes can have: where the op that made it ends, which moves leave as it is.
+
+    Kernels that took the place of an op have what it had, in their node's `meta`.
+    """
+    while isinstance(value, fx.Node) and HIGHEST not in value.meta:
+        target: Any = value.target
+        if op_of(target) is not None or is_quantize(value):
+            names = [argument.name for argument in target._schema.arguments]
+            at = next((names.index(name) for name in ("qmax", "quant_max") if name in names), None)
+            found = value.args[at] if at is not None and at < len(value.args) else None
+            return found if isinstance(found, int) and found > 0 else MOST
+        value = value.args[0] if value.op == "call_function" and value.args else None
+    return int(value.meta[HIGHEST]) if isinstance(value, fx.Node) else MOST
+
+
+MOST = 255
+"""The highest level of any byte."""
 
 Maker = Callable[[Call], "Kernel | Placement"]
 
