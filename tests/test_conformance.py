@@ -68,7 +68,7 @@ def test_a_good_backend_passes(good: Conformance) -> None:
             assert good.row(rule, check) is not None, (rule, check)
 
 
-@pytest.mark.parametrize("faulty", (*FAULTY, *TECHNIQUES), ids=lambda faulty: faulty.name)
+@pytest.mark.parametrize("faulty", [*FAULTY, *TECHNIQUES], ids=lambda faulty: faulty.name)
 def test_a_faulty_backend_fails_in_the_right_row(faulty: Faulty) -> None:
     found = check_backend(faulty.backend)
     row = found.row(faulty.rule, faulty.check)
