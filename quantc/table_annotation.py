@@ -65,7 +65,7 @@ class TableAnnotation:
 
     def _why_not(self, match: Match) -> str | None:
         """Only float tensors that nobody writes to can be quantized, and weights are constants."""
-        if (reason := self._why_not_lookup(match)) is not None:
+        if (reason := self._why_not_lookup(match) or self._why_not_together(match)) is not None:
             return reason
         for slot in slots_of(match):
             setting = self._setting(slot)
@@ -103,6 +103,19 @@ class TableAnnotation:
         if any(outcome is None or outcome.spec.role is not Role.WEIGHT for outcome in own):
             return None
         return "it reads no activation, so it has no dynamic form; INT8_WEIGHT_ONLY would store its table in bytes"
+
+    def _why_not_together(self, match: Match) -> str | None:
+        """Ops of which the config makes one weight-only are not joined to one that computes on integers."""
+        if not self.config.nodes or len(match.nodes) < 2:
+            return None
+        settings = {slot: self._setting(slot) for slot in slots_of(match)}
+        alone = next((slot for slot, said in settings.items() if timing_of(said) is Timing.WEIGHT_ONLY), None)
+        for slot, said in settings.items():
+            own = self._own(slot.role)
+            is_read = own is not None and own.spec.role is Role.ACT and not (said and isinstance(said.use, Float))
+            if alone is not None and is_read:
+                return f"{alone.node.name} is weight-only, as the config says, and {slot.value.name} would be quantized"
+        return None
 
     def _is_bias(self, slot: Slot) -> bool:
         """Recurrent ops take weights and biases in one list: those with a single axis are biases, and stay float."""

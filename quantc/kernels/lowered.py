@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -57,18 +58,22 @@ class Lowered(nn.Module):
         """The program in integer form: what is computed, on plain tensors."""
         self.target = target
         self.module, self.placed = _on_kernels(program, target)
+        """The module takes the flat inputs and gives the flat outputs: trees take as long as a small layer."""
         self._checked: set[Any] = set()
         """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in args)
+        leaves: Sequence[Any] = args
         if kwargs or shapes not in self._checked:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             self.program.signature.check(leaves, spec)
             if not kwargs and None not in shapes and len(self._checked) < MOST_SHAPES:
                 self._checked.add(shapes)
-        return self.module(*args, **kwargs)
+        made = self.module.forward(*leaves)
+        out_spec = self.program.signature.out_spec
+        return made[0] if out_spec.is_leaf() else pytree.tree_unflatten(made, out_spec)
 
     def train(self, mode: bool = True) -> Lowered:
         """`eval()`, or an error: kernels have no gradients."""
@@ -146,7 +151,14 @@ def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Pl
     fuse_attention(draft)
     EliminateDead().run(draft)
     forget_unread(draft)
-    return draft.module, tuple(placed.values())
+    return _flat(draft.module), tuple(placed.values())
+
+
+def _flat(module: fx.GraphModule) -> fx.GraphModule:
+    """A module that takes flat inputs and gives flat outputs."""
+    module.graph.set_codegen(fx.graph.CodeGen())
+    module.recompile()
+    return module
 
 
 def _place(draft: Program, makers: dict[str, list[Maker]]) -> dict[fx.Node, Placed]:

@@ -30,6 +30,9 @@ from quantc.kernels.table import Call, NoKernelError, Placement, kernel
 REDUCED, FULL = 127, 255
 """The highest level of an activation, where sums of two products must fit 16 bits and where they need not."""
 SMALLEST_SCALE = 2.0**-14
+SMALL_STATE = 2048
+"""With states of up to so many elements, what autograd notes of the many small ops of a step takes longer than a copy of
+the result, which is needed where nothing is noted."""
 LINEAR: Any = torch.ops.quantized.linear_dynamic.default
 SEQUENCES: dict[str, Callable[..., Any]] = {"lstm": lstm_dynamic, "gru": gru_dynamic}
 """Those that torch takes through all steps itself."""
@@ -186,6 +189,10 @@ class Sequences(OnTorchsOps):
         layout = self.layout
         if layout is None:
             raise ValueError("a cell is no sequence")
+        if self.kind in SEQUENCES and state[0].numel() <= SMALL_STATE and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                made = SEQUENCES[self.kind](x, state, packed, *_arguments(layout))
+            return tuple(part.clone(memory_format=torch.contiguous_format) for part in made)
         if self.kind in SEQUENCES:
             sequence, *last = SEQUENCES[self.kind](x, state, packed, *_arguments(layout))
             return sequence.contiguous(), *last
