@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import quantc as qc
 from quantc.decomposed import decomposed_ops
-from quantc.errors import SpecError
 from quantc.formats import PerGroup
 from quantc.integer.library import OPS
 from quantc.integer.writers.grouped import linear_grouped
@@ -26,6 +26,7 @@ from quantc.patterns.table import Rule, RuleTable
 from quantc.program import Program
 from quantc.quantizer import Backend
 from quantc.spec import INT8_WEIGHT, INT16, UINT8, QuantSpec
+from tests import fake_quantized as fake
 
 SIZE = 8
 WEIGHT = INT8_WEIGHT.but(granularity=PerGroup(axis=1, size=SIZE))
@@ -246,17 +247,19 @@ def test_a_weight_that_stays_in_float_is_dequantized_in_aten_with_the_same_bits(
     assert torch.equal(quantized(*inputs), integer(*inputs))
 
 
-def test_groups_that_torchs_ops_do_not_know_are_refused() -> None:
-    images = torch.randn(2, 8, 5, 5)
-    conv = qc.prepare(qc.capture(nn.Conv2d(8, 4, 3).eval(), (images,)), GROUPED)
-    qc.calibrate(conv, [images])
-    with pytest.raises(SpecError, match=r"groups along axis 1 of f32\[4,8,3,3\] have no static Q/DQ form"):
-        qc.convert(conv)
+def test_groups_of_convolutions_and_of_columns_are_quantized_as_matrices() -> None:
+    """torch's ops know groups along the rows of a matrix alone; other weights are brought into that shape and back."""
+    generator = torch.Generator().manual_seed(8)
+    images, rows = torch.randn(2, 8, 5, 5, generator=generator), torch.randn(2, 32, generator=generator)
+    conv, line = nn.Conv2d(8, 4, 3).eval(), nn.Linear(32, 16).eval()
     columns = GROUPED.but(weight=WEIGHT.but(granularity=PerGroup(axis=0, size=SIZE)))
-    program, x = qc.prepare(qc.capture(model(), (torch.randn(2, 32),)), columns), torch.randn(2, 32)
-    qc.calibrate(program, [x])
-    with pytest.raises(SpecError, match="groups along axis 0"):
-        qc.convert(program)
+    for layer, x, backend, axis in ((conv, images, GROUPED, 1), (line, rows, columns, 0)):
+        prepared = qc.prepare(qc.capture(layer, (x,)), backend)
+        qc.calibrate(prepared, [x])
+        by_hand = copy.deepcopy(layer)
+        by_hand.weight.data = fake.weight_by_group(layer.weight, SIZE, WEIGHT.qmin, WEIGHT.qmax, axis=axis)
+        right = fake.known(by_hand(fake.known(x, x)), layer(x))
+        assert torch.equal(qc.convert(prepared)(x), right)
 
 
 def test_sums_of_groups_that_32_bits_might_not_hold_stay_in_float() -> None:

@@ -113,8 +113,11 @@ def _asked(trial: Trial, spec: QuantSpec) -> list[Fault]:
     except AnnotationError as error:
         advice = _NOT_DYNAMIC if spec.timing is Timing.DYNAMIC else _LEAVE_OUT
         return [Fault(f"{name_of(spec)}: {error.what}", advice, error.where or "")]
-    taken = [claim.timing for claim in prepared.plan.claims.rows.values() if claim.rule == trial.rule.name]
-    if spec.timing not in taken:
+    claims = prepared.plan.claims.rows.items()
+    own = [claim for node, claim in claims if claim.rule == trial.rule.name or node.name in names]
+    if spec.timing is Timing.DYNAMIC:  # the rule itself says that it is; a weight may be stored by a smaller one
+        own = [claim for claim in own if claim.rule == trial.rule.name]
+    if spec.timing not in [claim.timing for claim in own]:
         return [Fault(f"{name_of(spec)} was asked for, and the rule does not take it so", _LEAVE_OUT)]
     return _waiting(prepared, spec) + _numbers(trial, prepared, spec)
 
