@@ -271,3 +271,25 @@ def test_nothing_of_the_model_changes() -> None:
     before = copy.deepcopy(model.state_dict())
     qc.quantize(model, (x,), mode="dynamic", config=QuantConfig().set("out", BYTES))
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in before.items())
+
+
+def test_a_weight_only_layer_is_not_joined_to_a_sum_on_integers() -> None:
+    """x86 has a rule for a convolution and the sum after it: only where both compute on integers."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Any:
+            return torch.relu(self.conv(x) + x)
+
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(2, 4, 6, 6)
+    static = qc.prepare(qc.capture(model, (x,)), "x86")
+    assert {claim.rule for claim in static.plan.claims.rows.values()} == {"conv-add"}
+    result = qc.quantize(model, (x,), config=QuantConfig().set("conv", BYTES))
+    assert row_of(result.prepared, "conv2d").technique == "weight-only"
+    assert row_of(result.prepared, "add").technique == ""
+    y = F.conv2d(x, fake.weight_by_channel(model.conv.weight), model.conv.bias, padding=1)
+    assert torch.equal(result(x), torch.relu(y + x))
