@@ -19,7 +19,6 @@ from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
 from quantc.qdq import is_quantize
 
-
 Boundaries = Literal["spelled", "whole"]
 
 

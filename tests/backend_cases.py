@@ -175,7 +175,7 @@ def matrix(*shape: int) -> Callable[[], nn.Module]:
 
 
 PRODUCTS = [
-    everywhere("conv1d", "conv1d", single(lambda: nn.Conv1d(4, 6, 3), data=lines), "conv"),
+    Case("conv1d", "conv1d", single(lambda: nn.Conv1d(4, 6, 3), data=lines), "conv", "conv", "conv-static"),
     everywhere("conv2d", "conv2d", single(lambda: nn.Conv2d(4, 6, 3, groups=2)), "conv"),
     on_servers("conv3d", "conv3d", single(lambda: nn.Conv3d(4, 6, 3), data=volumes), "conv"),
     on_servers(

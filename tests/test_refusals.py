@@ -200,7 +200,11 @@ def test_nothing_was_quantized_because_no_rule_fits() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [(qc.INT16, "int16"), (INT4_GROUP, "groups of 32 do not divide the 4 elements"), (UINT8.but(scheme="symmetric", dtype="int4"), "int4")],
+    [
+        (qc.INT16, "int16"),
+        (INT4_GROUP, "groups of 32 do not divide the 4 elements"),
+        (UINT8.but(scheme="symmetric", dtype="int4"), "int4"),
+    ],
     ids=["int16", "int4-group", "int4"],
 )
 def test_a_spec_the_backend_cannot_run(net: Net, spec: qc.QuantSpec, says: str) -> None:

@@ -126,7 +126,7 @@ class Recurrent(nn.Module):
         self.conv = nn.Conv1d(4, 4, 1)
         self.up = nn.ConvTranspose1d(4, 2, 2)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Any:
         y, _ = self.lstm(self.table(tokens))
         y = self.cell(y[:, -1])
         return self.up(self.conv(y[:, :, None]))
@@ -176,7 +176,7 @@ class Attending(nn.Module):
         self.first = nn.Linear(6, 16)
         self.last = nn.Linear(16, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = torch.relu(self.first(self.before(x.transpose(1, 2)).transpose(1, 2)))
         return self.last(y @ y.transpose(1, 2) @ y) + self.last(y)
 
