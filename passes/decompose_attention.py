@@ -6,11 +6,17 @@ import math
 from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import fx
 
+from quantc.config import QuantConfig
 from quantc.dialect import argument, is_op
+from quantc.formats import Timing
+from quantc.outcomes import Float
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
+from quantc.resolve import resolve
+from quantc.selectors import ByEdge, ByNode, ByOp
 from quantc.tensor_calls import Calls, Size, known_type
 from quantc.types import TensorType, tensor_type
 
@@ -24,6 +30,9 @@ class DecomposeAttention(Pass):
     dynamic shapes. A row that is masked out as a whole gives zeros, as it did before. Attention with dropout that is
     switched on, in another dtype than float32, or whose types are unknown is left whole, and the log says so.
 
+    Where the config leaves its products float, as in the modes "dynamic" and "weight-only", attention stays whole: torch
+    has a kernel for that.
+
     Dropout that is switched off cannot be switched on again afterwards, so a program that had it is inference-only.
     """
 
@@ -32,12 +41,21 @@ class DecomposeAttention(Pass):
     before: ClassVar[Stage | None] = Stage.ANNOTATED
     preserves: ClassVar[Preserves] = Preserves.CLOSELY
 
+    config: QuantConfig = Field(default_factory=QuantConfig)
+    """What is asked of the products."""
+
+    def for_config(self, config: QuantConfig) -> DecomposeAttention:
+        """The pass, with what a config says about attention; itself where that is nothing."""
+        says_so = any(rule.timing is not Timing.STATIC for rule in config.rules)
+        return DecomposeAttention(config=config) if says_so else self
+
     def run(self, program: Program) -> Outcome:
         found = [node for node in program.nodes() if is_op(node, "sdpa")]
         left: list[str] = []
         causal = _CausalMasks(program)
+        whole = products_left_float(self.config, program, found)
         for node in found:
-            reason = _why_not(node)
+            reason = _why_not(node) if node not in whole else f"its products are float: {whole[node]}"
             if reason is not None:
                 left.append(f"{program.describe(node)} is left whole: {reason}")
                 continue
@@ -46,6 +64,22 @@ class DecomposeAttention(Pass):
             program.forward(node, _take_apart(program, node, causal))
         count = len(found) - len(left)
         return Outcome(count > 0, (*((f"took {count} apart",) if count else ()), *left))
+
+
+def products_left_float(config: QuantConfig, program: Program, found: list[fx.Node]) -> dict[fx.Node, str]:
+    """The attentions of whose products nothing will be quantized, and what the config says of them.
+
+    A rule that names ops or nodes may mean those that attention is made of, which are not there yet.
+    """
+    if not config.rules or any(isinstance(rule.select, ByOp | ByNode | ByEdge) for rule in config.rules):
+        return {}
+    resolution = resolve(config, program, must_match=False)
+    settings = {node: resolution.setting(node) for node in found}
+    return {
+        node: str(setting.rule)
+        for node, setting in settings.items()
+        if setting is not None and (isinstance(setting.use, Float) or setting.use.spec.timing is Timing.DYNAMIC)
+    }
 
 
 def _why_not(node: fx.Node) -> str | None:

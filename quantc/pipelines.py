@@ -21,13 +21,18 @@ def inference() -> Pipeline:
 def prepare(backend: Any, config: QuantConfig | None = None, allow_empty: bool = False) -> Pipeline:
     """What `qc.prepare` runs: tidy for inference, take apart what the backend wants in parts, annotate, share."""
     from quantc.passes.annotate import Annotate
+    from quantc.passes.decompose_attention import DecomposeAttention
     from quantc.passes.share import Share
 
     quantizer = quantizer_of(backend)
     annotate = Annotate(
         backend=quantizer, config=config if config is not None else QuantConfig(), allow_empty=allow_empty
     )
-    return inference().then(*quantizer.transforms(), annotate, Share())
+    transforms = (
+        step.for_config(annotate.config) if isinstance(step, DecomposeAttention) else step
+        for step in quantizer.transforms()
+    )
+    return inference().then(*transforms, annotate, Share())
 
 
 def convert(backend: Any = None, reduce_range: RangeReduction = "no") -> Pipeline:

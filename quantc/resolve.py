@@ -72,8 +72,8 @@ class Resolution:
         return self.edges.get((producer, consumer), self.setting(consumer))
 
 
-def resolve(config: QuantConfig, program: Program) -> Resolution:
-    """Apply a config to a program."""
+def resolve(config: QuantConfig, program: Program, *, must_match: bool = True) -> Resolution:
+    """Apply a config to a program. ConfigError if a rule matches nothing and `must_match`."""
     index = _Index(config)
     index.learn_types(program)
     nodes: dict[fx.Node, dict[Role, Setting]] = {}
@@ -88,7 +88,8 @@ def resolve(config: QuantConfig, program: Program) -> Resolution:
             if found:
                 nodes[node] = found
     edges = _edges(config, program, index, names)
-    _refuse_unmatched(config, index, names)
+    if must_match:
+        _refuse_unmatched(config, index, names)
     return Resolution(nodes, edges)
 
 
