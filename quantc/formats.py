@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, StrictInt
+from pydantic import BeforeValidator, Field, StrictInt
+
+from quantc.frozen import Frozen
 
 
 class Role(StrEnum):
@@ -122,8 +124,10 @@ FACTS: dict[DType, Facts] = {
 }
 
 
-class _Share(BaseModel, frozen=True, extra="forbid"):
+class _Share(Frozen, frozen=True):
     """A way of sharing scales."""
+
+    noun: ClassVar[str] = "granularity"
 
 
 class PerTensor(_Share, frozen=True):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -81,13 +84,23 @@ class Lowered(nn.Module):
             raise ModeError(
                 f"{self.program.name} runs on kernels, which cannot be trained",
                 where=f"lowered for {self.target}",
-                advice="train the model itself, or a program prepared with qat=True",
+                advice="train the model itself, and quantize it again",
             )
         return super().train(False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file, with nothing packed: `qc.lower(qc.load(path), target)` packs it again."""
         self.program.save(path)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
+        return Lowered(self.program.clone(), self.target)
+
+    def __reduce__(self) -> Any:
+        """Pickled as the file that `save` writes: code is never part of it, nor anything packed."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "program"
+            self.save(path)
+            return _lowered_from, (path.read_bytes(), self.target)
 
     @property
     def headline(self) -> str:
@@ -110,6 +123,16 @@ class Lowered(nn.Module):
         return f"<Lowered {self.headline}>"
 
 
+def _lowered_from(content: bytes, target: str) -> Lowered:
+    """The module that was pickled."""
+    from quantc.store.programs import load
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program"
+        path.write_bytes(content)
+        return Lowered(load(path), target)
+
+
 def lower(program: Program, target: str) -> Lowered:
     """A quantized program as a module on the kernels of a target: "x86" or "qnnpack".
 
@@ -119,7 +142,7 @@ def lower(program: Program, target: str) -> Lowered:
     """
     from quantc import pipelines
 
-    check_program(program, "lower", "qc.convert(prepared)")
+    check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     kernels_for(target)
     if program.stage < Stage.FOLDED:
         raise QuantcError(
@@ -128,7 +151,14 @@ def lower(program: Program, target: str) -> Lowered:
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
     own = program.clone() if program.stage >= Stage.LOWERED else pipelines.lower().run_on_copy(program)
-    return Lowered(own, target)
+    made = Lowered(own, target)
+    if made.placed and not any(row.kernel for row in made.placed):
+        warnings.warn(
+            f"{target} has a kernel for none of the {len(made.placed)} quantized ops of {own.name}, so that they run as "
+            "the integer form writes them, which is slow: print(lowered) says why",
+            stacklevel=2,
+        )
+    return made
 
 
 def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Placed, ...]]:
