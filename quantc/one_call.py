@@ -18,7 +18,7 @@ from quantc import pipelines
 from quantc.api import Form, Method, capture, check_form, convert, prepare
 from quantc.calibrate import calibrate
 from quantc.config import QuantConfig
-from quantc.errors import CalibrationError, ModeError, UnknownNameError, suggest
+from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
 from quantc.feeding import check_batches
 from quantc.inspect.compare import Comparison, compare
 from quantc.inspect.size import size_and_file
@@ -91,6 +91,7 @@ def quantize(
     converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
     rest: Any = {"steps": steps, "config": config, "mode": mode, "allow_empty": allow_empty, **converting}
     if isinstance(model, Program):
+        _check_no_examples(example_inputs)
         return quantize_program(model, batches, backend, **rest)
     with steps("capture"):
         captured = capture(model, example_inputs, method, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes)
@@ -223,6 +224,16 @@ def _check_inference(captured: Program) -> None:
             f"{captured.name} is in training mode",
             where="qc.quantize",
             advice="call model.eval() first, or program.eval() on what was captured",
+        )
+
+
+def _check_no_examples(given: Any) -> None:
+    """What stands in the place of example inputs beside a Program would be ignored: most likely it is a backend."""
+    if given is not None and not isinstance(given, tuple):
+        raise InputError(
+            f"the second argument is a {type(given).__name__}, and a Program needs no example inputs",
+            where="qc.quantize",
+            advice="write qc.quantize(program, None, batches, backend=...)",
         )
 
 

@@ -46,7 +46,8 @@ as the program runs: `yes` wherever the config asks for it, `named` only where t
 edge, or, for an op with a weight, the layer. Weight-only serves every rule that has a weight.
 
 A rule *supports* the forms it can be carried out in: `qdq` (quantize and dequantize ops around float ones), `integer`
-(the reference in integer arithmetic), `kernel`, `delegate`, `onnx`.
+(the reference in integer arithmetic), `kernel`, `delegate`, `onnx`. No rule claims `kernel` yet: what `qc.lower` runs
+on kernels it says op by op, in `lowered.placed`.
 """
 STATIC = "static"
 LEVELS = ("qdq", "integer", "kernel", "delegate", "onnx")

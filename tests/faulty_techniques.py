@@ -79,7 +79,7 @@ TECHNIQUES: tuple[Faulty, ...] = (
         plus(Rule("wave", op("sin", args="x"), {"x": "pass", "out": "act"}, supports=QDQ, dynamic=Dynamic.YES)),
         "wave",
         Check.DYNAMIC,
-        "asks for nothing quantized",
+        "reads no activation",
     ),
     Faulty(
         "dynamic-in-name",

@@ -45,7 +45,6 @@ NARROW = INT8_NARROW_WEIGHT.but(eps=2.0**-12)
 REFUSED: list[tuple[str, QuantSpec, str]] = [
     *((name, INT8, "dtype must be uint8, not int8") for name in ("x86", "qnnpack")),
     *((name, INT16, "dtype must be uint8, not int16") for name in ("x86", "qnnpack")),
-    *((name, INT8_DYNAMIC, "dtype must be uint8, not int8") for name in ("x86", "qnnpack")),
     *((name, INT16.but(timing="dynamic"), "dtype must be") for name in NAMES),
     *((name, AFFINE_WEIGHT, "scheme must be symmetric, not affine") for name in ("x86", "qnnpack")),
     *((name, GROUPED_WEIGHT, "granularity must be per-tensor or per-channel") for name in ("x86", "qnnpack")),

@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 class Sequence(nn.Module):
     """Words, two recurrent layers, and a layer on top."""
 
-    def __init__(self, kind: type[nn.RNNBase], width: int = 64) -> None:
+    def __init__(self, kind: type[nn.LSTM | nn.GRU], width: int = 64) -> None:
         super().__init__()
         self.words = nn.Embedding(50, width)
         self.body = kind(width, width, 2, batch_first=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.errors import InputError
 from quantc.kernels.agreement import Gap, kernel_agreement
+from quantc.kernels.static_conv import ConvSum
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""
@@ -143,3 +146,102 @@ def test_copies_and_state_hold_plain_tensors() -> None:
     assert torch.equal(copy.deepcopy(module)(x), result)
     kinds = {tensor.dtype for tensor in module.state_dict().values()}
     assert kinds <= {torch.int8, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64}
+
+
+# -- what is written over, and how results lie in memory -----------------------------------------------------------
+
+
+class Convs(nn.Module):
+    """Four convolutions, and what is done with them."""
+
+    def __init__(self, forward: Callable[[list[nn.Conv2d], Tensor], Any]) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+        self.own = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.own(list(self.convs), x)  # type: ignore[arg-type]
+
+
+def moved_later(c: list[nn.Conv2d], x: Tensor) -> Any:
+    """The sum that takes a convolution in stands after another that has written over what is convolved."""
+    a = c[0](x).relu()
+    b = c[1](a)
+    s = (c[2](x) + a).relu()
+    return c[3]((b + s).relu())
+
+
+def seen_through_a_view(c: list[nn.Conv2d], x: Tensor) -> Any:
+    a = c[0](x).relu()
+    view = a[:, :, 1:]
+    s = (c[1](x) + a).relu()
+    return c[2](s), c[3](view)
+
+
+def seen_turned(c: list[nn.Conv2d], x: Tensor) -> Any:
+    a = c[0](x).relu()
+    view = a.permute(0, 1, 3, 2)
+    s = (c[1](x) + a).relu()
+    return c[2](s), c[3](view)
+
+
+def returned(c: list[nn.Conv2d], x: Tensor) -> Any:
+    a = c[0](x).relu()
+    return c[2]((c[1](x) + a).relu()), a
+
+
+def in_strides(c: list[nn.Conv2d], x: Tensor) -> Any:
+    return c[1](c[0](x).relu()).as_strided((2, 8, 12, 12), (1152, 144, 12, 1)) + 0
+
+
+def bounded(c: list[nn.Conv2d], x: Tensor) -> Any:
+    a = c[0](x).relu()
+    return c[2]((c[1](a) + a).clamp(0.1, 0.5))
+
+
+@pytest.mark.parametrize("reduce_range", ["weights", "activations"])
+@pytest.mark.parametrize(
+    "forward", [moved_later, seen_through_a_view, seen_turned, returned, in_strides, bounded], ids=lambda f: f.__name__
+)
+def test_a_whole_program_is_what_its_ops_are(forward: Any, reduce_range: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 12, 12)
+    prepared = qc.prepare(qc.capture(Convs(forward).eval(), (x,)), "x86")
+    qc.calibrate(prepared, [x])
+    program = qc.convert(prepared, reduce_range=reduce_range)
+    module = qc.lower(program, "x86")
+    for found, expected in zip(leaves(module(x)), leaves(module.program(x)), strict=True):
+        assert float((found - expected).norm() / expected.norm()) < 0.02
+        assert found.stride() == expected.stride()
+
+
+def leaves(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def test_a_summand_nobody_reads_again_is_written_over() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 33, 33)
+    module = lowered(Residual(), x)
+    kept = [kernel.keep for kernel in module.modules() if isinstance(kernel, ConvSum)]
+    assert kept == [True, True]  # what is convolved is added, and then it is read again
+    chain = Convs(lambda c, x: c[3]((c[2](c[1](y := c[0](x).relu()).relu()) + y).relu()))
+    module = lowered(chain, torch.randn(2, 8, 12, 12))
+    assert [kernel.keep for kernel in module.modules() if isinstance(kernel, ConvSum)] == [False]
+
+
+def test_vectors_and_pools_in_space() -> None:
+    torch.manual_seed(0)
+    vector = lowered(nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(9))
+    assert vector(torch.randn(9)).shape == (4,)
+    x = torch.randn(1, 2, 8, 8, 8)
+    model = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.Conv3d(4, 3, 1))
+    gaps(lowered(model, x), x)
+
+
+def test_the_state_of_another_program_is_refused() -> None:
+    torch.manual_seed(0)
+    first, second = (lowered(nn.Linear(32, 16), torch.randn(4, 32)) for _ in range(2))
+    first.load_state_dict(first.state_dict())
+    with pytest.raises(InputError, match="another program"):
+        first.load_state_dict(second.state_dict())

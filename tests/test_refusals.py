@@ -37,7 +37,7 @@ from quantc.observe import Statistics, start
 from quantc.outcomes import Quantize, SameAs
 from quantc.pipeline import Pass, Pipeline
 from quantc.program import Program
-from quantc.spec import INT4_GROUP, INT8, INT8_DYNAMIC, UINT8
+from quantc.spec import INT4_GROUP, INT8, INT16, UINT8
 from tests.by_hand import two_layers
 
 E = TypeVar("E", bound=QuantcError)
@@ -456,6 +456,6 @@ def test_a_mode_that_does_not_exist_is_refused_by_name(net: Net) -> None:
 
 
 def test_a_dynamic_spec_in_a_static_flow_is_not_lost(net: Net) -> None:
-    config = qc.QuantConfig().set("second", INT8_DYNAMIC)
+    config = qc.QuantConfig().set("second", INT16.but(timing="dynamic"))
     error = refused(AnnotationError, lambda: qc.prepare(captured(net), "x86", config=config))
     assert "conv2d_1" in str(error.where)

@@ -9,13 +9,14 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from quantc.dialect import is_opaque, op_name
 from quantc.kernels.packed import Kernel
 from quantc.program import Program, attribute
-from quantc.types import TupleType, type_of
+from quantc.types import TensorType, TupleType, type_of
 
 PREFIX = "kernel_"
 """What the name of a kernel begins with; that of the op it runs follows."""
@@ -44,7 +45,7 @@ def absorb_readers(program: Program) -> None:
             if reader is not None and reader.all_input_nodes == [node] and kernel.absorb(op_name(reader)):
                 node.meta[STANDS_FOR] = reader.name
                 program.forward(reader, node)
-            kernel.in_order = not all(map(_takes_any_order, node.users))
+            kernel.in_order = not all(_takes_any_order(program, user) for user in node.users)
 
 
 def join_siblings(program: Program) -> dict[fx.Node, int]:
@@ -79,6 +80,32 @@ def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]
         program.replace(node, part)
 
 
-def _takes_any_order(reader: fx.Node) -> bool:
-    """Whether a node reads tensors as they lie in memory: ATen's ops do, since `view` is spelled `reshape`."""
-    return isinstance(reader.target, OpOverload) and reader.target.namespace == "aten" and not is_opaque(reader)
+def _takes_any_order(program: Program, reader: fx.Node) -> bool:
+    """Whether a node reads tensors as they lie in memory: most of ATen's ops do, since `view` is spelled `reshape`."""
+    if reader.op == "call_module":
+        kernel = attribute(program.owner(reader.graph), str(reader.target))
+        return isinstance(kernel, Kernel) and kernel.any_order
+    is_aten = isinstance(reader.target, OpOverload) and reader.target.namespace == "aten"
+    return is_aten and not is_opaque(reader) and reader.target not in BY_MEMORY
+
+
+BY_MEMORY: tuple[Any, ...] = (torch.ops.aten.as_strided.default,)
+"""Ops whose result depends on how what they read lies in memory."""
+
+
+def in_usual_order(program: Program) -> None:
+    """Give the caller, and ops that look at the memory itself, what they would have been given without kernels: tensors
+    in order. Kernels leave images channels last, and ATen's ops hand that on."""
+    for _, graph in program.graphs():
+        for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
+            for source in node.all_input_nodes:
+                kind = type_of(source)
+                is_image = isinstance(kind, TensorType) and kind.rank in CHANNELS_LAST
+                if source.op == "call_function" and (is_image or node.target in BY_MEMORY):
+                    target = torch.ops.aten.contiguous.default
+                    made = program.emit(target, (source,), before=node, like=source, value=kind)
+                    node.replace_input_with(source, made)
+
+
+CHANNELS_LAST = (4, 5)
+"""The numbers of axes of tensors that can lie channels last."""

@@ -7,20 +7,23 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.constants import forget_unread
-from quantc.errors import ModeError, QuantcError
+from quantc.errors import InputError, ModeError, QuantcError
 from quantc.integer.library import op_of
 from quantc.kernels.attention import fuse_attention
-from quantc.kernels.joining import PREFIX, absorb_readers, join_siblings, kernels_of
+from quantc.kernels.joining import PREFIX, absorb_readers, in_usual_order, join_siblings, kernels_of
 from quantc.kernels.packed import Kernel
 from quantc.kernels.saturation import warn_of_saturation
+from quantc.kernels.static_conv import settle_summands
 from quantc.kernels.table import HIGHEST, Call, Maker, NoKernelError, Placement, highest_level, kernels_for
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.program import Program, Stage, check_program
@@ -91,6 +94,19 @@ class Lowered(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file, with nothing packed: `qc.lower(qc.load(path), target)` packs it again."""
         self.program.save(path)
+
+    def get_extra_state(self) -> Tensor:
+        """A digest of the program without its tensors: scales and zero points that are numbers are in it alone."""
+        text = "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs}" for node in self.program.nodes())
+        return torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        if not torch.equal(state, self.get_extra_state()):
+            raise InputError(
+                "this is the state of another program: its scales and zero points differ",
+                where=f"load_state_dict of {self.program.name} on {self.target}",
+                advice="load the program it comes from, qc.lower(qc.load(path), target), and not its tensors alone",
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
         return Lowered(self.program.clone(), self.target)
@@ -179,7 +195,9 @@ def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Pl
     for node, count in join_siblings(draft).items():
         placed[node] = replace(placed[node], kernel=f"{placed[node].kernel}; {count} in one")
     fuse_attention(draft)
+    in_usual_order(draft)
     EliminateDead().run(draft)
+    settle_summands(draft)
     forget_unread(draft)
     return _flat(draft.module), tuple(placed.values())
 

@@ -22,6 +22,8 @@ class Kernel(nn.Module, ABC):
 
     name: ClassVar[str]
     """What the kernel is called in reports: `fbgemm linear_dynamic`."""
+    any_order: ClassVar[bool] = False
+    """Whether it reads tensors as they lie in memory, whatever their strides."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,8 +46,8 @@ def warn_of_saturation(kernels: Iterable[tuple[str, Kernel]]) -> None:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     warnings.warn(
         f"sums can saturate in {', '.join(names[:MOST_NAMES])}{more}: this processor adds two products of bytes in "
-        f"{PAIR_BITS} bits, and what goes beyond is cut off. qc.convert(..., "
-        'reduce_range="weights") makes room where it is needed; levels of run-time activations up to 127 '
-        "(spec.but(qmax=127), as x86's dynamic mode has them) need none",
+        f"{PAIR_BITS} bits, and what goes beyond is cut off. Quantize for a backend whose instruction set is that of "
+        'this processor, with reduce_range="weights" (of qc.quantize and qc.convert), which makes room where it is '
+        "needed; run-time activations of x86's dynamic mode, up to 127, need none",
         stacklevel=3,
     )

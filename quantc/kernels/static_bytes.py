@@ -20,6 +20,7 @@ class MaxPool(Kernel):
     """The largest of each window. torch's pool of plain bytes refuses images that lie channels last."""
 
     name: ClassVar[str] = "quantized max_pool2d"
+    any_order: ClassVar[bool] = True
 
     def __init__(self, *window: Any) -> None:
         super().__init__()
@@ -30,9 +31,10 @@ class MaxPool(Kernel):
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x = inputs[0]
-        if x.dim() != 4:
-            return as_bytes(torch.ops.quantized.max_pool2d(as_quantized(x.contiguous()).unsqueeze(0), *packed))[0]
-        return as_bytes(torch.ops.quantized.max_pool2d(as_quantized(x), *packed))
+        images = as_quantized(x if x.dim() == 4 else x.unsqueeze(0))
+        made = as_bytes(torch.ops.quantized.max_pool2d(images, *packed))
+        made = made if x.dim() == 4 else made.squeeze(0)
+        return made.contiguous() if self.in_order else made
 
 
 @kernel("x86", "max_pool2d")
@@ -48,10 +50,37 @@ def max_pool(call: Call) -> Kernel:
     return MaxPool(*both, ceil)
 
 
+class MaxPool3d(Kernel):
+    """The largest of each window in space. torch's pool of plain bytes refuses those that lie channels last."""
+
+    name: ClassVar[str] = "max_pool3d"
+    any_order: ClassVar[bool] = True
+
+    def __init__(self, *window: Any) -> None:
+        super().__init__()
+        self.window = window
+
+    def pack(self) -> Any:
+        return self.window
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        return torch.max_pool3d(inputs[0].contiguous(), *packed)
+
+
+@kernel("x86", "max_pool3d")
+def max_pool_3d(call: Call) -> Kernel:
+    if _dtype(call.node.args[0]) not in BYTES:
+        raise NoKernelError("the kernel is for bytes")
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    size, stride, *rest = (argument(call.node, name) for name in names)
+    return MaxPool3d(size, stride or size, *rest)
+
+
 class Sum(Kernel):
     """Two tensors of bytes added, each on its own scale, and rounded onto the grid of the sum."""
 
     name: ClassVar[str] = "quantized add"
+    any_order: ClassVar[bool] = True
 
     def __init__(self, scales: tuple[float, float], zero_points: tuple[int, int], ending: Ending) -> None:
         super().__init__()
@@ -66,7 +95,9 @@ class Sum(Kernel):
             as_quantized(x, scale, zero) for x, scale, zero in zip(inputs, self.scales, self.zero_points, strict=True)
         )
         made = as_bytes(packed(*terms, 1.0, ending.zero_point))
-        return made.clamp_(ending.low, ending.high) if ending.cuts and not ending.is_relu else made
+        if ending.cuts and not ending.is_relu:
+            made.clamp_(ending.low, ending.high)
+        return made.contiguous() if self.in_order else made
 
 
 @kernel("x86", "sum")
@@ -99,6 +130,7 @@ class Quantize(Kernel):
     """A float tensor rounded to bytes, in one go."""
 
     name: ClassVar[str] = "fbgemm quantize"
+    any_order: ClassVar[bool] = True
 
     def __init__(self, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -112,13 +144,16 @@ class Quantize(Kernel):
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         made = to_bytes(inputs[0], *packed)
-        return made if self.bounds is None else made.clamp_(*self.bounds)
+        if self.bounds is not None:
+            made.clamp_(*self.bounds)
+        return made.contiguous() if self.in_order else made
 
 
 class Dequantize(Kernel):
     """Bytes as the real numbers they stand for."""
 
     name: ClassVar[str] = "fbgemm dequantize"
+    any_order: ClassVar[bool] = True
 
     def __init__(self, scale: float, zero_point: int) -> None:
         super().__init__()
@@ -128,7 +163,8 @@ class Dequantize(Kernel):
         return self.grid
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
-        return as_quantized(inputs[0], *packed).dequantize()
+        made = as_quantized(inputs[0], *packed).dequantize()
+        return made.contiguous() if self.in_order else made
 
 
 @kernel("x86", "quantized_decomposed.quantize_per_tensor.default")

@@ -13,19 +13,26 @@ from torch import Tensor, fx
 
 from quantc.integer.library import op_of
 from quantc.kernels.ending import Ending
+from quantc.kernels.joining import kernels_of
 from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, Placement, highest_level, kernel
+from quantc.program import Program
 
 FORMATS: dict[int, torch.memory_format] = {2: torch.channels_last, 3: torch.channels_last_3d}
 """The order in memory that kernels want, by the number of axes they go over."""
-POST_OPS: dict[int, frozenset[str]] = {1: frozenset({"relu"}), 2: frozenset({"relu", "hardtanh"}), 3: frozenset()}
-"""What onednn's kernels can do to a result before it is rounded."""
 
 
 class Conv(Kernel):
     """A convolution of bytes by int8 weights, rounded onto the grid of its result."""
 
     name: ClassVar[str] = "onednn qconv"
+    any_order: ClassVar[bool] = True
+    post_ops: ClassVar[dict[int, frozenset[str]]] = {
+        1: frozenset({"relu"}),
+        2: frozenset({"relu", "hardtanh"}),
+        3: frozenset(),
+    }
+    """What the kernel can do to a result before it is rounded, by the number of axes."""
 
     def __init__(self, call: Call, ending: Ending) -> None:
         super().__init__()
@@ -38,7 +45,7 @@ class Conv(Kernel):
         self.highest = highest_level(call.node.args[0])
         self.window = (list(call["stride"]), list(call["padding"]), list(call["dilation"]), call["groups"])
         self.axes = len(self.window[0])
-        self.post_op, self.bounds = _post_op(ending, self.axes)
+        self.post_op, self.bounds = _post_op(ending, self.post_ops[self.axes])
 
     @property
     def pair_sums(self) -> tuple[Tensor, int]:
@@ -68,19 +75,27 @@ class Conv(Kernel):
             self.bounds,
             "",
         )
-        return made if self.post_op != "none" or not ending.cuts else made.clamp_(ending.low, ending.high)
+        return self._finished(made)
+
+    def _finished(self, made: Tensor) -> Tensor:
+        """Bounds that the kernel did not put on, and the order in memory that readers want."""
+        ending = self.ending
+        if self.post_op == "none" and ending.cuts:
+            made.clamp_(ending.low, ending.high)
+        return made.contiguous() if self.in_order else made
 
 
 class ConvSum(Conv):
     """A convolution to which another tensor of bytes is added before anything is rounded."""
 
     name: ClassVar[str] = "onednn qconv + sum"
+    post_ops: ClassVar[dict[int, frozenset[str]]] = {2: frozenset({"relu"})}
 
-    def __init__(self, call: Call, ending: Ending, scale: float, zero_point: int, keep: bool) -> None:
+    def __init__(self, call: Call, ending: Ending, scale: float, zero_point: int) -> None:
         super().__init__(call, ending)
         self.summand = (scale, zero_point)
-        self.keep = keep
-        """Whether the summand must not be written over: it is read again later, or is what is convolved."""
+        self.keep = True
+        """Whether the summand must not be written over; see `settle_summands`."""
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         weight, multiplier, zeros, bias = packed
@@ -109,18 +124,18 @@ class ConvSum(Conv):
             self.bounds,
             "",
         )
-        return made if self.post_op != "none" or not ending.cuts else made.clamp_(ending.low, ending.high)
+        return self._finished(made)
 
 
 def _laid_out(x: Tensor, axes: int) -> Tensor:
     return x.contiguous(memory_format=FORMATS[axes]) if axes in FORMATS else x.contiguous()
 
 
-def _post_op(ending: Ending, axes: int) -> tuple[str, list[float]]:
+def _post_op(ending: Ending, known: frozenset[str]) -> tuple[str, list[float]]:
     """What onednn does before it rounds; nothing where the bounds are put on afterwards."""
-    if ending.is_relu and "relu" in POST_OPS[axes]:
+    if ending.is_relu and "relu" in known:
         return "relu", []
-    if ending.cuts and "hardtanh" in POST_OPS[axes]:
+    if ending.cuts and "hardtanh" in known:
         return "hardtanh", [float(ending.low - ending.zero_point), float(ending.high - ending.zero_point)]
     return "none", []
 
@@ -169,8 +184,7 @@ def conv_sum(call: Call) -> Placement:
         raise NoKernelError("the summand has a scale for each channel")
     ending = Ending.of(call, ours)
     source: Any = made.args[0]
-    keep = source is other or _is_read_later(other, call.node)
-    built = ConvSum(inner, ending, float(theirs), zeros[1 - at], keep)
+    built = ConvSum(inner, ending, float(theirs), zeros[1 - at])
     return Placement(built, (source, other))
 
 
@@ -179,14 +193,22 @@ def _is_accumulator(node: fx.Node) -> bool:
     return op is not None and op.name == "conv" and node.args[-1] is torch.int32
 
 
-def _is_read_later(value: fx.Node, here: fx.Node) -> bool:
-    """Whether a tensor may be read again after a node, under this name or through a view; inputs are the caller's."""
-    if value.op != "call_function" and value.op != "call_module":
-        return True
-    order = {node: position for position, node in enumerate(here.graph.nodes)}
-    return any(order[user] > order[here] for user in value.users) or not _owns_memory(value)
+def settle_summands(program: Program) -> None:
+    """Let sums write over their summand where nobody can tell.
 
-
-def _owns_memory(value: fx.Node) -> bool:
-    """Whether what a node yields is memory of its own: kernels and ops of the integer form make new tensors."""
-    return value.op == "call_module" or op_of(value.target) is not None
+    To be called when all kernels are in their places, since a sum reads what its convolution read at its own place. The
+    summand must be memory of its own, made by a kernel; everybody else who reads it must come before, and must be a
+    kernel too, which keeps no view of it; and it must not be what is convolved.
+    """
+    for _, graph in program.graphs():
+        order = {node: position for position, node in enumerate(graph.nodes)}
+        makers = dict(kernels_of(program, graph))
+        for node, maker in makers.items():
+            if isinstance(maker, ConvSum):
+                source, other = node.args
+                readers: list[fx.Node] = list(other.users) if isinstance(other, fx.Node) else []
+                maker.keep = (
+                    other is source
+                    or other not in makers
+                    or not all(reader in makers and order[reader] <= order[node] for reader in readers)
+                )

@@ -20,6 +20,7 @@ class Linear(Kernel):
     """A product of bytes with int8 weights, rounded onto the grid of its result."""
 
     name: ClassVar[str] = "fbgemm/onednn qlinear"
+    any_order: ClassVar[bool] = True
 
     def __init__(self, call: Call, ending: Ending) -> None:
         super().__init__()
@@ -45,6 +46,8 @@ class Linear(Kernel):
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x, ending = inputs[0], self.ending
+        if x.dim() == 1:
+            return self.run(packed, x.unsqueeze(0)).squeeze(0)
         weight, multiplier, zeros, bias, few = packed
         rows = x.numel() // max(x.shape[-1], 1)
         if rows <= FEW_ROWS:

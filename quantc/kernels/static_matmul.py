@@ -18,6 +18,7 @@ class Matmul(Kernel):
     """A product of matrices of bytes, or of batches of them."""
 
     name: ClassVar[str] = "float32 matmul"
+    any_order: ClassVar[bool] = True
 
     def __init__(self, zero_points: tuple[int, int], ending: Ending) -> None:
         super().__init__()

@@ -103,7 +103,11 @@ def _asked(trial: Trial, spec: QuantSpec) -> list[Fault]:
     """What comes of asking for a spec at every op of the rule that reads something."""
     names = dict.fromkeys(slot.node.name for slot in trial.slots if _role(trial, slot) is spec.role)
     if not names or _cannot(trial, spec):
-        return [] if names else [Fault("the rule is dynamic, and asks for nothing quantized", _NOT_DYNAMIC)]
+        return (
+            []
+            if names
+            else [Fault("the rule is dynamic, and reads no activation that it asks for quantized", _NOT_DYNAMIC)]
+        )
     config = QuantConfig()
     for name in names:
         config = config.set_node(name, spec)
