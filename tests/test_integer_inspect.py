@@ -296,7 +296,8 @@ def test_quantize_gives_the_integer_form_if_asked(example: Tensor) -> None:
     assert (qdq.report.form, integer.report.to_data()["form"]) == ("qdq", "integer")
     assert str(integer.report).splitlines()[0] == "Sequential, quantized for tiny-integer, in integer form"
     assert str(qdq.report).splitlines()[0] == "Sequential, quantized for tiny-integer"
-    assert integer.report.comparison is not None and qdq.report.comparison is not None
+    assert integer.report.comparison is not None
+    assert qdq.report.comparison is not None
     assert [layer.local for layer in integer.report.comparison.layers] == [
         layer.local for layer in qdq.report.comparison.layers
     ]

@@ -97,7 +97,8 @@ def test_takes_programs_in_either_form_and_changes_none(program: Program) -> Non
     one, other = qc.lower(program, "x86"), qc.lower(integer, "x86")
     assert torch.equal(one(x), other(x))
     assert (program.dump(), integer.dump()) == texts
-    other.load_state_dict({name: value * 0 for name, value in other.state_dict().items()})
+    floats = {name: value * 0 for name, value in other.state_dict().items() if value.is_floating_point()}
+    other.load_state_dict(other.state_dict() | floats)
     assert not torch.equal(integer(x), other(x))
 
 
@@ -240,7 +241,7 @@ def test_sums_that_can_saturate_are_announced() -> None:
     full = quantized(seeded(Block()), x, config=QuantConfig().set_all(X86.modes["dynamic"].but(qmax=255)))
     if not adds_in_16_bits():
         pytest.skip("this processor adds products in 32 bits")
-    with pytest.warns(UserWarning, match=r"sums can saturate in linear, linear_1.*qmax=127"):
+    with pytest.warns(UserWarning, match=r'sums can saturate in linear, linear_1.*reduce_range="weights"'):
         qc.lower(full, "x86")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -104,7 +104,8 @@ def test_a_generator_is_gone_through_once(program: qc.Program) -> None:
 
     result = qc.quantize(program, None, stream())
     assert asked == [0, 1, 2, 3, 4]
-    assert result.report.calibration is not None and result.report.calibration.batches == 5
+    assert result.report.calibration is not None
+    assert result.report.calibration.batches == 5
     x = images(7)
     assert result(x).equal(qc.quantize(program, None, batches(5))(x))
 
@@ -175,7 +176,8 @@ def test_nothing_to_quantize_is_refused_unless_allowed() -> None:
         qc.quantize(model, (x,), [x])
     result = qc.quantize(model, (x,), [x], allow_empty=True)
     assert result(x).equal(model(x))
-    assert result.report.comparison is not None and result.report.comparison.sqnr == float("inf")
+    assert result.report.comparison is not None
+    assert result.report.comparison.sqnr == float("inf")
 
 
 def test_a_batch_is_not_taken_for_batches(program: qc.Program) -> None:

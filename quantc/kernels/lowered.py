@@ -65,6 +65,7 @@ class Lowered(nn.Module):
         self.target = target
         self.module, self.placed = _on_kernels(program, target)
         """The module takes the flat inputs and gives the flat outputs: trees take as long as a small layer."""
+        self._digest = _digest(program)
         self._checked: set[Any] = set()
         """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
         self.eval()
@@ -96,12 +97,11 @@ class Lowered(nn.Module):
         self.program.save(path)
 
     def get_extra_state(self) -> Tensor:
-        """A digest of the program without its tensors: scales and zero points that are numbers are in it alone."""
-        text = "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs}" for node in self.program.nodes())
-        return torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
+        """What tells programs apart that differ in scales and zero points alone: many of those are no tensors."""
+        return self._digest
 
     def set_extra_state(self, state: Tensor) -> None:
-        if not torch.equal(state, self.get_extra_state()):
+        if not torch.equal(state, self._digest):
             raise InputError(
                 "this is the state of another program: its scales and zero points differ",
                 where=f"load_state_dict of {self.program.name} on {self.target}",
@@ -137,6 +137,12 @@ class Lowered(nn.Module):
 
     def __repr__(self) -> str:
         return f"<Lowered {self.headline}>"
+
+
+def _digest(program: Program) -> Tensor:
+    """Of a program without its tensors."""
+    text = "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs}" for node in program.nodes())
+    return torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
 
 
 def _lowered_from(content: bytes, target: str) -> Lowered:
