@@ -83,6 +83,8 @@ def _nothing(program: Program, quantizer: Quantizer) -> AnnotationError:
     advice = "prepare it with allow_empty=True, and prepared.explain(node) says what would have to change"
     if any("only float32 tensors are quantized" in reason for reason in reasons):
         advice = f"models in other floats are brought to float32 first: model.float(); else {advice}"
+    if any("capture with example inputs" in reason for reason in reasons):
+        advice = f"give example_inputs when capturing or quantizing, so that types are known; else {advice}"
     if not any(node.op == "call_function" for node in program.nodes()):
         advice = "give a model that computes something"
     return AnnotationError(

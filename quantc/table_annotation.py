@@ -71,8 +71,10 @@ class TableAnnotation:
             setting = self._setting(slot)
             if (setting is not None and isinstance(setting.use, Float)) or self._is_bias(slot):
                 continue
-            reason = why_not_dynamic(match.rule, setting, slot.node, slot.value) if slot.role != PASS else None
-            reason = reason or self.annotator.why_not_tensor(slot.value) or self._why_not_weight(slot)
+            reason = self.annotator.why_not_tensor(slot.value)
+            if reason is None and slot.role != PASS:
+                reason = why_not_dynamic(match.rule, setting, slot.node, slot.value)
+            reason = reason or self._why_not_weight(slot)
             if reason is not None:
                 return reason
         if "out" in match.rule.roles:
