@@ -139,12 +139,13 @@ def measure(name: str, rounds: int) -> list[Row]:
     """Run all contenders of a model in turns."""
     torch.manual_seed(0)
     model = MODELS[name].build().eval()
-    steps = contenders(model, MODELS[name].data(1)[0])
-    unseen = MODELS[name].data(2)
-    fidelity = {
-        other: sqnr(torch.cat([model(*x) for x in unseen]), torch.cat([step(*x) for x in unseen]))
-        for other, step in steps.items()
-    }
+    return race(name, contenders(model, MODELS[name].data(1)[0]), MODELS[name].data(2), rounds)
+
+
+def race(name: str, steps: dict[str, Callable[..., Any]], unseen: Inputs, rounds: int) -> list[Row]:
+    """Contenders in turns, on inputs that none of them has seen. The float model is among them."""
+    expected = torch.cat([steps[EAGER](*x) for x in unseen])
+    fidelity = {other: sqnr(expected, torch.cat([step(*x) for x in unseen])) for other, step in steps.items()}
     spent: dict[str, list[float]] = {other: [] for other in steps}
     for _ in range(rounds):
         for other, step in steps.items():

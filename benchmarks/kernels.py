@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from torch import nn
 
 import quantc as qc
 from benchmarks.calibrate import resnet18
-from benchmarks.dynamic import EAGER, Inputs, Model, Row, mlp, noise, sqnr
+from benchmarks.dynamic import EAGER, Inputs, Model, Row, mlp, noise, race
 from tests.encoders import TextEncoder, ViT, images, initialised, texts
 from tests.zoo.vision import MobileNetV2
 
@@ -129,25 +127,7 @@ def measure(name: str, rounds: int, peers: list[str]) -> tuple[list[Row], list[F
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a row of the table
             failed.append(Failed(peer, str(error).splitlines()[0] if str(error) else repr(error)))
             steps.pop(peer, None)
-    expected = torch.cat([model(*x) for x in unseen])
-    fidelity = {other: sqnr(expected, torch.cat([step(*x) for x in unseen])) for other, step in steps.items()}
-    spent: dict[str, list[float]] = {other: [] for other in steps}
-    for _ in range(rounds):
-        for other, step in steps.items():
-            begin = time.process_time()
-            step(*unseen[0])
-            spent[other].append(time.process_time() - begin)
-    rows = [
-        Row(
-            name,
-            other,
-            min(times) * 1e3,
-            median(base / own for base, own in zip(spent[EAGER], times, strict=True)),
-            fidelity[other],
-        )
-        for other, times in spent.items()
-    ]
-    return rows, failed
+    return race(name, steps, unseen, rounds), failed
 
 
 def main() -> None:

@@ -304,7 +304,7 @@ def test_wrong_usage_is_exit_code_2() -> None:
         (["quantize_models:plain", "--spec", "INT4_GRUOP"], "did you mean INT4_GROUP"),
         (["quantize_models:plain", "--spec", "int4{role=wait}"], "role"),
         (["quantize_models:plain", "--spec", "INT4_GROUP"], "groups of 32 do not divide"),
-        (["quantize_models:plain", "--spec", "INT8_DYNAMIC"], "cannot run INT8_DYNAMIC"),
+        (["quantize_models:plain", "--spec", "int16{timing=dynamic}"], "cannot run int16"),
         (["quantize_models:complete", "--config", "nowhere.toml"], "nowhere.toml does not read"),
         (["quantize_models:complete", "--config", "wrong.toml"], "did you mean"),
         (["nowhere.pt2"], "no file nowhere.pt2"),
