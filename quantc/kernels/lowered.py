@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from quantc.constants import forget_unread
@@ -210,7 +211,7 @@ def _on_kernels(program: Program, target: str) -> tuple[fx.GraphModule, tuple[Pl
 
 def _flat(module: fx.GraphModule) -> fx.GraphModule:
     """A module that takes flat inputs and gives flat outputs."""
-    module.graph.set_codegen(fx.graph.CodeGen())
+    module.graph.set_codegen(CodeGen())
     module.recompile()
     return module
 
