@@ -177,9 +177,12 @@ def main() -> None:
     table = Table("model", "input", "format", "runs on", "ms, best", "times float", "SQNR, dB", "file")
     report: list[Row] = []
     worst = 0.0
-    for name, model in models(options.rows).items():
-        if options.only and name not in options.only:
-            continue
+    known = models(options.rows)
+    chosen = options.only or list(known)
+    if unknown := [name for name in chosen if name not in known]:
+        parser.error(f"there is no model {unknown[0]!r}: {', '.join(known)}")
+    for name in chosen:
+        model = known[name]
         rows = run(name, model, options.rounds, options.torch)
         report += rows
         worst = max([worst, *(row.ratio for row in rows if model.has_aim and row.format in FORMATS)])
