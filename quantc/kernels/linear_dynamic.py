@@ -9,6 +9,7 @@ levels may go to the other one; and the bias is added in float32, not in steps o
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -131,9 +132,9 @@ class LinearDynamic(Kernel):
         parts = torch.split(result, self.outputs, dim=-1)
         return tuple(part.contiguous() for part in parts) if self.in_order else parts
 
+    @abstractmethod
     def product(self, packed: Any, x: Tensor) -> Tensor:
         """All results, side by side, of a float32 tensor that is not empty and has rows."""
-        raise NotImplementedError
 
     def nothing(self, x: Tensor) -> Tensor:
         """The results for a tensor that is not finite."""

@@ -11,6 +11,7 @@ two levels may go to the other one.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -83,9 +84,9 @@ class Recurrent(Kernel):
         self.looked_at = parts.looked_at
 
     @property
+    @abstractmethod
     def weights(self) -> tuple[Weight, ...]:
         """For input and state in turn."""
-        raise NotImplementedError
 
     def is_for(self, parts: Parts) -> bool:
         """Whether it computes what an op of these parts does."""
@@ -156,9 +157,9 @@ class OnTorchsOps(Recurrent):
             return self.as_written(x, state)
         return self.on_kernel(packed, x, state)
 
+    @abstractmethod
     def on_kernel(self, packed: Any, x: Tensor, state: list[Tensor]) -> Any:
         """The result, where all is finite."""
-        raise NotImplementedError
 
     def state(self, state: list[Tensor]) -> Any:
         """The state as ops take it: a list only where it has two parts."""

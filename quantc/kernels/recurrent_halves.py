@@ -19,6 +19,7 @@ from quantc.kernels.engines import gru_dynamic, has_halves, lstm_dynamic, packed
 from quantc.kernels.packed import Kernel, check_columns
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
 from quantc.kernels.weight_halves import exact_halves
+from quantc.kernels.weight_only import FloatWeight
 from quantc.kernels.weight_stored import StoredWeight, WeightOnly
 
 SEQUENCES = {"lstm": lstm_dynamic, "gru": gru_dynamic}
@@ -36,13 +37,13 @@ class HalfSequences(Kernel):
         self.kind = kind
         self.layout = layout
         self.columns = tuple(weight.inputs for weight in weights[:2])
-        self.stored = torch.nn.ModuleList(_Held(weight) for weight in weights)
+        self.stored = torch.nn.ModuleList(FloatWeight(weight) for weight in weights)
         self.has_biases = bool(biases)
         for index, bias in enumerate(biases):
             self.register_buffer(f"bias_{index}", bias)
 
     def pack(self) -> Any:
-        matrices = [exact_halves(held.stored) for held in self.stored if isinstance(held, _Held)]
+        matrices = [exact_halves(held.stored) for held in self.stored if isinstance(held, FloatWeight)]
         exact = [halves.matrix for halves in matrices if halves is not None and halves.factor is None]
         if len(exact) < len(matrices):
             raise ValueError("the weights that were loaded are not exact in float16: lower the program again")
@@ -58,18 +59,6 @@ class HalfSequences(Kernel):
         layout = (self.layout.num_layers, self.layout.bidirectional, self.layout.batch_first)
         sequence, *last = SEQUENCES[self.kind](x, state, packed, *layout)
         return sequence.contiguous(), *last
-
-
-class _Held(WeightOnly):
-    """A weight, and nothing that runs it."""
-
-    name: ClassVar[str] = "weight"
-
-    def pack(self) -> Any:
-        return None
-
-    def run(self, packed: Any, *inputs: Tensor) -> Any:
-        raise NotImplementedError("a weight computes nothing")
 
 
 @kernel("x86", *SEQUENCES)
