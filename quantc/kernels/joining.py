@@ -67,6 +67,7 @@ def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]
     nodes, kernels = [node for node, _ in group], [kernel for _, kernel in group]
     first = nodes[0]
     together = type(kernels[0]).joined(kernels)
+    together.made_of = tuple(kernels)
     name = f"{first.target}_and_{len(nodes) - 1}_more"
     program.owner(graph).add_module(name, together)
     whole = program.emit(name, first.args, before=first)

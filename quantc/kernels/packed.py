@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -12,16 +13,38 @@ from torch import Tensor, nn
 from quantc.errors import InputError
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a kernel has to do for one call: what its time depends on, and the name under which times are remembered."""
+
+    kind: str
+    """`conv2d 3x3 s1`, `conv2d depthwise 3x3 s2`, `linear`."""
+    size: int
+    """Pixels of the result, batch included, or rows."""
+    channels: tuple[int, ...]
+    """Those read, and those made."""
+    rest: str = ""
+    """Whatever else matters, as text: padding, dilation, groups."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.size} × {'→'.join(map(str, self.channels))}{self.rest and f', {self.rest}'}"
+
+
 class Kernel(nn.Module, ABC):
     """One op on a real kernel.
 
     `pack` makes what the kernel reads out of the module's plain tensors; `run` calls the kernel. Packed weights are
     opaque to torch: they are in no state dict, and copies and pickles are made without them. `run` must not write to
-    the module, since several threads may call it at once.
+    the module, since several threads may call it at once; nor may it read plain weights, which are dropped where the
+    packed ones hold them too.
     """
 
     name: ClassVar[str]
     """What the kernel is called in reports: `fbgemm linear_dynamic`."""
+    family: ClassVar[str] = "torch"
+    """Whose kernel it is: "onednn", "fbgemm", "qnnpack", "float32" or "torch". Times are remembered by it."""
+    computes_in_float: ClassVar[bool] = False
+    """Whether it computes in float what bytes were meant for: taken only where the caller allows it."""
     any_order: ClassVar[bool] = False
     """Whether it reads tensors as they lie in memory, whatever their strides."""
 
@@ -29,6 +52,10 @@ class Kernel(nn.Module, ABC):
         super().__init__()
         self._packed: Any = None
         self._packing = threading.Lock()
+        self._dropped: tuple[str, ...] = ()
+        """The buffers that only the packed weights hold."""
+        self.made_of: tuple[Kernel, ...] = ()
+        """The kernels that this one does the work of."""
         self.in_order = True
         """Whether results must lie in memory in order; False where all that read them take them as they come."""
 
@@ -54,7 +81,40 @@ class Kernel(nn.Module, ABC):
 
     def forget_packed(self) -> None:
         """Pack again before the next call: the plain tensors have changed."""
+        self.take_back()
         self._packed = None
+
+    # -- plain weights, and packed ones that hold them too ---------------------------------------------------------
+
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        """The buffers that can be had back from what `pack` made, by name; none if that is not known."""
+        return {}
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Let go of buffers that `unpack` gives back."""
+        self._dropped = tuple(names)
+        for name in names:
+            self._buffers[name] = None
+
+    def take_back(self) -> None:
+        """Hold all buffers again."""
+        if self._dropped:
+            self._buffers.update(self.plain_buffers())
+            self._dropped = ()
+
+    def plain_buffers(self) -> dict[str, Tensor]:
+        """All buffers by name, those that were dropped too."""
+        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        if not self._dropped:
+            return held
+        found = self.unpack(self._packed)
+        return held | {name: found[name] for name in self._dropped}
+
+    # -- what the choice among kernels is made by ------------------------------------------------------------------
+
+    def work(self, *inputs: Tensor) -> Work | None:
+        """What the kernel has to do on inputs of such shapes, which may be on the meta device; None if nobody asks."""
+        return None
 
     # -- what a kernel may do beyond its own op --------------------------------------------------------------------
 
@@ -83,20 +143,32 @@ class Kernel(nn.Module, ABC):
     def optional_buffer(self, name: str) -> Tensor | None:
         return self._buffers[name]
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        plain = self.plain_buffers() if self._dropped else {}
+        destination.update({f"{prefix}{name}": plain[name] for name in self._dropped})
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.take_back()
         super()._load_from_state_dict(*args, **kwargs)
         self.forget_packed()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_packed", "_packing")}
+        state = {name: value for name, value in self.__dict__.items() if name not in UNSAVED}
+        return {**state, "_buffers": {**self._buffers, **self.plain_buffers()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._packed = None
         self._packing = threading.Lock()
+        self._dropped = ()
 
     def extra_repr(self) -> str:
         return self.name
+
+
+UNSAVED = ("_packed", "_packing", "_dropped")
+"""What copies and pickles of a kernel do without."""
 
 
 def check_columns(x: Tensor, columns: int, kernel: str) -> None:
