@@ -11,6 +11,7 @@ from typing import Literal
 
 from quantc.errors import UnknownNameError, suggest
 
+Neighbours = Literal["adjacent", "any"]
 SIGN_SHIFT = 128
 """What lies between uint8 and int8: kernels that take only one of them have the other shifted by it."""
 
@@ -25,6 +26,8 @@ class PairSums:
     overflow: Literal["saturates", "wraps around"]
     """What becomes of a sum that 16 bits do not hold."""
     bits: int = 16
+    neighbours: Neighbours = "any"
+    """Which two products of a channel they are: those that `integer.proof.neighbours` says, or any."""
 
     def multiplied(self, qmin: int, qmax: int, signed: bool) -> tuple[int, int]:
         """The smallest and the largest activation that are multiplied, for a grid of int8 (`signed`) or of uint8."""
@@ -45,7 +48,7 @@ class InstructionSet:
         return f"{self.name}: {self.summary}"
 
 
-_MADDUBS = PairSums("unsigned", "saturates")
+_MADDUBS = PairSums("unsigned", "saturates", neighbours="adjacent")
 
 INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
     found.name: found

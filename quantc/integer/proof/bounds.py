@@ -13,6 +13,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from quantc.instruction_sets import Neighbours
+from quantc.integer.proof.neighbours import adjacent
 
 Layout = Literal["rows", "columns", "transposed"]
 """Where a weight has its output channels: "rows" on its first axis (linear, convolutions), "columns" on its last
@@ -20,6 +24,10 @@ Layout = Literal["rows", "columns", "transposed"]
 
 FLOAT32_EXACT = 2**24
 """Below it every integer is a float32."""
+DECISIVE = 4
+"""How many weights of a channel decide what two of its products can come to: two at either end."""
+FEW = 8
+"""Of so many numbers in a row torch finds the largest quickly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +67,8 @@ def bits_of(value: int) -> int:
 def by_channel(w: Tensor, layout: Layout = "rows", groups: int = 1) -> Tensor:
     """A weight as `[output channel, input channel, tap]`; the input channels are those of one group.
 
-    Integers become int64; floats stay what they are.
+    Its type stays what it is: bytes are looked through many times as fast as wider integers.
     """
-    w = w if w.is_floating_point() else w.to(torch.int64)
     if layout == "rows":
         return w.reshape(w.shape[0], w.shape[1], math.prod(w.shape[2:]))
     if layout == "columns":
@@ -72,8 +79,13 @@ def by_channel(w: Tensor, layout: Layout = "rows", groups: int = 1) -> Tensor:
 
 def centered_by_channel(w: Tensor, zero_point: Tensor | None, layout: Layout = "rows", groups: int = 1) -> Tensor:
     """`wq - wz` as `by_channel` has it; the zero point is one for all, or one for each output channel."""
-    wide = by_channel(w, layout, groups)
-    return wide if zero_point is None else wide - zero_point.to(torch.int64).reshape(-1, 1, 1)
+    wide = by_channel(w, layout, groups).to(difference_type(w.dtype))
+    return wide if zero_point is None else wide - zero_point.to(wide.dtype).reshape(-1, 1, 1)
+
+
+def difference_type(dtype: torch.dtype) -> torch.dtype:
+    """The narrowest integers that hold every difference of two of a type, and its absolute value."""
+    return torch.int16 if torch.iinfo(dtype).bits == 8 else torch.int64
 
 
 def sum_reach(weights: Tensor, x_low: int, x_high: int, bias: Tensor | None = None) -> Reach:
@@ -83,8 +95,7 @@ def sum_reach(weights: Tensor, x_low: int, x_high: int, bias: Tensor | None = No
     The bias may come first or last and the products in any order: no sum on the way leaves the bounds either.
     """
     low, high = min(x_low, 0), max(x_high, 0)
-    above = weights.clamp(min=0).sum(dim=(1, 2))
-    below = weights.sum(dim=(1, 2)) - above
+    above, below = _sums_by_sign(weights.flatten(1))
     total = Reach(above * low + below * high, above * high + below * low)
     if bias is None:
         return total
@@ -92,24 +103,87 @@ def sum_reach(weights: Tensor, x_low: int, x_high: int, bias: Tensor | None = No
     return Reach(torch.minimum(total.low, total.low + step), torch.maximum(total.high, total.high + step))
 
 
+def _sums_by_sign(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What the numbers above zero of each row add up to, and those below: exactly, in int64."""
+    wide = rows.to(torch.float32 if _is_exact_in_float32(rows) else torch.int64)
+    total = wide.sum(dim=1)
+    above = wide.clamp(min=0).sum(dim=1)
+    return above.to(torch.int64), (total - above).to(torch.int64)
+
+
+def _is_exact_in_float32(rows: Tensor) -> bool:
+    """Whether no sum of a row's numbers, of whichever of them, leaves the integers that float32 has."""
+    if not rows.numel():
+        return True
+    farthest = max(abs(int(rows.min())), abs(int(rows.max())))
+    return farthest * rows.shape[1] < FLOAT32_EXACT
+
+
 def pair_reach(weights: Tensor, x_low: int, x_high: int) -> Reach:
     """What the sum of any two products of a channel can be, as neighbours are added before they are accumulated.
 
-    Which two are neighbours depends on how a kernel lays its weights out, so any two count. Weights and activations
-    are the integers that are multiplied: no zero point is taken off.
+    Any two count: those that can be neighbours are to be picked before, by `decisive`. Weights and activations are the
+    integers that are multiplied: no zero point is taken off.
     """
-    one, other = weights.flatten(1) * x_low, weights.flatten(1) * x_high
+    wide = weights.flatten(1).to(torch.int64)
+    one, other = wide * x_low, wide * x_high
     low, high = torch.minimum(one, other).clamp(max=0), torch.maximum(one, other).clamp(min=0)
-    most = min(2, high.shape[1])
-    return Reach(-(-low).topk(most, dim=1).values.sum(dim=1), high.topk(most, dim=1).values.sum(dim=1))
+    return Reach(-_largest_pair(-low), _largest_pair(high))
 
 
-def decisive(weights: Tensor) -> Tensor:
-    """The two largest and the two smallest weights of each channel: no other two make a larger or a smaller sum."""
+def _largest_pair(rows: Tensor) -> Tensor:
+    """The sum of the two largest numbers of each row, none of which is below zero."""
+    if rows.shape[1] > DECISIVE:
+        return rows.topk(2, dim=1).values.sum(dim=1)
+    # two against two, which is quicker: the two largest have won both, or are the winner and the better of the losers
+    left, right = functional.pad(rows, (0, DECISIVE - rows.shape[1])).split(DECISIVE // 2, dim=1)
+    won, lost = torch.maximum(left, right), torch.minimum(left, right)
+    return torch.maximum(won.sum(dim=1), won.amax(dim=1) + lost.amax(dim=1))
+
+
+def decisive(weights: Tensor, neighbours: Neighbours = "any") -> Tensor:
+    """The two weights of each channel that make the largest sum, and the two that make the smallest: `pair_reach` is
+    the same of these alone.
+
+    Of neighbours they are those that no activation below zero is multiplied with; what of a pair has the other sign
+    counts as 0, since its product may be missing.
+    """
+    if neighbours == "adjacent":
+        firsts, seconds = adjacent(weights)
+        if not firsts.shape[1]:  # one product is no pair, but it too must fit
+            return torch.cat((weights.flatten(1), torch.zeros_like(weights.flatten(1))), dim=1).unsqueeze(-1)
+        ends = [
+            _farthest(firsts.clamp(min=0), seconds.clamp(min=0)),
+            _farthest(firsts.clamp(max=0), seconds.clamp(max=0)),
+        ]
+        return torch.cat(ends, dim=1).unsqueeze(-1)
     flat = weights.flatten(1)
-    if flat.shape[1] > 4:
-        flat = torch.cat((flat.topk(2, dim=1).values, flat.topk(2, dim=1, largest=False).values), dim=1)
+    if flat.shape[1] > DECISIVE:
+        # the complement of an integer turns the order round, and unlike its negative it always fits
+        turned = torch.neg if flat.is_floating_point() else torch.bitwise_not
+        flat = torch.cat((_two_largest(flat), turned(_two_largest(turned(flat)))), dim=1)
     return flat.unsqueeze(-1)
+
+
+def _farthest(firsts: Tensor, seconds: Tensor) -> Tensor:
+    """The pair of each row whose sum is farthest from zero; all numbers are of one sign."""
+    wide = torch.int16 if firsts.dtype is torch.int8 else firsts.dtype
+    at = (firsts.to(wide) + seconds).abs().argmax(dim=1, keepdim=True)
+    return torch.cat((firsts.gather(1, at), seconds.gather(1, at)), dim=1)
+
+
+def _two_largest(rows: Tensor) -> Tensor:
+    """The two largest numbers of each row, the largest first.
+
+    Bytes are compared half against half, many at once: the losers matter by the largest of them alone.
+    """
+    rest: list[Tensor] = []
+    while rows.dtype in (torch.int8, torch.uint8) and rows.shape[1] > FEW:
+        half = rows.shape[1] // 2
+        left, right = rows[:, :half], rows[:, half : 2 * half]
+        rest += [torch.minimum(left, right).amax(dim=1, keepdim=True), rows[:, 2 * half :]]
+        rows = torch.maximum(left, right)
+    return torch.cat((rows, *rest), dim=1).topk(2, dim=1).values
 
 
 def range_reach(count: int, x: tuple[int, int], y: tuple[int, int]) -> Reach:
@@ -125,11 +199,14 @@ def exact_in_float32_parts(weights: Tensor, x_low: int, x_high: int) -> int:
     whatever order. `weights`, `x_low` and `x_high` are as in `sum_reach`. Which channels are in which part says
     `parts_of`.
     """
-    farthest = max(abs(x_low), abs(x_high))
-    mass = weights.abs().sum(dim=2) * farthest
-    inputs = mass.shape[1]
-    if not mass.numel():
+    if not weights.numel():
         return 1
+    farthest = max(abs(x_low), abs(x_high))
+    above, below = _sums_by_sign(weights.flatten(1))
+    if int((above - below).max()) * farthest < FLOAT32_EXACT:
+        return 1
+    mass = weights.to(torch.int64).abs().sum(dim=2) * farthest
+    inputs = mass.shape[1]
     if int(mass.max()) >= FLOAT32_EXACT:
         return 0
     least = int(mass.sum(dim=1).max()) // FLOAT32_EXACT + 1

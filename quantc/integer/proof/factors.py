@@ -12,10 +12,19 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from quantc.dialect import argument, op_name, position
-from quantc.instruction_sets import SIGN_SHIFT, PairSums
+from quantc.instruction_sets import SIGN_SHIFT, Neighbours, PairSums
 from quantc.integer.grid import grid_of
 from quantc.integer.library import op_of
-from quantc.integer.proof.bounds import Layout, Reach, by_channel, decisive, pair_reach, range_reach, sum_reach
+from quantc.integer.proof.bounds import (
+    Layout,
+    Reach,
+    by_channel,
+    decisive,
+    difference_type,
+    pair_reach,
+    range_reach,
+    sum_reach,
+)
 from quantc.integer.proof.ranges import Levels, levels_before, levels_of
 from quantc.macs import Sizes, example_sizes
 from quantc.program import Program
@@ -38,7 +47,7 @@ class Weights:
     """A constant factor, as `bounds.by_channel` has it."""
 
     levels: Tensor
-    """The integers as they are stored, int64."""
+    """The integers as they are stored."""
     centered: Tensor
     """Less their zero points."""
     signed: bool
@@ -47,13 +56,14 @@ class Weights:
     def of(w: Tensor, zero_points: Tensor, by_channel: Callable[[Tensor], Tensor]) -> Weights:
         """A weight as it is stored, with zero points that go with it."""
         levels = by_channel(w)
-        centered = by_channel(w.to(torch.int64) - zero_points) if bool(zero_points.any()) else levels
+        wide = difference_type(w.dtype)
+        centered = by_channel(w.to(wide) - zero_points.to(wide)) if bool(zero_points.any()) else levels
         return Weights(levels, centered, w.dtype.is_signed)
 
     @property
     def multiplied(self) -> Tensor:
         """The signed bytes that kernels multiply."""
-        return self.levels if self.signed else self.levels - SIGN_SHIFT
+        return self.levels if self.signed else self.levels.to(torch.int64) - SIGN_SHIFT
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +97,22 @@ class Factors:
     def pairs(self, sums: PairSums, qmax: int | None = None) -> Reach:
         """What two products that are added first can come to; with a smaller largest activation if one is given."""
         low, high = sums.multiplied(self.x.qmin, self.x.qmax if qmax is None else qmax, self.x.signed)
-        return pair_reach(self.decisive, low, high)
+        return pair_reach(self.decisive(sums), low, high)
+
+    def decisive(self, sums: PairSums) -> Tensor:
+        """The signed bytes that make the largest and the smallest sums of two products, by output channel: int64."""
+        found = self._decisive.get(sums.neighbours)
+        if found is None:
+            found = self._decisive[sums.neighbours] = self._find_decisive(sums)
+        return found
 
     @cached_property
-    def decisive(self) -> Tensor:
-        """The signed bytes that make the largest and the smallest sums of two products, by output channel."""
+    def _decisive(self) -> dict[Neighbours, Tensor]:
+        return {}
+
+    def _find_decisive(self, sums: PairSums) -> Tensor:
         if isinstance(self.other, Weights):
-            return decisive(self.other.multiplied)
+            return decisive(self.other.multiplied, sums.neighbours).to(torch.int64)
         shift = 0 if self.other.signed else SIGN_SHIFT
         ends = torch.tensor([self.other.qmin, self.other.qmax]) - shift
         return ends.repeat(2).reshape(1, 4, 1)  # each twice: both products of a pair may have it
@@ -276,7 +295,7 @@ def _along(values: Tensor, axis: int | None, rank: int) -> Tensor:
 
 def _rows(constant: Tensor) -> Tensor:
     """The first operand of a matrix product, when it is the constant."""
-    return constant.to(torch.int64).reshape(-1, constant.shape[-1], 1)
+    return constant.reshape(-1, constant.shape[-1], 1)
 
 
 def _by_channel(w: Tensor, layout: Layout, groups: int) -> Tensor:

@@ -21,7 +21,7 @@ def largest_activation(found: Factors, sums: PairSums) -> int | None:
     multiplied_low, multiplied_high = sums.multiplied(found.x.qmin, largest, found.x.signed)
     if multiplied_low >= 0:  # then sums grow with the largest activation, and one division tells
         farthest = 2 ** (sums.bits - 1) - 1
-        up, down = (int(_two_largest(weights).max()) for weights in (found.decisive, -found.decisive))
+        up, down = (int(_two_largest(weights).max()) for weights in (found.decisive(sums), -found.decisive(sums)))
         most = min(farthest // up if up else multiplied_high, (farthest + 1) // down if down else multiplied_high)
         fitting = min(most - (multiplied_high - largest), largest)
     else:
@@ -44,10 +44,10 @@ def weight_factors(found: Factors, sums: PairSums) -> tuple[float, ...]:
         return ()
     low, high = sums.multiplied(found.x.qmin, found.x.qmax, found.x.signed)
     beyond = found.pairs(sums).beyond(sums.bits)
-    up, down = _two_largest(found.decisive), _two_largest(-found.decisive)
+    up, down = _two_largest(found.decisive(sums)), _two_largest(-found.decisive(sums))
     limit = 2 ** (sums.bits - 1) - 1
     if low < 0:  # a weight of either sign can make a product of either sign
-        up = down = _two_largest(found.decisive.abs())
+        up = down = _two_largest(found.decisive(sums).abs())
     farthest = max(abs(low), abs(high), 1)
     # each of the two may have been rounded down by half a step, and may be rounded up by as much again
     needed = torch.maximum(up, down).add(1) / (limit // farthest)

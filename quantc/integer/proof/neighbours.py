@@ -9,13 +9,8 @@ out, from each kernel, which pairs saturate.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
-
-Neighbours = Literal["adjacent", "any"]
-"""Which two: those that kernels lay side by side, or whichever there are."""
 
 
 def adjacent(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,9 @@ from quantc.program import Program
 from quantc.quantizer import instruction_sets_of
 from quantc.spec import QuantSpec
 
-RangeReduction = Literal["no", "weights", "activations"]
-"""What is made narrower: nothing, the weights of the channels that need it, or the activations that meet them."""
+RangeReduction = Literal["auto", "no", "weights", "activations"]
+"""What is made narrower where the instruction set of the backend adds pairs: nothing, the weights of the channels that
+need it, or the activations that meet them; "auto" is weights, and activations where a weight cannot be made coarser."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +58,12 @@ class Reduction:
         self._groups = {site: group for group in self.program.plan.groups for site in group.places}
 
     def run(self, what: RangeReduction) -> None:
-        if what == "no":
-            return
-        narrow = self._narrow_weights if what == "weights" else self._narrow_activations
-        for product in self._products():
-            sums, found = _sums(product), self._factors(product)
-            if found.is_bytes and bool(found.pairs(sums).beyond(sums.bits).any()):
-                narrow(product)
+        """Make room wherever pairs of products could leave their bits."""
+        for product in self._products() if what != "no" else ():
+            if what != "activations" and self._why_not_coarser(product) is None:
+                self._narrow_weights(product)
+            elif self._is_unsafe(product):
+                self._narrow_otherwise(product, what)
 
     # -- which products ----------------------------------------------------------------------------------------
 
@@ -110,27 +110,52 @@ class Reduction:
         view = weight_by_channel(product.node, levels)
         return Factors(product.node, self._levels(product.x), Weights(view, view, levels.dtype.is_signed))
 
+    def _is_unsafe(self, product: Narrow) -> bool:
+        """Whether two products can leave their bits."""
+        sums, found = _sums(product), self._factors(product)
+        return found.is_bytes and bool(found.pairs(sums).beyond(sums.bits).any())
+
     def _place(self, product: Narrow) -> str:
         return self.program.describe(product.node)
 
+    def _note_unsafe(self, product: Narrow, why: str) -> None:
+        self.notes.append(f"{self._place(product)} can still saturate: {why}")
+
     # -- what is done ------------------------------------------------------------------------------------------
+
+    def _why_not_coarser(self, product: Narrow) -> str | None:
+        """Why the scales of a product's weight cannot be raised one output channel at a time."""
+        if product.weight is None:
+            return "it has no weight"
+        group = product.other
+        if bool(self.found[group.name].zero_point.any()) or not _by_output(product, self._spec(group)):
+            return "its weight is not symmetric per output channel"
+        return None
 
     def _narrow_weights(self, product: Narrow) -> None:
         """Raise the scales of the channels that can overflow."""
-        group, sums = product.other, _sums(product)
-        qparams, spec = self.found[group.name], self._spec(group)
-        if product.weight is None or bool(qparams.zero_point.any()) or not _by_output(product, spec):
-            why = "it has no weight" if product.weight is None else "its weight is not symmetric per output channel"
-            self.notes.append(f"{self._place(product)} can still saturate: {why}")
+        group, sums, x = product.other, _sums(product), self._levels(product.x)
+        if product.weight is None or not x.is_byte:
             return
+        qparams = self.found[group.name]
         weights = weight_by_channel(product.node, product.weight)
-        scale = PairFit(weights, spec, self._levels(product.x), sums).least(qparams.scale)
+        scale = PairFit(weights, self._spec(group), x, sums).least(qparams.scale)
         raised, factor = int((scale > qparams.scale).sum()), float((scale / qparams.scale).max())
+        if not raised:
+            return
         self.found[group.name] = QParams(scale, qparams.zero_point)
         self.notes.append(
             f"{self._place(product)}: {raised} of {scale.numel()} weight scales raised, by up to {factor:.4g} times, "
             f"for pairs in {sums.bits} bits on {product.instructions.name}"
         )
+
+    def _narrow_otherwise(self, product: Narrow, what: RangeReduction) -> None:
+        """Where weights are not to be made coarser, or cannot be. Activations that multiply each other are made narrower
+        only where that is asked for: both would lose by it, and few kernels multiply them as bytes."""
+        if what == "weights" or (what == "auto" and product.weight is None):
+            self._note_unsafe(product, f'{self._why_not_coarser(product)}; reduce_range="activations" would do')
+        else:
+            self._narrow_activations(product)
 
     def _narrow_activations(self, product: Narrow) -> None:
         """Lower the largest activation, for all that share its scale."""
@@ -140,7 +165,7 @@ class Reduction:
             qmax = 2 ** (qmax + 1).bit_length() // 2 - 1  # kernels that quantize themselves do so to whole bits
         why = self._why_not_narrower(group, qmax)
         if why is not None:
-            self.notes.append(f"{self._place(product)} can still saturate: {why}")
+            self._note_unsafe(product, why)
             return
         spec = self._spec(group)
         self.specs[group.name] = spec.but(qmax=qmax)

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from quantc.formats import PerChannel, PerTensor
-from quantc.instruction_sets import PairSums
+from quantc.instruction_sets import Neighbours, PairSums
 from quantc.integer.proof.bounds import decisive, pair_reach
+from quantc.integer.proof.neighbours import adjacent
 from quantc.integer.proof.ranges import Levels
 from quantc.numerics import QParams, quantize
 from quantc.spec import QuantSpec
+
+PAIRS = 8
+"""How many pairs of each sign are looked at first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +32,9 @@ class PairFit:
     x: Levels
     sums: PairSums
 
-    def _fits(self, weights: Tensor, scale: Tensor) -> Tensor:
+    def _fits(self, weights: Tensor, scale: Tensor, neighbours: Neighbours) -> Tensor:
         """For each scale whether all channels that have it fit."""
-        levels = self._levels(weights, scale).to(torch.int64)
+        levels = decisive(self._levels(weights, scale), neighbours).to(torch.int64)
         low, high = self.sums.multiplied(self.x.qmin, self.x.qmax, self.x.signed)
         beyond = pair_reach(levels, low, high).beyond(self.sums.bits)
         return ~beyond.reshape(-1, scale.numel()).any(dim=0).reshape(scale.shape)
@@ -50,16 +54,35 @@ class PairFit:
         A larger scale never makes an integer larger, so halving finds it; positive floats are in the order of their
         bits.
         """
-        weights = decisive(self.weights)  # rounding keeps the order, so they decide
-        fitting = self._fits(weights, scale)
+        if self.sums.neighbours == "any":
+            return self._least(decisive(self.weights), scale, "any")  # rounding keeps the order, so they decide
+        # rounding does not keep the order of sums of two, but hardly ever do any others decide than the largest few
+        least = self._least(_largest_pairs(self.weights), scale, "adjacent")
+        return self._least(self.weights, least, "adjacent")
+
+    def _least(self, weights: Tensor, scale: Tensor, neighbours: Neighbours) -> Tensor:
+        fitting = self._fits(weights, scale, neighbours)
         if bool(fitting.all()):
             return scale
         enough = scale.clone()
-        while not bool((done := self._fits(weights, enough)).all()):
+        while not bool((done := self._fits(weights, enough, neighbours)).all()):
             enough = torch.where(done, enough, enough * 2)
         low, high = scale.view(torch.int32), enough.view(torch.int32)
         while bool((high - low > 1).any()):
             middle = low + (high - low) // 2
-            ok = self._fits(weights, middle.view(torch.float32))
+            ok = self._fits(weights, middle.view(torch.float32), neighbours)
             low, high = torch.where(ok, low, middle), torch.where(ok, middle, high)
         return torch.where(fitting, scale, high.view(torch.float32))
+
+
+def _largest_pairs(weights: Tensor) -> Tensor:
+    """The pairs of neighbours with the largest sums and those with the smallest, as weights of two input channels that
+    have no other pairs."""
+    firsts, seconds = adjacent(weights)
+    if not firsts.shape[1]:
+        return weights
+    most = min(PAIRS, firsts.shape[1])
+    above = (firsts.clamp(min=0) + seconds.clamp(min=0)).topk(most, dim=1).indices
+    below = (firsts.clamp(max=0) + seconds.clamp(max=0)).topk(most, dim=1, largest=False).indices
+    at = torch.cat((above, below), dim=1)
+    return torch.stack((firsts.gather(1, at), seconds.gather(1, at)), dim=1)
