@@ -35,8 +35,9 @@ docs: $(READY)  ## regenerate the pages that are made from the code
 	$(BIN)/quantc backends --markdown > docs/backends.md
 	$(BIN)/quantc ops --markdown > docs/integer-form.md
 
-bench: $(READY)
+bench: $(READY)  ## growth with the size of a model; then speed beside other tools, which takes many minutes
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/quantc bench --floor
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

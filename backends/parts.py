@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from quantc.backends import masks
 from quantc.capability import Capability
 from quantc.dialect import argument
-from quantc.formats import DType, Dynamic, PerChannel, PerTensor, Role, Scheme, Timing
+from quantc.formats import DType, Offer, PerChannel, PerTensor, Role, Scheme, Timing
 from quantc.outcomes import Fixed
 from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.passes.decompose_einsum import DecomposeEinsum
@@ -19,6 +19,7 @@ from quantc.patterns.leaves import const, number
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule
+from quantc.pipeline import Pass
 from quantc.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT_ONLY, UINT8, UINT8_DYNAMIC, QuantSpec
 from quantc.types import tensor_type
 
@@ -78,8 +79,10 @@ MODES: Mapping[str, QuantSpec] = {
 }
 """What `qc.quantize(..., mode=...)` asks of everything. fbgemm's kernels have no smaller scale than 2^-14 either."""
 
-TAKEN_APART = (DecomposeAttention(), DecomposeEinsum(), FoldConstants())
-"""What comes before annotating where there are rules for products of two activations."""
+
+def taken_apart(products: Offer = Offer.YES) -> tuple[Pass, ...]:
+    """What comes before annotating where there are rules for products of two activations, by when these are taken."""
+    return DecomposeAttention(products=products), DecomposeEinsum(), FoldConstants()
 
 
 def known_ranges(spec: QuantSpec) -> dict[str, Fixed]:
@@ -134,22 +137,25 @@ NOT_INTEGER: Mapping[str, str] = {
 """The rules without an integer form, by name, and why. Every other rule has one."""
 
 
-DYNAMIC: Mapping[str, Dynamic] = {
-    **dict.fromkeys(("linear", "matmul-constant", "addmm-constant"), Dynamic.YES),
-    **dict.fromkeys(("lstm", "gru", "rnn", "lstm-cell", "gru-cell", "rnn-cell"), Dynamic.YES),
-    **dict.fromkeys(("conv", "conv-transpose", "conv-transpose-grouped"), Dynamic.NAMED),
-    **dict.fromkeys(("linear-computed", "matmul", "addmm", "baddbmm"), Dynamic.NAMED),
+DYNAMIC: Mapping[str, Offer] = {
+    **dict.fromkeys(("linear", "matmul-constant", "addmm-constant"), Offer.YES),
+    **dict.fromkeys(("lstm", "gru", "rnn", "lstm-cell", "gru-cell", "rnn-cell"), Offer.YES),
+    **dict.fromkeys(("conv", "conv-transpose", "conv-transpose-grouped"), Offer.NAMED),
+    **dict.fromkeys(("linear-computed", "matmul", "addmm", "baddbmm"), Offer.NAMED),
 }
 """The rules that can find scales as the program runs, by name. Products of two activations round both for a product
 that few kernels speed up; images have ranges that calibration knows as well, and one scale for all of one costs the
 early layers most."""
 
 
-def rule(name: str, pattern: Pattern, roles: Mapping[str, str], *, when: Sequence[str] = ()) -> Rule:
+def rule(
+    name: str, pattern: Pattern, roles: Mapping[str, str], *, when: Sequence[str] = (), static: Offer = Offer.YES
+) -> Rule:
     """A rule of the Q/DQ form that keeps away from masks; of the integer form too, unless NOT_INTEGER says why not."""
     supports = {"qdq"} if name in NOT_INTEGER else {"qdq", "integer"}
-    dynamic = DYNAMIC.get(name, Dynamic.NO)
-    return Rule(name, pattern, roles, when=(*when, masks.NO_MASK), supports=supports, dynamic=dynamic)
+    dynamic = DYNAMIC.get(name, Offer.NO)
+    when = (*when, masks.NO_MASK)
+    return Rule(name, pattern, roles, when=when, supports=supports, static=static, dynamic=dynamic)
 
 
 def product(out: str, weight: str = "weight") -> dict[str, str]:

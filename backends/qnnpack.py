@@ -6,6 +6,7 @@ Every op of the table yields a quantized tensor, so that whole regions compute o
 from __future__ import annotations
 
 from quantc.backends import parts
+from quantc.backends.claims import on_kernels
 from quantc.backends.parts import product, rule
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
@@ -69,11 +70,11 @@ TABLE = RuleTable(
 
 QNNPACK = Backend(
     "qnnpack",
-    TABLE,
+    on_kernels(TABLE),
     roles={"act": parts.ACT, **parts.WEIGHT_ROLES, **parts.known_ranges(UINT8)},
     takes=parts.TAKES,
     modes=parts.MODES,
-    before=parts.TAKEN_APART,
+    before=parts.taken_apart(),
     instruction_set="neon",
     summary="Kernels of QNNPACK: every op reads and yields uint8.",
 )

@@ -1,14 +1,17 @@
 """x86: fbgemm and onednn kernels. Activations uint8 affine per tensor, weights int8 symmetric per channel.
 
 Products read quantized tensors and yield float; the next product quantizes what it reads. So residual sums, norms and
-softmax work in float. What only moves values between two products does so on uint8 if that is what all who read it
+softmax work in float. Products of two activations do so too, unless a config names them: there is no kernel for batches
+of matrices of bytes, and both factors would be rounded for nothing. What only moves values between two products does so on uint8 if that is what all who read it
 want; sums, products and averages of elements compute on what comes quantized, but round nothing for their own sake.
 """
 
 from __future__ import annotations
 
 from quantc.backends import parts
+from quantc.backends.claims import on_kernels
 from quantc.backends.parts import product, rule
+from quantc.formats import Offer
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
@@ -43,12 +46,12 @@ TABLE = RuleTable(
         rule("linear-add", aten.add(parts.linear, "y") >> optional(aten.relu), product("act?")),
         rule("linear-prelu", parts.linear >> aten.prelu("_", "_"), product("act?")),
         rule("linear", parts.linear >> optional(after_linear), product("act?")),
-        rule("linear-computed", parts.linear_computed, {"x": "act", "w": "act", "out": "act?"}),
+        rule("linear-computed", parts.linear_computed, {"x": "act", "w": "act", "out": "act?"}, static=Offer.NAMED),
         rule("matmul-constant", parts.matmul_constant, product("act?", "weight-transposed")),
         rule("addmm-constant", parts.addmm_constant, product("act?", "weight-transposed")),
-        rule("matmul", aten.matmul, both),
-        rule("addmm", parts.addmm, both),
-        rule("baddbmm", parts.baddbmm, both),
+        rule("matmul", aten.matmul, both, static=Offer.NAMED),
+        rule("addmm", parts.addmm, both, static=Offer.NAMED),
+        rule("baddbmm", parts.baddbmm, both, static=Offer.NAMED),
         *parts.LOOKUPS,
         *parts.RECURRENT,
         *parts.MOVES,
@@ -66,12 +69,12 @@ TABLE = RuleTable(
 
 X86 = Backend(
     "x86",
-    TABLE,
+    on_kernels(TABLE),
     roles={"act": parts.ACT, **parts.WEIGHT_ROLES},
     takes=parts.TAKES,
     # sums of two products fit 16 bits if activations have 7
     modes={**parts.MODES, "dynamic": parts.MODES["dynamic"].but(qmax=127)},
-    before=parts.TAKEN_APART,
+    before=parts.taken_apart(Offer.NAMED),
     instruction_set="avx2",
     summary="Kernels of fbgemm and onednn: products read uint8 and yield float, which the next product quantizes.",
 )

@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.bench.networks import resnet18
 from quantc.isolation import Isolation
 from quantc.passes.insert_observers import InsertObservers
 from quantc.program import Program
@@ -34,34 +35,6 @@ from quantc.tally import Tally
 
 Forward = Callable[[Tensor], object]
 EAGER = "eager float"
-
-
-class Block(nn.Module):
-    """A residual block. Its activations are modules of their own: PT2E's x86 quantizer refuses a shared one."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.relu1 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
-        self.relu2 = nn.ReLU(inplace=True)
-        is_same = stride == 1 and inputs == outputs
-        conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-        self.shortcut = nn.Identity() if is_same else nn.Sequential(conv, nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(x)))))
-        out: Tensor = self.relu2(y + self.shortcut(x))
-        return out
-
-
-def resnet18() -> nn.Module:
-    widths = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2))
-    stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
-    blocks = [Block(*sizes) for sizes in (*widths, (512, 512, 1))]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
 
 
 def prepared(model: nn.Module, x: Tensor, observe: str) -> Program:

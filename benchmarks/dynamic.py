@@ -1,11 +1,10 @@
 """Dynamic quantization on kernels, beside torch.ao's `quantize_dynamic`, in one run.
 
-    python -m benchmarks.dynamic [--model "BERT-like" LSTM] [--rounds 15] [--json FILE]
+    python -m benchmarks.dynamic [--model bert lstm] [--rounds 15] [--json FILE]
 
-Contenders: the float model, torch.ao's (fbgemm), and the lowered program with one scale for a tensor and with one for a
-token. All take turns in one process, on one thread, on the same input. How many times faster than the float model each
-is, is the median over the rounds: a shared machine slows all of a round alike. SQNR is against the float model, on
-inputs that nobody has seen.
+`quantc bench --contender quantc-dynamic --contender torch-dynamic` has the same contest with one scale for a tensor; here
+one scale for a token is there too, attention with projections apart, and eight rows of the MLP. SQNR is against the float
+model, on inputs that nobody has seen.
 """
 
 from __future__ import annotations
@@ -13,12 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import time
-import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,12 +23,15 @@ from torch.ao.quantization import quantize_dynamic
 
 import quantc as qc
 from quantc.backends.x86 import X86
+from quantc.bench.models import CALIBRATION_SEED, MODELS, UNSEEN_SEED, Model, initialised, noise
+from quantc.bench.networks import mlp
+from quantc.bench.race import EAGER, Forward, Row, quietly_on_one_thread, race
 from quantc.config import QuantConfig
 from quantc.formats import PerToken
-from tests.encoders import TextEncoder, ViT, images, initialised, texts
+from quantc.inspect.noise import shown
+from quantc.kernels.engines import engine
 
-EAGER, PEER, WHOLE, TOKEN = "eager fp32", "torch.ao dynamic", "quantc, per tensor", "quantc, per token"
-Inputs = list[tuple[Tensor, ...]]
+PEER, WHOLE, TOKEN = "torch.ao dynamic", "quantc, per tensor", "quantc, per token"
 
 
 class Apart(nn.Module):
@@ -61,131 +58,54 @@ class Apart(nn.Module):
         return x
 
 
-class Sequences(nn.Module):
-    """Two layers of LSTM and a classifier."""
-
-    def __init__(self, width: int = 512) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(width, width, 2, batch_first=True)
-        self.head = nn.Linear(width, 128)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(self.lstm(x)[0])
-
-
-def mlp() -> nn.Module:
-    hidden = (layer for _ in range(3) for layer in (nn.Linear(4096, 4096), nn.ReLU()))
-    return nn.Sequential(*hidden, nn.Linear(4096, 1000))
-
-
-def noise(*shape: int) -> Callable[[int], Inputs]:
-    def made(seed: int) -> Inputs:
-        generator = torch.Generator().manual_seed(seed)
-        return [(torch.randn(shape, generator=generator),) for _ in range(4)]
-
-    return made
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model and its inputs."""
-
-    build: Callable[[], nn.Module]
-    data: Callable[[int], Inputs]
-
-
-MODELS: dict[str, Model] = {
-    "BERT-like": Model(lambda: initialised(TextEncoder()), lambda seed: texts(4, 1, 128, 30522, seed)),
-    "attention": Model(lambda: initialised(Apart()), noise(1, 128, 768)),
-    "ViT-Tiny": Model(lambda: initialised(ViT()), lambda seed: images(4, 1, 224, seed)),
-    "MLP 4096": Model(mlp, noise(1, 4096)),
-    "MLP 4096, 8 rows": Model(mlp, noise(8, 4096)),
-    "LSTM": Model(Sequences, noise(1, 64, 512)),
+CHOSEN: dict[str, Model] = {
+    "bert": MODELS["bert"],
+    "attention": Model("6 layers, projections apart", lambda: initialised(Apart()), noise(128, 768)),
+    "vit-tiny": MODELS["vit-tiny"],
+    "mlp": MODELS["mlp"],
+    "mlp, 8 rows": Model("the same, eight rows", mlp, noise(4096), batch=8),
+    "lstm": MODELS["lstm"],
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One contender on one model."""
-
-    model: str
-    contender: str
-    milliseconds: float
-    """The best of all rounds."""
-    speed: float
-    """How many times faster than the float model, the median over the rounds."""
-    sqnr: float
-
-
-def contenders(model: nn.Module, example: tuple[Tensor, ...]) -> dict[str, Callable[..., Any]]:
+def contenders(model: nn.Module, example: tuple[Any, ...]) -> dict[str, Forward]:
     by_token = QuantConfig().set_all(X86.modes["dynamic"].but(granularity=PerToken()))
     whole, token = (
         qc.quantize(model, example, mode="dynamic", backend="x86", config=config).program for config in (None, by_token)
     )
-    return {
-        EAGER: model,
-        PEER: quantize_dynamic(copy.deepcopy(model)),  # type: ignore[no-untyped-call]
-        WHOLE: qc.lower(whole, "x86"),
-        TOKEN: qc.lower(token, "x86"),
-    }
-
-
-def sqnr(expected: Tensor, found: Tensor) -> float:
-    noise_power = (expected - found).double().square().sum().clamp(min=1e-300)
-    return float(10 * torch.log10(expected.double().square().sum() / noise_power))
+    with engine("fbgemm"):
+        peer = quantize_dynamic(copy.deepcopy(model))  # type: ignore[no-untyped-call]
+    return {EAGER: model, PEER: peer, WHOLE: qc.lower(whole, "x86"), TOKEN: qc.lower(token, "x86")}
 
 
 def measure(name: str, rounds: int) -> list[Row]:
     """Run all contenders of a model in turns."""
     torch.manual_seed(0)
-    model = MODELS[name].build().eval()
-    return race(name, contenders(model, MODELS[name].data(1)[0]), MODELS[name].data(2), rounds)
-
-
-def race(name: str, steps: dict[str, Callable[..., Any]], unseen: Inputs, rounds: int) -> list[Row]:
-    """Contenders in turns, on inputs that none of them has seen. The float model is among them."""
-    expected = torch.cat([steps[EAGER](*x) for x in unseen])
-    fidelity = {other: sqnr(expected, torch.cat([step(*x) for x in unseen])) for other, step in steps.items()}
-    spent: dict[str, list[float]] = {other: [] for other in steps}
-    for _ in range(rounds):
-        for other, step in steps.items():
-            begin = time.process_time()
-            step(*unseen[0])
-            spent[other].append(time.process_time() - begin)
-    return [
-        Row(
-            name,
-            other,
-            min(times) * 1e3,
-            median(base / own for base, own in zip(spent[EAGER], times, strict=True)),
-            fidelity[other],
-        )
-        for other, times in spent.items()
-    ]
+    entry = CHOSEN[name]
+    model = entry.build().eval()
+    steps = contenders(model, entry.data(CALIBRATION_SEED, entry.batch)[0])
+    return race(name, steps, entry.data(UNSEEN_SEED, entry.batch), rounds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--model", nargs="+", choices=list(CHOSEN), default=list(CHOSEN))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.quantized.engine = "fbgemm"
-    warnings.simplefilter("ignore")
     table = Table("model", "contender", "ms, best", "times eager fp32", "SQNR, dB")
     rows: list[Row] = []
-    with torch.no_grad():
+    with quietly_on_one_thread():
         for name in options.model:
             found = measure(name, options.rounds)
             rows += found
             for row in found:
-                decibels = "" if row.contender == EAGER else f"{row.sqnr:.1f}"
+                decibels = "" if row.contender == EAGER else shown(row.sqnr)
                 table.add_row(name, row.contender, f"{row.milliseconds:.2f}", f"{row.speed:.2f}", decibels)
             table.add_section()
     Console(width=120).print(table)
     if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps([row.to_data() for row in rows], indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import quantc as qc
-from benchmarks.calibrate import Forward, measure, resnet18
+from benchmarks.calibrate import Forward, measure
+from quantc.bench.networks import resnet18
 
 FLOAT = "float program"
 AIM = 3.0

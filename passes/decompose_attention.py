@@ -10,17 +10,20 @@ from pydantic import Field
 from torch import fx
 
 from quantc.config import QuantConfig
-from quantc.dialect import argument, is_op
-from quantc.formats import Timing
+from quantc.dialect import argument, is_op, op_name
+from quantc.formats import Offer, Timing
 from quantc.outcomes import Float
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
 from quantc.resolve import resolve
-from quantc.selectors import ByEdge, ByNode, ByOp
+from quantc.selectors import AnySelector, ByEdge, ByNode, ByOp, ancestors
 from quantc.tensor_calls import Calls, Size, known_type
 from quantc.types import TensorType, tensor_type
 
 aten = torch.ops.aten
+PRODUCT = "matmul"
+"""The op of which attention has two."""
+NOT_NAMED = f'they are quantized only where the config names them, as in config.set_op("{PRODUCT}", spec)'
 
 
 class DecomposeAttention(Pass):
@@ -30,8 +33,9 @@ class DecomposeAttention(Pass):
     dynamic shapes. A row that is masked out as a whole gives zeros, as it did before. Attention with dropout that is
     switched on, in another dtype than float32, or whose types are unknown is left whole, and the log says so.
 
-    Where the config leaves its products float, as in the modes "dynamic" and "weight-only", attention stays whole: torch
-    has a kernel for that.
+    Where its products stay float, attention stays whole: torch has a kernel for that. They do where the config says so, as
+    in the modes "dynamic" and "weight-only", and where the backend quantizes them only if a config names them, as in
+    `set_op("matmul", spec)`.
 
     Dropout that is switched off cannot be switched on again afterwards, so a program that had it is inference-only.
     """
@@ -43,17 +47,39 @@ class DecomposeAttention(Pass):
 
     config: QuantConfig = Field(default_factory=QuantConfig)
     """What is asked of the products."""
+    products: Offer = Offer.YES
+    """Whether the backend quantizes them with scales known beforehand: "yes", "named" if the config has to name them, or
+    "no"."""
 
     def for_config(self, config: QuantConfig) -> DecomposeAttention:
         """The pass, with what a config says about attention; itself where that is nothing."""
         says_so = any(rule.timing is not Timing.STATIC for rule in config.rules)
-        return DecomposeAttention(config=config) if says_so else self
+        depends = self.products is not Offer.YES and bool(config.rules)
+        return self.model_copy(update={"config": config}) if says_so or depends else self
+
+    def left_whole(self, program: Program, found: list[fx.Node]) -> dict[fx.Node, str]:
+        """The attentions of whose products nothing will be quantized, and why.
+
+        A rule that names ops or nodes may mean those that attention is made of, which are not there yet.
+        """
+        known = _Known(program) if found else None
+        if known is None or any(known.lacks(rule.select) for rule in self.config.rules):
+            return {}
+        resolution = resolve(self.config, program, must_match=False)
+        whole: dict[fx.Node, str] = {}
+        for node in found:
+            setting = resolution.setting(node)
+            if setting is not None and (isinstance(setting.use, Float) or setting.use.spec.timing is Timing.DYNAMIC):
+                whole[node] = str(setting.rule)
+            elif self.products is not Offer.YES:
+                whole[node] = NOT_NAMED
+        return whole
 
     def run(self, program: Program) -> Outcome:
         found = [node for node in program.nodes() if is_op(node, "sdpa")]
         left: list[str] = []
         causal = _CausalMasks(program)
-        whole = products_left_float(self.config, program, found)
+        whole = self.left_whole(program, found)
         for node in found:
             reason = _why_not(node) if node not in whole else f"its products are float: {whole[node]}"
             if reason is not None:
@@ -66,20 +92,28 @@ class DecomposeAttention(Pass):
         return Outcome(count > 0, (*((f"took {count} apart",) if count else ()), *left))
 
 
-def products_left_float(config: QuantConfig, program: Program, found: list[fx.Node]) -> dict[fx.Node, str]:
-    """The attentions of whose products nothing will be quantized, and what the config says of them.
+class _Known:
+    """What a program has names for so far."""
 
-    A rule that names ops or nodes may mean those that attention is made of, which are not there yet.
-    """
-    if not config.rules or any(isinstance(rule.select, ByOp | ByNode | ByEdge) for rule in config.rules):
-        return {}
-    resolution = resolve(config, program, must_match=False)
-    settings = {node: resolution.setting(node) for node in found}
-    return {
-        node: str(setting.rule)
-        for node, setting in settings.items()
-        if setting is not None and (isinstance(setting.use, Float) or setting.use.spec.timing is Timing.DYNAMIC)
-    }
+    def __init__(self, program: Program) -> None:
+        self.ops = {op_name(node) for node in program.nodes()}
+        self.names = {
+            f"{path}/{node.name}" if path else node.name for path, graph in program.graphs() for node in graph.nodes
+        }
+        for path in {origin.module_path for origin in program.origins.rows.values()}:
+            self.names.update(ancestors(path))
+
+    def lacks(self, select: AnySelector) -> bool:
+        """Whether a selector names what there is only once attention is taken apart, or its products themselves."""
+        match select:
+            case ByOp():
+                return select.op == PRODUCT or select.op not in self.ops
+            case ByNode():
+                return select.graph is None and select.node not in self.names
+            case ByEdge():
+                return not {select.producer, select.consumer} <= self.names
+            case _:
+                return False
 
 
 def _why_not(node: fx.Node) -> str | None:

@@ -17,7 +17,7 @@ class ProveAccumulators(Pass):
 
     It changes nothing. Its notes say whether every 32-bit accumulator and, on processors that add pairs of products in
     16 bits first, every pair has room; if not, which products have not, the worst first, and the least that would
-    help. `qc.convert(prepared, reduce_range="weights")` does that. See docs/overflow.md.
+    help. `qc.convert` does that, as its `reduce_range` says. See docs/overflow.md.
     """
 
     name: ClassVar[str] = "prove-accumulators"

@@ -35,8 +35,9 @@ class QuantizePass(Pass):
     before: ClassVar[Stage | None] = Stage.QUANTIZED
     preserves: ClassVar[Preserves] = Preserves.NOTHING
 
-    reduce_range: RangeReduction = "no"
-    """What is made narrower where pairs of products could overflow: "no", "weights" or "activations"."""
+    reduce_range: RangeReduction = "auto"
+    """What is made narrower where pairs of products could overflow: "weights", "activations", or "no", nothing; "auto" is
+    what the backend's instruction set needs."""
 
     def run(self, program: Program) -> Outcome:
         remove_observers(program)

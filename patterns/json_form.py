@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from quantc.errors import PatternError, suggest
-from quantc.formats import Dynamic
+from quantc.formats import Offer
 from quantc.patterns.checks import Check, Comparison, Plain
 from quantc.patterns.dsl import (
     MAX_DEPTH,
@@ -39,6 +39,8 @@ FORMAT = "quantc-rules"
 VERSION = 1
 MAX_NESTING = 2 * MAX_DEPTH + 2
 COMPARISONS = {comparison.value: comparison for comparison in Comparison}
+OFFERS = {"static": Offer.YES, "dynamic": Offer.NO}
+"""What a rule offers unless it says otherwise."""
 KINDS = ("op", "chain", "optional", "any_of", "result", "shared", "value", "const", "number", "literal")
 
 
@@ -69,8 +71,8 @@ def _rule_to_data(rule: Rule) -> dict[str, Any]:
         data["when"] = list(rule.conditions)
     if rule.supports:
         data["supports"] = sorted(rule.supports)
-    if rule.dynamic != "no":
-        data["dynamic"] = rule.dynamic.value
+    offers: dict[str, Offer] = {name: getattr(rule, name) for name in OFFERS}
+    data |= {name: offer.value for name, offer in offers.items() if offer is not OFFERS[name]}
     return data
 
 
@@ -168,14 +170,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _rule(data: Any, path: str) -> Rule:
     from quantc.patterns.table import Rule
 
-    fields = _fields(data, path, required=("name", "pattern"), optional=("roles", "when", "supports", "dynamic"))
+    fields = _fields(data, path, required=("name", "pattern"), optional=("roles", "when", "supports", *OFFERS))
     pattern = _operand(fields["pattern"], f"{path}.pattern", 0)
     if not isinstance(pattern, Pattern) or isinstance(pattern, Items):
         raise PatternError(f"{pattern} is an operand, not a pattern over nodes", where=f"{path}.pattern")
     roles = _mapping(fields.get("roles", {}), f"{path}.roles")
     conditions = _texts(fields.get("when", []), f"{path}.when")
     supports = _texts(fields.get("supports", []), f"{path}.supports")
-    dynamic = _one_of(Dynamic, fields.get("dynamic", Dynamic.NO.value), f"{path}.dynamic")
+    offers = {name: _one_of(Offer, fields.get(name, usual.value), f"{path}.{name}") for name, usual in OFFERS.items()}
     with _at(path):
         return Rule(
             _text(fields["name"], f"{path}.name"),
@@ -183,7 +185,7 @@ def _rule(data: Any, path: str) -> Rule:
             roles={name: _text(role, f"{path}.roles.{name}") for name, role in roles.items()},
             when=conditions,
             supports=frozenset(supports),
-            dynamic=dynamic,
+            **offers,
         )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import fx
 
 from quantc.errors import PatternError, QuantcError, suggest
-from quantc.formats import Dynamic
+from quantc.formats import Offer
 from quantc.patterns import predicates
 from quantc.patterns.causes import Cause, Condition
 from quantc.patterns.compiled import Compiled, compile_pattern
@@ -67,8 +67,8 @@ class Rule:
     """A pattern with a name, the roles of what it binds, and the conditions on which it is taken.
 
     `when` is the name of a registered predicate, a function, or several of these; each says why not, or None.
-    `supports` are the levels at which the rule can be carried out; `dynamic` says whether scales may be found as the
-    program runs.
+    `supports` are the levels at which the rule can be carried out. `static` says whether scales may be those that are
+    known beforehand, `dynamic` whether they may be found as the program runs: always, where a config names the op, or not.
     """
 
     name: str
@@ -76,7 +76,8 @@ class Rule:
     roles: Mapping[str, str] = field(default_factory=Roles)
     when: When = ()
     supports: Set[str] = frozenset()
-    dynamic: Dynamic = Dynamic.NO
+    static: Offer = Offer.YES
+    dynamic: Offer = Offer.NO
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+(-[a-z0-9_]+)*", self.name):

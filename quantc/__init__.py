@@ -18,6 +18,7 @@ from quantc.inspect.agreement import agreement
 from quantc.inspect.compare import compare
 from quantc.integer.semantics import load as _register_ops
 from quantc.kernels.lowered import Lowered, lower
+from quantc.kernels.stored import load
 from quantc.one_call import Result, quantize
 from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs
 from quantc.parse import parse
@@ -47,7 +48,6 @@ from quantc.spec import (
     UINT8_TOKEN,
     QuantSpec,
 )
-from quantc.store import load
 
 _register_ops()  # torch.ops.quantc: torch.export.load asks for the ops of a file without telling us
 

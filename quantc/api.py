@@ -204,7 +204,7 @@ def convert(
     *,
     multiplier: MultiplierForm = "float64",
     style: Style = "fused",
-    reduce_range: RangeReduction = "no",
+    reduce_range: RangeReduction = "auto",
 ) -> Program:
     """Carry out what was prepared and calibrated: the program in Q/DQ form, weights stored quantized.
 
@@ -212,9 +212,10 @@ def convert(
     `multiplier="fixed"` has that rounding done with a 32-bit mantissa and a shift, as hardware does it.
     `style="decomposed"` writes it in ATen primitives, where "fused" has ops of its own, `torch.ops.quantc`.
 
-    Where two products can leave the 16 bits in which the backend's instruction set adds them, `program.coverage()` says
-    so. `reduce_range="weights"` raises the weight scales of the channels that could, "activations" lowers the largest
-    activation, by as little as makes it impossible.
+    Where two products could leave the 16 bits in which the backend's instruction set adds them, ranges are made narrower
+    by as little as makes it impossible, and the log says where. `reduce_range="weights"` raises the weight scales of the
+    channels that could, "activations" lowers the largest activation, "auto" is weights unless they cannot be coarser.
+    With "no" nothing is changed, and `program.coverage()` says what could happen.
 
     The prepared program is not changed and can be calibrated further. The pipelines this runs are
     `qc.pipelines.convert()` and `qc.pipelines.integer()`.

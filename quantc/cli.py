@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
+from quantc.bench.command import bench
 from quantc.cli_options import (
     CaptureMethod,
     Format,
@@ -163,8 +164,11 @@ def quantize(
         ),
     ] = None,
     reduce_range: Annotated[
-        Narrowed, typer.Option(help="What to make narrower where pairs of products could overflow.")
-    ] = Narrowed.no,
+        Narrowed,
+        typer.Option(
+            help="What to make narrower where pairs of products could overflow; auto: what the backend needs."
+        ),
+    ] = Narrowed.auto,
     to: Annotated[QuantizedForm, typer.Option(help="The form of the quantized program.")] = QuantizedForm.qdq,
     out: Annotated[Path | None, typer.Option(help="Write the quantized program to this file.")] = None,
     method: MethodOption = CaptureMethod.auto,
@@ -387,6 +391,9 @@ def ops(
         return
     cells = [(", ".join(row.ops), row.timing.value, row.formula, row.deviation) for row in rows]
     Screen().table("integer form", ("ops", "timing", "on integers", "deviation"), cells)
+
+
+app.command()(refusing(bench))
 
 
 def _load(source: str | None, method: CaptureMethod) -> Program:

@@ -51,8 +51,9 @@ class Guarding(StrEnum):
 
 
 class Narrowed(StrEnum):
-    """What range reduction makes narrower."""
+    """What range reduction makes narrower; auto is what the instruction set of the backend needs."""
 
+    auto = "auto"
     no = "no"
     weights = "weights"
     activations = "activations"

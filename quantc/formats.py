@@ -38,8 +38,8 @@ class Timing(StrEnum):
     """The weight is stored quantized and the op computes in float."""
 
 
-class Dynamic(StrEnum):
-    """Whether a rule can be carried out with scales that are found as the program runs."""
+class Offer(StrEnum):
+    """Whether a rule can be carried out by a technique: scales known beforehand, or found as the program runs."""
 
     NO = "no"
     NAMED = "named"

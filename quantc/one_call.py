@@ -72,7 +72,7 @@ def quantize(
     dynamic_shapes: Any = None,
     method: Method = "auto",
     allow_empty: bool = False,
-    reduce_range: RangeReduction = "no",
+    reduce_range: RangeReduction = "auto",
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
 
@@ -125,7 +125,7 @@ def quantize_program(
     to: Form = "qdq",
     multiplier: MultiplierForm = "float64",
     style: pipelines.Style = "fused",
-    reduce_range: RangeReduction = "no",
+    reduce_range: RangeReduction = "auto",
     progress: Style = "auto",
 ) -> Result:
     """The steps after the capture."""

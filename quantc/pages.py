@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from quantc.backends.claims import WITHOUT_KERNEL
 from quantc.backends.parts import NOT_INTEGER
 from quantc.capability import Capability
 from quantc.errors import QuantcError
-from quantc.formats import Dynamic
+from quantc.formats import Offer
 from quantc.instruction_sets import instruction_set
 from quantc.pipeline import Pass, Pipeline
 from quantc.pipeline_text import spell
@@ -41,13 +42,14 @@ role with a question mark is quantized only if everybody who reads the tensor wa
 float, biases among them. A config may ask for any spec the backend *takes*.
 
 A *mode* is what `qc.quantize(..., mode=...)` and `quantc quantize --mode` ask of everything before a config has its say
-([dynamic-and-weight-only.md](dynamic-and-weight-only.md)). A rule that is *dynamic* can find the scales of what it reads
-as the program runs: `yes` wherever the config asks for it, `named` only where the config names the op, the node or the
-edge, or, for an op with a weight, the layer. Weight-only serves every rule that has a weight.
+([dynamic-and-weight-only.md](dynamic-and-weight-only.md)). A rule that is *static* has scales that are known beforehand; one
+that is *dynamic* can find those of what it reads as the program runs: `yes` wherever that is asked for, `named` only where
+the config names the op, the node or the edge, or, for an op with a weight, the layer. Weight-only serves every rule that has a weight.
 
 A rule *supports* the forms it can be carried out in: `qdq` (quantize and dequantize ops around float ones), `integer`
-(the reference in integer arithmetic), `kernel`, `delegate`, `onnx`. No rule claims `kernel` yet: what `qc.lower` runs
-on kernels it says op by op, in `lowered.placed`.
+(the reference in integer arithmetic), `kernel` (whatever a mode asks of it, `qc.lower` runs on kernels of the backend's own
+name, within a step of the integer form, with nothing but bytes between two quantized ops), `delegate`, `onnx`. What runs
+each op of a model is in `lowered.placed`, with the reason where no kernel does.
 """
 STATIC = "static"
 LEVELS = ("qdq", "integer", "kernel", "delegate", "onnx")
@@ -86,6 +88,8 @@ class BackendRow:
     summary: str = ""
     modes: dict[str, str] = field(default_factory=dict)
     """What each mode of `qc.quantize` asks of everything, as the text of a spec; the backend's own roles for static."""
+    named: tuple[str, ...] = ()
+    """The rules that are carried out with scales from data only where a config names the op."""
     dynamic: dict[str, str] = field(default_factory=dict)
     """The rules that can find scales as the program runs: "yes", or "named" if a config must name the op."""
     error: str = ""
@@ -114,7 +118,8 @@ def _backend_row(name: str) -> BackendRow:
         len(rules),
         getattr(backend, "summary", ""),
         {STATIC: "", **{mode: str(spec) for mode, spec in getattr(backend, "modes", {}).items()}},
-        {rule.name: rule.dynamic.value for rule in rules if rule.dynamic is not Dynamic.NO},
+        tuple(rule.name for rule in rules if rule.static is Offer.NAMED),
+        {rule.name: rule.dynamic.value for rule in rules if rule.dynamic is not Offer.NO},
     )
 
 
@@ -154,23 +159,35 @@ def _backend_section(backend: Backend) -> Iterator[str]:
             f"`{rule.name}`",
             f"`{rule.pattern}`",
             ", ".join(f"{name}: {role}" for name, role in rule.roles.items()),
-            "" if rule.dynamic is Dynamic.NO else rule.dynamic.value,
+            *("" if offer is Offer.NO else offer.value for offer in (rule.static, rule.dynamic)),
             *("yes" if level in rule.supports else "" for level in LEVELS),
         )
         for rule in backend.table
     ]
-    yield from table(("rule", "pattern", "roles", "dynamic", *LEVELS), rows)
+    yield from table(("rule", "pattern", "roles", "static", "dynamic", *LEVELS), rows)
     yield from _without_integers(backend)
+    yield from _without_kernels(backend)
 
 
 def _without_integers(backend: Backend) -> Iterator[str]:
     """Which rules have no integer form, and why."""
+    names = [rule.name for rule in backend.table if "integer" not in rule.supports]
+    yield from _with_reasons("Without an integer form", names, NOT_INTEGER)
+
+
+def _without_kernels(backend: Backend) -> Iterator[str]:
+    """Which rules do not run on kernels, and why; nothing of a backend that has none."""
+    names = [rule.name for rule in backend.table if "kernel" not in rule.supports]
+    yield from _with_reasons("Not on kernels", names, WITHOUT_KERNEL.get(backend.name, {}))
+
+
+def _with_reasons(title: str, names: Iterable[str], reasons: Mapping[str, str]) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
-    for rule in backend.table:
-        if "integer" not in rule.supports and rule.name in NOT_INTEGER:
-            by_reason.setdefault(NOT_INTEGER[rule.name], []).append(f"`{rule.name}`")
+    for name in names:
+        if name in reasons:
+            by_reason.setdefault(reasons[name], []).append(f"`{name}`")
     if by_reason:
-        yield "Without an integer form:\n"
+        yield f"{title}:\n"
         yield from (f"- {', '.join(rules)}: {reason}." for reason, rules in by_reason.items())
         yield ""
 

@@ -35,7 +35,7 @@ def prepare(backend: Any, config: QuantConfig | None = None, allow_empty: bool =
     return inference().then(*transforms, annotate, Share())
 
 
-def convert(backend: Any = None, reduce_range: RangeReduction = "no") -> Pipeline:
+def convert(backend: Any = None, reduce_range: RangeReduction = "auto") -> Pipeline:
     """What `qc.convert` runs: carry the plan out, merge what says the same twice, store weights quantized; then what
     the backend wants done at the end, and a proof of what sums can come to. `reduce_range` is that of `quantize`."""
     from quantc.passes.prove_accumulators import ProveAccumulators

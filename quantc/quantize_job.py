@@ -97,7 +97,7 @@ class Wanted:
     config: QuantConfig | None = None
     """The last word."""
     to: Form = "qdq"
-    reduce_range: RangeReduction = "no"
+    reduce_range: RangeReduction = "auto"
 
     @property
     def whole_config(self) -> QuantConfig:

@@ -11,7 +11,7 @@ from torch import fx
 from quantc.config import ConfigRule, QuantConfig
 from quantc.dialect import op_name, operands
 from quantc.errors import AnnotationError
-from quantc.formats import Dynamic, PerChannel, PerGroup, PerTensor, PerToken, Timing
+from quantc.formats import Offer, PerChannel, PerGroup, PerTensor, PerToken, Timing
 from quantc.outcomes import Fixed, Float, Quantize
 from quantc.program import Program
 from quantc.quantizer import Backend
@@ -51,13 +51,32 @@ def why_not_dynamic(rule: Rule, setting: Setting | None, node: fx.Node, value: f
     """Why a rule cannot have run-time scales for what a node of it reads, where the config asks for them."""
     if setting is None or isinstance(setting.use, Float) or not is_dynamic(setting):
         return None
-    if rule.dynamic is Dynamic.NO:
+    if rule.dynamic is Offer.NO:
         return f"it has no dynamic form, which the config asks for: {setting.rule}"
-    if rule.dynamic is Dynamic.NAMED and not _is_named(setting, node):
-        return "it is dynamic only where the config names the op, the node or the layer: it costs more than it gains"
+    if rule.dynamic is Offer.NAMED and not _is_named(setting, node):
+        return only_where_named(Timing.DYNAMIC)
     if isinstance(setting.use.spec.granularity, PerToken) and _adds_rows(node, value):
         return f"it adds up rows of {value.name}, which per-token gives different scales: {setting.rule}"
     return None
+
+
+def why_not_static(rule: Rule, asked: Iterable[tuple[fx.Node, Setting | None]]) -> str | None:
+    """Why a rule is not to have scales that are known beforehand; `asked` is what the config says of each tensor that the
+    rule reads, by the node that reads it. One that is named will do for all."""
+    if rule.static is Offer.YES:
+        return None
+    read = [(node, said) for node, said in asked if said is None or not isinstance(said.use, Float)]
+    if all(is_dynamic(said) for _, said in read):
+        return None
+    if rule.static is Offer.NAMED:
+        is_named = any(said is not None and _is_named(said, node) for node, said in read)
+        return None if is_named else only_where_named(Timing.STATIC)
+    return "it has no static form"
+
+
+def only_where_named(timing: Timing) -> str:
+    """What there is to say of a rule that a config has to name, and does not."""
+    return f"it is {timing} only where the config names the op, the node or the layer: it costs more than it gains"
 
 
 def _is_named(setting: Setting, node: fx.Node) -> bool:

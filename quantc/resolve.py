@@ -16,7 +16,7 @@ from torch import fx
 from quantc.config import ConfigRule, QuantConfig, Use
 from quantc.dialect import op_name
 from quantc.errors import ConfigError, suggest
-from quantc.formats import Role, Timing
+from quantc.formats import Role
 from quantc.outcomes import Float
 from quantc.program import Program
 from quantc.selectors import (
@@ -43,7 +43,7 @@ class Setting:
     use: Use
     rule: ConfigRule
     is_own: bool = False
-    """Whether the rule names the layer that the op is of, and not a module around it; told of dynamic ones alone."""
+    """Whether the rule names the layer that the op is of, and not a module around it; not told of FLOAT."""
 
     @property
     def why_float(self) -> str:
@@ -101,7 +101,7 @@ def _settings(numbers: Iterable[int], config: QuantConfig, origin: Origin | None
         if Role.ACT in said and not isinstance(said[Role.ACT], Float):
             # an op that is to compute on integers is no longer left float or weight-only: its weight is quantized again
             found = {role: setting for role, setting in found.items() if not _is_about_all(setting.rule)}
-        is_own = rule.timing is Timing.DYNAMIC and origin is not None and _names(rule.select, origin)
+        is_own = not isinstance(rule.use, Float) and origin is not None and _names(rule.select, origin)
         found |= {role: Setting(use, rule, is_own) for role, use in said.items()}
     return found
 

@@ -36,10 +36,11 @@ READERS: dict[str, Callable[[Path], Program]] = {".qc": load_saved, ".pt2": capt
 
 
 class Loaded(NamedTuple):
-    """A program, and batches to calibrate it with if they came with it."""
+    """A program, batches to calibrate it with if they came with it, and the module it was captured from if any was."""
 
     program: Program
     batches: Any = None
+    model: nn.Module | None = None
 
 
 def load(source: str | None, method: Method = "auto") -> Program:
@@ -113,4 +114,4 @@ def _captured(place: str, method: Method) -> Loaded:
         )
     if inputs is None:
         inputs = getattr(model, "example_inputs", None)
-    return Loaded(capture(model, inputs, method=method), batches)
+    return Loaded(capture(model, inputs, method=method), batches, model)

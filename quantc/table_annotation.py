@@ -21,7 +21,7 @@ from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs, TensorOutco
 from quantc.places import outputs_of
 from quantc.plan import Claim, Part
 from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
-from quantc.requests import Refused, Request, is_dynamic, refuse, timing_of, why_not_dynamic
+from quantc.requests import Refused, Request, is_dynamic, refuse, timing_of, why_not_dynamic, why_not_static
 from quantc.resolve import Setting
 from quantc.sites import Site
 from quantc.slots import Slot, follows, keeps_values, moves, slots_of
@@ -65,7 +65,9 @@ class TableAnnotation:
 
     def _why_not(self, match: Match) -> str | None:
         """Only float tensors that nobody writes to can be quantized, and weights are constants."""
-        if (reason := self._why_not_lookup(match) or self._why_not_together(match)) is not None:
+        reason = self._why_not_lookup(match) or self._why_not_together(match)
+        reason = reason or why_not_static(match.rule, ((slot.node, self._setting(slot)) for slot in slots_of(match)))
+        if reason is not None:
             return reason
         for slot in slots_of(match):
             setting = self._setting(slot)

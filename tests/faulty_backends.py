@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quantc.capability import Capability
-from quantc.formats import DType, Dynamic, PerChannel, Role, Scheme, Timing
+from quantc.formats import DType, Offer, PerChannel, Role, Scheme, Timing
 from quantc.outcomes import Fixed, Quantize
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
@@ -43,13 +43,13 @@ GOOD = Backend(
                 {"x": "act", "w": "transposed", "out": "act"},
                 supports=QDQ,
             ),
-            Rule("linear", aten.linear("x", const("w"), const("b?")), PRODUCT, supports=QDQ, dynamic=Dynamic.YES),
+            Rule("linear", aten.linear("x", const("w"), const("b?")), PRODUCT, supports=QDQ, dynamic=Offer.YES),
             Rule(
                 "matmul",
                 aten.matmul,
                 {"x": "act", "y": "act", "out": "act"},
                 supports=QDQ,
-                dynamic=Dynamic.NAMED,
+                dynamic=Offer.NAMED,
             ),
             Rule("add", aten.add >> optional(aten.relu), {"x": "act", "y": "act", "out": "act"}, supports=BOTH),
             Rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, supports=QDQ),
@@ -124,7 +124,7 @@ def plus(*rules: Rule, first: bool = False) -> Backend:
 
 def _free(backend: Backend) -> Backend:
     """Takes whatever its own roles say, and nothing but static scales."""
-    rules = tuple(replace(rule, dynamic=Dynamic.NO) for rule in backend.table)
+    rules = tuple(replace(rule, dynamic=Offer.NO) for rule in backend.table)
     return replace(backend, takes=(), modes={}, table=replace(backend.table, rules=rules))
 
 

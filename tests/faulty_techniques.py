@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from quantc.formats import Dynamic
+from quantc.formats import Offer
 from quantc.patterns import aten
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule
@@ -54,14 +54,14 @@ class DoubleScales(Pass):
 
 
 def _with_dynamic(name: str) -> Backend:
-    return with_rule(name, lambda rule: replace(rule, dynamic=Dynamic.YES))
+    return with_rule(name, lambda rule: replace(rule, dynamic=Offer.YES))
 
 
 def _modes(**modes: QuantSpec) -> Backend:
     return replace(GOOD, modes={name.replace("_", "-"): spec for name, spec in modes.items()})
 
 
-TABLE_OF_WORDS = Rule("embedding", aten.embedding, {"w": "weight"}, supports=QDQ, dynamic=Dynamic.YES)
+TABLE_OF_WORDS = Rule("embedding", aten.embedding, {"w": "weight"}, supports=QDQ, dynamic=Offer.YES)
 
 TECHNIQUES: tuple[Faulty, ...] = (
     Faulty(
@@ -76,10 +76,17 @@ TECHNIQUES: tuple[Faulty, ...] = (
     Faulty("dynamic-join", _with_dynamic("cat"), "cat", Check.DYNAMIC, "is to share a scale"),
     Faulty(
         "dynamic-follower",
-        plus(Rule("wave", op("sin", args="x"), {"x": "pass", "out": "act"}, supports=QDQ, dynamic=Dynamic.YES)),
+        plus(Rule("wave", op("sin", args="x"), {"x": "pass", "out": "act"}, supports=QDQ, dynamic=Offer.YES)),
         "wave",
         Check.DYNAMIC,
         "reads no activation",
+    ),
+    Faulty(
+        "named-follower",
+        plus(Rule("wave", op("sin", args="x"), {"x": "pass", "out": "act"}, supports=QDQ, static=Offer.NAMED)),
+        "wave",
+        Check.NAMED,
+        "nothing that it reads has a spec to ask for",
     ),
     Faulty(
         "dynamic-in-name",
@@ -102,7 +109,7 @@ TECHNIQUES: tuple[Faulty, ...] = (
     Faulty("mode-without-a-name", _modes(fast=UINT8_TOKEN), "", Check.MODES, "there is no mode 'fast'"),
     Faulty(
         "mode-for-nobody",
-        replace(with_rule("linear", lambda rule: replace(rule, dynamic=Dynamic.NAMED)), modes={"dynamic": UINT8_TOKEN}),
+        replace(with_rule("linear", lambda rule: replace(rule, dynamic=Offer.NAMED)), modes={"dynamic": UINT8_TOKEN}),
         "",
         Check.MODES,
         "no rule comes to anything in mode 'dynamic'",

@@ -18,6 +18,7 @@ from quantc.integer.library import OPS
 from quantc.integer.semantics import load
 from quantc.program import Program
 from quantc.types import tensor_type
+from tests.named_ops import naming
 
 load()
 NARROW = (torch.uint8, torch.int8, torch.int16)
@@ -121,7 +122,7 @@ class Match:
 
 
 def calibrated(program: Program, backend: Any, inputs: Sequence[Tensor]) -> Program:
-    prepared = qc.prepare(program, backend)
+    prepared = qc.prepare(program, backend, config=naming(program, backend))
     qc.calibrate(prepared, [tuple(inputs)])
     return prepared
 

@@ -14,6 +14,7 @@ import quantc as qc
 from quantc.example import digits_cnn
 from quantc.program import Program
 from tests.encoders import Layer
+from tests.named_ops import naming
 
 Style = Literal["fused", "decomposed"]
 Multiplier = Literal["float64", "fixed"]
@@ -88,7 +89,8 @@ def prepared(name: str, backend: str, dynamic: bool = False) -> tuple[Program, t
     """A calibrated program, and inputs to try: with a dynamic batch, inputs of another batch size."""
     model, inputs = built(name)
     shapes = ({0: Dim("batch", min=1)},) if dynamic else None
-    program = qc.prepare(qc.capture(model, inputs, dynamic_shapes=shapes), backend)
+    captured = qc.capture(model, inputs, dynamic_shapes=shapes)
+    program = qc.prepare(captured, backend, config=naming(captured, backend))
     qc.calibrate(program, [inputs, tuple(-value for value in inputs)])
     tried = tuple(torch.cat([value, value * 0.7]) for value in inputs) if dynamic else inputs
     return program, tried

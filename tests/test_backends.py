@@ -24,6 +24,7 @@ from quantc.registry import BACKENDS
 from quantc.slots import Slot, slots_of
 from quantc.table_annotation import TableAnnotation
 from tests.backend_cases import CASES, Case
+from tests.named_ops import naming
 
 NAMES = ("x86", "qnnpack", "executorch")
 TAKEN = [(case, name) for case in CASES for name in NAMES if case.rule(name) is not None]
@@ -58,7 +59,7 @@ def sqnr(expected: Any, actual: Any) -> float:
 @pytest.mark.parametrize(("case", "name"), TAKEN, ids=ids(TAKEN))
 def test_each_family_is_taken_by_its_rule(case: Case, name: str) -> None:
     model, x, program = captured(case)
-    prepared = qc.prepare(program, name)
+    prepared = qc.prepare(program, name, config=naming(program, name))
     nodes = [node for node in prepared.graph.nodes if op_name(node) == case.op]
     rules = {claim.rule for node in nodes if (claim := prepared.plan.claims.get(node)) is not None}
     assert case.rule(name) in rules, [str(prepared.plan)]
@@ -86,7 +87,8 @@ def test_what_a_backend_has_no_kernel_for_stays_float_with_a_reason(case: Case, 
 def check_placement(backend: Backend, prepared: Program, converted: Program) -> None:
     """What the roles of each rule say is what stands in the graph."""
     after = {node.name: node for node in converted.nodes()}
-    admission = TableAnnotation(backend, Annotator(prepared, None, Plan())).admission
+    config = None if prepared.plan.config is None else prepared.plan.config.resolve(prepared)
+    admission = TableAnnotation(backend, Annotator(prepared, config, Plan())).admission
     checked = 0
     for match in backend.table.match(prepared, admission):
         if prepared.plan.claims.get(match.root) is None:

@@ -36,7 +36,7 @@ def test_the_bounds_are_reached() -> None:
     layer = nn.Linear(6, 1, bias=False)
     with torch.no_grad():
         layer.weight.fill_(1.0)
-    integer = qc.convert(prepared(layer, (seeded(1, 6),), UINT8), to="integer")
+    integer = qc.convert(prepared(layer, (seeded(1, 6),), UINT8), to="integer", reduce_range="no")
     (row,) = accumulators(integer).rows
     assert (row.low, row.high) == (-6 * 127 * 255, 6 * 127 * 255)
     (scale,) = (float(integer.tensor(node)) for node in integer.nodes() if "weight_scale" in str(node.target))  # type: ignore[arg-type]
@@ -50,7 +50,8 @@ def test_the_bounds_are_reached() -> None:
 def test_ranges_are_reduced_so_that_pairs_fit(spec: QuantSpec, reduce_range: Any) -> None:
     x = seeded(9, 32, seed=12)
     program = prepared(nn.Linear(32, 8), (x,), spec)
-    full, safe = accumulators(qc.convert(program)), qc.convert(program, reduce_range=reduce_range)
+    full = accumulators(qc.convert(program, reduce_range="no"))
+    safe = qc.convert(program, reduce_range=reduce_range)
     assert full.is_safe == (spec.qmax == 127)
     assert accumulators(safe).is_safe
     integer = qc.convert(program, to="integer", reduce_range=reduce_range)

@@ -18,6 +18,7 @@ from quantc.integer.grid import Grid
 from quantc.integer.task import MultiplierForm, NotIntegerError
 from quantc.program import Program
 from quantc.types import dtype_of
+from tests.named_ops import naming
 
 Model = Callable[..., Tensor]
 
@@ -38,7 +39,8 @@ class Net(nn.Module):
 
 def converted(model: nn.Module, inputs: tuple[Tensor, ...], backend: str, **capture: Any) -> tuple[Program, Program]:
     """The Q/DQ form and the integer form."""
-    prepared = qc.prepare(qc.capture(model.eval(), inputs, **capture), backend)
+    program = qc.capture(model.eval(), inputs, **capture)
+    prepared = qc.prepare(program, backend, config=naming(program, backend))
     qc.calibrate(prepared, [inputs])
     return qc.convert(prepared), qc.convert(prepared, to="integer")
 

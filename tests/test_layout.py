@@ -15,6 +15,7 @@ LINKS = {"passes": "../passes", "patterns": "../patterns", "backends": "../backe
 TOP = {
     "api",
     "batches",
+    "bench",
     "cli",
     "integer_page",
     "kernels",

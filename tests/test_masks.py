@@ -14,6 +14,7 @@ import quantc as qc
 from quantc.dialect import op_name
 from quantc.program import Program
 from quantc.quantizer import quantizer_of
+from tests.named_ops import naming
 from tests.test_backends import NAMES, sqnr
 
 Mask = Callable[[Tensor, Tensor], Tensor]
@@ -78,7 +79,8 @@ def inputs() -> tuple[Tensor, ...]:
 
 
 def quantized(model: nn.Module, args: tuple[Tensor, ...], backend: str, many: Sequence[tuple[Tensor, ...]]) -> float:
-    prepared = qc.prepare(qc.capture(model, args, method="fx"), backend)
+    program = qc.capture(model, args, method="fx")
+    prepared = qc.prepare(program, backend, config=naming(program, backend))
     no_mask_is_observed(prepared, many)
     qc.calibrate(prepared, many)
     converted = qc.convert(prepared)

@@ -101,8 +101,8 @@ def test_every_rule_role_and_capability_of_ours_is_on_the_page(name: str) -> Non
     for rule in backend.table:
         row = next(row for row in rows if row.startswith(f"| `{rule.name}` | `"))
         cells = [cell.strip() for cell in row.replace(r"\|", "").split("|")]
-        assert cells[4] == ("" if rule.dynamic == "no" else rule.dynamic)
-        assert cells[5:].count("yes") == len(rule.supports)
+        assert cells[4:6] == ["" if offer == "no" else offer for offer in (rule.static, rule.dynamic)]
+        assert cells[6:].count("yes") == len(rule.supports)
 
 
 @pytest.mark.parametrize("name", ["executorch", "qnnpack", "x86"])

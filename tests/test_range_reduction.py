@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,16 +15,18 @@ from typer.testing import CliRunner
 
 import quantc as qc
 from quantc.backends.x86 import X86
+from quantc.capability import Capability
 from quantc.cli import app
 from quantc.dialect import argument, op_name
 from quantc.errors import PipelineError, QuantcError, UnknownNameError
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.proof.report import Accumulators, Safety, accumulators
 from quantc.outcomes import Fixed
+from quantc.pipeline import Pipeline
 from quantc.program import Program
 from quantc.qdq import is_dequantize
 from quantc.registry import BACKENDS
-from quantc.spec import UINT8
+from quantc.spec import INT8_NARROW_WEIGHT, UINT8
 
 
 class Net(nn.Module):
@@ -48,7 +51,8 @@ class Net(nn.Module):
 def prepared() -> Program:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8)
-    found = qc.prepare(qc.capture(Net().eval(), (x,)), "x86")
+    named = qc.QuantConfig().set_op("matmul", X86.outcome("act"))
+    found = qc.prepare(qc.capture(Net().eval(), (x,)), "x86", config=named)
     qc.calibrate(found, [(x,)])
     return found
 
@@ -61,7 +65,7 @@ def proof(program: Program) -> Accumulators:
 
 
 def test_every_product_has_a_row(prepared: Program) -> None:
-    found = proof(qc.convert(prepared))
+    found = proof(qc.convert(prepared, reduce_range="no"))
     kinds = [row.op for row in found.rows]
     assert kinds == [
         *("conv2d", "conv2d", "conv_transpose2d", "conv_transpose2d", "matmul", "matmul", "matmul", "linear")
@@ -95,7 +99,7 @@ def test_bounds_are_those_of_the_weights_in_the_program(prepared: Program) -> No
 
 
 def test_the_integer_form_has_the_same_bounds(prepared: Program) -> None:
-    for what in ("no", "weights", "activations"):
+    for what in get_args(RangeReduction):
         qdq = proof(qc.convert(prepared, reduce_range=what))
         integer = proof(qc.convert(prepared, to="integer", reduce_range=what))
         assert [row.pairs for row in integer.rows] == [row.pairs for row in qdq.rows]
@@ -119,7 +123,7 @@ def test_long_sums_can_leave_32_bits() -> None:
     row = proof(qc.convert(program, reduce_range="no")).rows[0]
     assert row.high == 70_000 * 127 * 255 > 2**31
     assert row.safety is Safety.OVERFLOWS
-    assert "can overflow" in str(proof(qc.convert(program)))
+    assert "can overflow" in str(proof(qc.convert(program, reduce_range="no")))
 
 
 def test_a_program_without_integers_is_refused(prepared: Program) -> None:
@@ -133,7 +137,7 @@ def test_a_program_without_integers_is_refused(prepared: Program) -> None:
 
 
 def test_coverage_shows_it(prepared: Program) -> None:
-    found = qc.convert(prepared).coverage()
+    found = qc.convert(prepared, reduce_range="no").coverage()
     assert "can saturate on avx2" in str(found)
     data = json.loads(found.to_json())["accumulators"]
     assert data["is_safe"] is False
@@ -147,7 +151,8 @@ def test_coverage_shows_it(prepared: Program) -> None:
 
 
 def test_the_log_names_the_worst(prepared: Program) -> None:
-    entry = next(entry for entry in qc.convert(prepared).log if entry.name == "prove-accumulators")
+    program = qc.convert(prepared, reduce_range="no")
+    entry = next(entry for entry in program.log if entry.name == "prove-accumulators")
     assert not entry.changed
     assert "can saturate on avx2, avx512" in entry.notes[0]
     assert "activations up to 128" in entry.notes[1]  # two activations, whose bounds are the widest
@@ -182,7 +187,7 @@ def test_where_products_go_into_32_bits_nothing_is_narrower(name: str) -> None:
     plain = converted_for(name)
     assert proof(plain).is_safe
     assert proof(plain).rows[0].saturates_on == ("avx2", "avx512")
-    for what in ("weights", "activations"):
+    for what in get_args(RangeReduction):
         assert plain.dump("text") == converted_for(name, what).dump("text")
 
 
@@ -209,7 +214,7 @@ def test_narrower_activations_make_every_product_safe(prepared: Program) -> None
     assert min(ends) >= 128
     assert 255 not in ends
     assert prepared.dump("text") == before
-    assert not proof(qc.convert(prepared)).is_safe
+    assert not proof(qc.convert(prepared, reduce_range="no")).is_safe
 
 
 def test_coarser_weights_make_every_product_with_weights_safe(prepared: Program) -> None:
@@ -280,6 +285,48 @@ def test_what_shares_a_scale_goes_on_sharing_it(what: RangeReduction) -> None:
     assert len(grids) == 1
 
 
+# -- the default -------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_instruction_set_needs_is_done_unless_told_otherwise(prepared: Program) -> None:
+    """Products with weights get coarser weights; those of two activations are left, and the log says so."""
+    left = proof(qc.convert(prepared)).unsafe
+    assert {(row.op, row.channels) for row in left} == {("matmul", 1)}
+    assert qc.convert(prepared).dump("text") == qc.convert(prepared, reduce_range="weights").dump("text")
+    notes = [note for entry in qc.convert(prepared).log for note in entry.notes]
+    assert sum("it has no weight; reduce_range=\"activations\" would do" in note for note in notes) == len(left)
+    assert Pipeline.parse("quantize") == Pipeline.parse("quantize{reduce-range=auto}")
+    assert str(qc.pipelines.convert("x86")).startswith("quantize,")
+
+
+@pytest.mark.parametrize("backend", ["qnnpack", "executorch"])
+def test_backends_that_add_no_pairs_lose_nothing(backend: str) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(4, 16)
+    program = qc.prepare(qc.capture(nn.Sequential(nn.Linear(16, 8)).eval(), (x,)), backend)
+    qc.calibrate(program, [(x,)])
+    assert qc.convert(program).dump("text") == qc.convert(program, reduce_range="no").dump("text")
+
+
+def test_activations_are_narrower_where_a_weight_cannot_be_coarser() -> None:
+    """A weight with zero points: raising its scale would move these too."""
+    torch.manual_seed(6)
+    layer = nn.Linear(16, 8)
+    with torch.no_grad():
+        layer.weight.abs_()
+    x = torch.randn(8, 16)
+    affine = INT8_NARROW_WEIGHT.but(scheme="affine", qmin=-128)
+    takes = (Capability.of(X86.outcome("act").spec), Capability.of(affine))
+    backend = replace(X86, table=X86.table.only("linear"), roles={"act": UINT8, "weight": affine}, takes=takes, modes={})
+    program = qc.prepare(qc.capture(nn.Sequential(layer).eval(), (x,)), backend)
+    qc.calibrate(program, [(x,)])
+    safe, kept = (qc.convert(program, reduce_range=what) for what in ("auto", "weights"))
+    assert proof(safe).is_safe
+    assert not proof(kept).is_safe
+    notes = [note for entry in safe.log for note in entry.notes]
+    assert any("activations 0..1" in note for note in notes), notes
+
+
 def test_a_fixed_scale_stays_what_it_is() -> None:
     torch.manual_seed(3)
     x = torch.randn(4, 8)
@@ -309,8 +356,11 @@ def test_an_unknown_reduction_is_refused(prepared: Program) -> None:
 def test_quantize_in_one_call_takes_it() -> None:
     torch.manual_seed(4)
     x = torch.randn(4, 16)
-    found = qc.quantize(nn.Sequential(nn.Linear(16, 8)).eval(), (x,), [(x,)], reduce_range="weights")
-    assert proof(found.program).is_safe
+    model = nn.Sequential(nn.Linear(16, 8)).eval()
+    safe, full = (qc.quantize(model, (x,), [(x,)], reduce_range=what) for what in ("auto", "no"))
+    assert proof(safe.program).is_safe
+    assert not proof(full.program).is_safe
+    assert "8 of 8 weight scales raised, by up to" in str(safe.report)
 
 
 def test_tables_end_where_the_narrowed_range_does() -> None:
@@ -322,4 +372,4 @@ def test_tables_end_where_the_narrowed_range_does() -> None:
     for form in ("qdq", "integer"):
         found = accumulators(qc.convert(prepared, to=form, reduce_range="activations"))
         assert found.is_safe, str(found)
-    assert not accumulators(qc.convert(prepared, to="integer")).is_safe
+    assert not accumulators(qc.convert(prepared, to="integer", reduce_range="no")).is_safe

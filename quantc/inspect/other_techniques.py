@@ -62,6 +62,8 @@ class OtherTechniques:
             for own in _static_uses(backend)[:1]:
                 for other in (node, *self._dynamic_before(node)):
                     yield ConfigRule(select=ByNode(node=self._name(other)), use=own)
+                if reason.why is Why.NOT_NAMED:
+                    yield ConfigRule(select=ByOp(op=op_name(node)), use=own)
             if Timing.WEIGHT_ONLY in backend.modes and any(value.op == "get_attr" for value in node.all_input_nodes):
                 yield ConfigRule(select=here, use=Quantize(backend.modes[Timing.WEIGHT_ONLY]))
 

@@ -9,14 +9,16 @@ from functools import cached_property
 from torch import fx
 from torch._ops import HigherOrderOperator
 
-from quantc.dialect import is_opaque, op_name
-from quantc.formats import Dynamic
+from quantc.config import QuantConfig
+from quantc.dialect import is_op, is_opaque, op_name
+from quantc.formats import Offer, Timing
 from quantc.inspect.trials import Trial, Trials
 from quantc.outcomes import Float
+from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.patterns.causes import UnknownType
 from quantc.patterns.match import Match, Refusal
 from quantc.program import Program
-from quantc.requests import is_dynamic, why_not_dynamic
+from quantc.requests import is_dynamic, only_where_named, why_not_dynamic
 from quantc.resolve import Setting
 from quantc.types import TensorType, TupleType, ValueType, type_of
 
@@ -38,6 +40,8 @@ class Why(StrEnum):
     """A rule for the op does not fit here."""
     NOT_DYNAMIC = "not-dynamic"
     """A rule for the op fits, but not with scales that are found as the program runs, which the config asks for."""
+    NOT_NAMED = "not-named"
+    """A rule for the op fits, and is for ops that the config names."""
     SAID = "said"
     """The quantizer gave a reason of its own."""
     NOT_INTEGER = "not-integer"
@@ -66,7 +70,7 @@ class Reasons:
 
     def __call__(self, node: fx.Node) -> Reason:
         """Why a node that no rule took is float."""
-        for find in (self._config, self._follower, self._said, self._run_time, self._kind):
+        for find in (self._config, self._follower, self._said, self._run_time, self._unnamed, self._kind):
             found = find(node)
             if found is not None:
                 return found
@@ -103,9 +107,45 @@ class Reasons:
             return None
         refusal, trial = found
         text = f"{op_name(node)} on {trial.backend.name}: {refusal.reason}"
-        if refusal.rule.dynamic is Dynamic.NO:
+        if refusal.rule.dynamic is Offer.NO:
             text = f"{op_name(node)} has no dynamic form on {trial.backend.name}, which the config asks for"
         return Reason(Why.NOT_DYNAMIC, text, refusal=refusal, trial=trial)
+
+    def _unnamed(self, node: fx.Node) -> Reason | None:
+        """A product of two activations, or attention that is made of such products, which the config would have to name."""
+        whole = self._whole_attention.get(node)
+        if whole is not None:
+            return Reason(Why.NOT_NAMED, f"{op_name(node)} is left whole: its products are float: {whole}")
+        found = self._not_named.get(node)
+        if found is None:
+            return None
+        refusal, trial = found
+        asking = f'config.set_op("{op_name(node)}", spec) asks for it'
+        text = f"{op_name(node)} on {trial.backend.name}: {refusal.reason}; {asking}"
+        return Reason(Why.NOT_NAMED, text, refusal=refusal, trial=trial)
+
+    @cached_property
+    def _whole_attention(self) -> dict[fx.Node, str]:
+        """The attentions that were left whole since nobody named their products."""
+        found = [node for node in self.program.nodes() if is_op(node, "sdpa")]
+        steps = [step for member in self.trials.members for step in member.transforms()]
+        config = self.program.plan.config or QuantConfig()
+        whole: dict[fx.Node, str] = {}
+        for step in steps if found else ():
+            if isinstance(step, DecomposeAttention):
+                whole |= step.for_config(config).left_whole(self.program, found)
+        return whole
+
+    @cached_property
+    def _not_named(self) -> dict[fx.Node, tuple[Refusal, Trial]]:
+        """The rules that would take a node with scales known beforehand if the config named it."""
+        found: dict[fx.Node, tuple[Refusal, Trial]] = {}
+        for trial in self.trials.tables:
+            rules = [rule.name for rule in trial.table if rule.static is Offer.NAMED]
+            for refusal in trial.matches.refusals(rules):
+                if refusal.reason == only_where_named(Timing.STATIC):
+                    found.setdefault(refusal.node, (refusal, trial))
+        return found
 
     @cached_property
     def _not_dynamic(self) -> dict[fx.Node, tuple[Refusal, Trial]]:

@@ -60,12 +60,14 @@ class Remedies:
         return tuple(sorted(found, key=total_cost))
 
     def _found(self, node: fx.Node, reason: Reason) -> Iterator[Change[Any]]:
-        if self.techniques.asks(node):
+        if self.techniques.asks(node) or reason.why is Why.NOT_NAMED:
             yield from self.techniques.for_node(node, reason)
         elif reason.why is Why.CONFIG:
             yield from self._config(node)
         elif reason.follower is not None:
             yield from self._feeding(reason.follower)
+        if reason.why is Why.NOT_NAMED and reason.refusal is None:
+            yield self._by_hand("name-products", node, 'prepare it with config.set_op("matmul", spec)')
         if reason.why is Why.OPAQUE:
             yield self._by_hand("capture-inside", node, f"spell {node.name} with ATen ops, or do not keep it as a leaf")
         elif reason.why in (Why.REFUSED, Why.NO_RULE):

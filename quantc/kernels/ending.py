@@ -25,6 +25,8 @@ class Ending:
     """The smallest level; bounds of an activation are in it."""
     high: int
     dtype: torch.dtype
+    scale: float = 1.0
+    """The size of a step: other than 1 where what comes before the rounding needs real numbers, as the multiplier's are."""
 
     @staticmethod
     def of(call: Call, multiplier: Tensor | None = None) -> Ending:

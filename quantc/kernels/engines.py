@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -42,11 +42,16 @@ def engine(name: str) -> Iterator[None]:
             torch.backends.quantized.engine = before
 
 
-def quantized_weight(levels: Tensor, scale: Tensor, axis: int = 0) -> Tensor:
-    """Integers and their scales as a tensor of torch's quantized dtype; call it with an engine chosen."""
+def quantized_weight(levels: Tensor, scale: Tensor, axis: int = 0, zero_points: Tensor | None = None) -> Tensor:
+    """Integers and their scales as a tensor of torch's quantized dtype; call it with an engine chosen.
+
+    `zero_points` has one for each scale; None if all are 0.
+    """
+    zeros = torch.zeros(scale.shape, dtype=torch.int64) if zero_points is None else zero_points.long()
     if not scale.dim():
-        return torch._make_per_tensor_quantized_tensor(levels, float(scale), 0)  # pyright: ignore[reportPrivateImportUsage]
-    zeros = torch.zeros(scale.shape, dtype=torch.int64)
+        return torch._make_per_tensor_quantized_tensor(  # pyright: ignore[reportPrivateImportUsage]
+            levels, float(scale), int(zeros)
+        )
     return torch._make_per_channel_quantized_tensor(  # pyright: ignore[reportPrivateImportUsage]
         levels, scale.double(), zeros, axis
     )
@@ -56,6 +61,55 @@ def packed_linear(name: str, levels: Tensor, scale: Tensor, bias: Tensor | None)
     """A linear layer's weight, packed."""
     with engine(name):
         return torch.ops.quantized.linear_prepack(quantized_weight(levels.contiguous(), scale), bias)
+
+
+def packed_for_qnnpack(
+    op: str, levels: Tensor, scale: Tensor, zero_points: Tensor | None, bias: Tensor | None, *window: Any
+) -> Any:
+    """The weight of one of QNNPACK's products, packed: `op` is `linear`, `conv2d`, `conv_transpose1d`, ….
+
+    Scales belong to axis 0, but to axis 1 in transposed convolutions.
+    """
+    axis = 1 if "transpose" in op else 0
+    with engine("qnnpack"):
+        weight = quantized_weight(levels.contiguous(), scale, axis, zero_points)
+        return getattr(torch.ops.quantized, f"{op}_prepack")(weight, bias, *window)
+
+
+def unpacked_by_qnnpack(op: str, packed: Any) -> Tensor | None:
+    """The integers of a packed weight, as they were given; None if torch cannot give them back."""
+    if op == "conv3d":
+        return None
+    found: Tensor = getattr(torch.ops.quantized, f"{op}_unpack")(packed)[0]
+    return found.int_repr().contiguous()
+
+
+def product_with_packed(op: str) -> Any:
+    """torch's op that multiplies with a packed weight: `linear_relu`, `conv2d`, …. Some have an older form too."""
+    found = getattr(torch.ops.quantized, op)
+    return found.new if "new" in found.overloads() else found.default
+
+
+CONVS: dict[int, Any] = {2: torch.ops.quantized.conv2d.new, 3: torch.ops.quantized.conv3d.new}
+CONVS_RELU: dict[int, Any] = {2: torch.ops.quantized.conv2d_relu.new, 3: torch.ops.quantized.conv3d_relu.new}
+"""By the number of axes; called with what `as_quantized` gives, what `packed_conv` gives, scale and zero point."""
+_PREPACK: dict[int, Any] = {2: torch.ops.quantized.conv2d_prepack, 3: torch.ops.quantized.conv3d_prepack}
+_UNPACK: dict[int, Any] = {2: torch.ops.quantized.conv2d_unpack, 3: torch.ops.quantized.conv3d_unpack}
+
+
+def packed_conv(
+    name: str, levels: Tensor, scale: Tensor, zero_points: Tensor | None, bias: Tensor | None, *window: Any
+) -> Any:
+    """A convolution's weight, packed; `window` is stride, padding, dilation, groups."""
+    with engine(name):
+        weight = quantized_weight(levels.contiguous(), scale, zero_points=zero_points)
+        return _PREPACK[levels.dim() - 2](weight, bias, *window)
+
+
+def unpacked_conv(packed: Any, axes: int) -> Tensor:
+    """The integers of a convolution's weight."""
+    levels: Tensor = _UNPACK[axes](packed)[0].int_repr()
+    return levels
 
 
 def packed_cell(ih: Any, hh: Any, reduced: bool) -> Any:
@@ -93,19 +147,79 @@ _QUANTIZED = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 
 
 def as_quantized(x: Tensor, scale: float = 1.0, zero_point: int = 0) -> Tensor:
-    """Bytes as a tensor of torch's quantized dtype, on the same memory."""
-    dtype = torch.quint8 if x.dtype is torch.uint8 else torch.qint8
+    """Bytes as a tensor of torch's quantized dtype, on the same memory. A scale below 0 turns the sign of all numbers."""
+    empty = _on_grid(scale, zero_point, _QUANTIZED[x.dtype])
+    return empty.detach().set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+
+
+@lru_cache(maxsize=4096)
+def _on_grid(scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
+    """A tensor without elements on a grid. To put another on its memory takes half as long as to make one anew."""
     made: Tensor = torch._empty_affine_quantized(  # pyright: ignore[reportPrivateImportUsage]
         [0], scale=scale, zero_point=zero_point, dtype=dtype
     )
-    storage = torch.storage.TypedStorage(wrap_storage=x.untyped_storage(), dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-    return made.set_(storage, x.storage_offset(), x.shape, x.stride())
+    return made
 
 
 def as_bytes(q: Tensor) -> Tensor:
     """The integers of a tensor of torch's quantized dtype, on the same memory."""
-    made = torch.empty(0, dtype=torch.uint8 if q.dtype is torch.quint8 else torch.int8)
-    return made.set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())
+    return _PLAIN[q.dtype].detach().set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())
+
+
+_PLAIN = {quantized: torch.empty(0, dtype=plain) for plain, quantized in _QUANTIZED.items()}
+
+
+# -- linear layers: rows of bytes or of float32, with a weight that `packed_linear` made for fbgemm -----------------------
+
+COPIED_IN = 2**17
+COPIED_OUT = 2**12
+"""Up to so many bytes a copy, one step, is faster than a look at the same memory, which takes Python several."""
+ON_QUANTIZED: Any = torch.ops.quantized.linear.default
+ON_QUANTIZED_RELU: Any = torch.ops.quantized.linear_relu.default
+ON_FLOATS: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+ON_FLOATS_RELU: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_relu_output_fp32.default
+
+
+def unpacked_linear(packed: Any) -> Tensor:
+    """The integers that `packed_linear` packed."""
+    levels: Tensor = torch.ops.quantized.linear_unpack(packed)[0].int_repr()
+    return levels
+
+
+def quantized_rows(x: Tensor, scale: float | None, zero_point: int) -> Tensor:
+    """Float32 rounded onto a grid; or if that has no scale, bytes that are in order in memory, taken as of scale 1."""
+    if scale is not None:
+        return torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
+    if x.numel() <= COPIED_IN:
+        return torch._make_per_tensor_quantized_tensor(x, 1.0, zero_point)  # pyright: ignore[reportPrivateImportUsage]
+    return as_quantized(x, 1.0, zero_point)
+
+
+def linear_to_bytes(rows: Tensor, packed: Any, zero_point: int, relu: bool) -> Tensor:
+    """The product of rows that `quantized_rows` made, rounded to steps of 1."""
+    made = (ON_QUANTIZED_RELU if relu else ON_QUANTIZED)(rows, packed, 1.0, zero_point)
+    return made.int_repr() if made.numel() <= COPIED_OUT else as_bytes(made)
+
+
+def linear_to_floats(x: Tensor, scale: float | None, zero_point: int, packed: Any, relu: bool) -> Tensor:
+    """The product of float32, rounded onto a grid on the way, or of bytes where that has no scale."""
+    reals = quantized_rows(x, None, zero_point).dequantize() if scale is None else x
+    made: Tensor = (ON_FLOATS_RELU if relu else ON_FLOATS)(reals, scale or 1.0, zero_point, packed)
+    return made
+
+
+BYTEWISE: dict[str, Any] = {
+    "add": torch.ops.quantized.add.out,
+    "add relu": torch.ops.quantized.add_relu.out,
+    "mul": torch.ops.quantized.mul.out,
+    "mul relu": torch.ops.quantized.mul_relu.out,
+}
+"""Ops on two tensors of one shape that write into a third. Those that make it themselves are others on each engine."""
+
+
+def max_of_windows(x: Tensor, *window: Any) -> Tensor:
+    """The largest bytes of windows over images: sizes, strides, padding, dilation, whether the last may reach out."""
+    return as_bytes(torch.ops.quantized.max_pool2d(as_quantized(x), *window))
 
 
 def quiet() -> None:

@@ -38,6 +38,7 @@ class Holdings:
         self.parts: dict[str, Part] = {}
         """By the name of the program's tensor."""
 
+    @torch.inference_mode(False)
     def release(self) -> None:
         """Let go of every plain weight that its kernel can give back, bit for bit."""
         names = _by_storage(self.program.root)
@@ -46,6 +47,7 @@ class Holdings:
                 self._release(kernel, names)
         for name in self.parts:
             _put(self.program.root, name, _nothing)
+        self.program.touch()  # the module that was made of it has the tensors too
 
     def _release(self, kernel: Kernel, names: dict[tuple[int, torch.Size], list[str]]) -> None:
         packed = kernel._packed

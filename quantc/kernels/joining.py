@@ -48,6 +48,14 @@ def absorb_readers(program: Program) -> None:
             kernel.in_order = not all(_takes_any_order(program, user) for user in node.users)
 
 
+def erase_unread(program: Program) -> None:
+    """Take out kernels whose result nobody reads: another one has their work in it."""
+    for _, graph in program.graphs():
+        for node, _kernel in reversed(list(kernels_of(program, graph))):
+            if not node.users:
+                graph.erase_node(node)
+
+
 def join_siblings(program: Program) -> dict[fx.Node, int]:
     """Make one kernel of those that read the same; the nodes that were, and how many of them became one."""
     joined: dict[fx.Node, int] = {}

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quantc.kernels.engines import packed_linear
-from quantc.kernels.packed import Kernel, check_columns
+from quantc.kernels.engines import packed_linear, unpacked_linear
+from quantc.kernels.packed import Kernel, Work, check_columns
 from quantc.kernels.run_time_grid import HIGHEST_LEVEL, RunTimeGrid
 from quantc.kernels.table import Call, NoKernelError, kernel
 
@@ -78,10 +78,8 @@ class LinearDynamic(Kernel):
         self.grid = grid
         self.shape = weight.levels.shape
         """Outputs and inputs."""
-        self.layers = nn.ModuleList()
-        """The kernels this one stands for; then it has no tensors of its own."""
         self.outputs: list[int] = []
-        """How many columns the result of each of them has."""
+        """How many columns the result of each layer has, where this kernel runs several."""
         self.relu = False
         self.register_buffer("weight", weight.levels)
         self.register_buffer("scale", weight.scale)
@@ -89,8 +87,6 @@ class LinearDynamic(Kernel):
 
     @property
     def plain(self) -> Weight:
-        if self.layers:
-            return Weight.stacked([layer.plain for layer in self.layers if isinstance(layer, LinearDynamic)])
         return Weight(self.get_buffer("weight"), self.get_buffer("scale"), self.optional_buffer("bias"))
 
     @property
@@ -101,13 +97,14 @@ class LinearDynamic(Kernel):
     def joined(cls, kernels: Sequence[Kernel]) -> Kernel:
         layers = [layer for layer in kernels if isinstance(layer, LinearDynamic)]
         one = cls(Weight.stacked([layer.plain for layer in layers]), layers[0].grid)
-        one.layers.extend(layers)
         one.outputs = [layer.shape[0] for layer in layers]
         one.relu = layers[0].relu
         one.in_order = any(layer.in_order for layer in layers)
-        for name in ("weight", "scale", "bias"):
-            one.register_buffer(name, None)
         return one
+
+    def work(self, *inputs: Tensor) -> Work:
+        rows, columns = self.shape
+        return Work("linear_dynamic", inputs[0].numel() // max(columns, 1), (columns, rows))
 
     def absorb(self, op: str) -> bool:
         if op != "relu":
@@ -148,9 +145,13 @@ class OfWhole(LinearDynamic):
     """One scale for all that is read."""
 
     name: ClassVar[str] = "fbgemm linear"
+    family: ClassVar[str] = "fbgemm"
 
     def pack(self) -> Any:
         return packed_linear("fbgemm", *_parts(self.plain))
+
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        return {"weight": unpacked_linear(packed)}
 
     def product(self, packed: Any, x: Tensor) -> Tensor:
         found = self.grid.of_whole(x)
@@ -177,6 +178,9 @@ class OfRows(OfWhole):
         levels, scale, bias = _parts(self.plain)
         sums = (levels.sum(dim=1, dtype=torch.float64) * scale.double()).float()
         return packed_linear("fbgemm", levels, scale, None), sums, bias
+
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        return super().unpack(packed[0])
 
     def product(self, packed: Any, x: Tensor) -> Tensor:
         weight, sums, bias = packed
@@ -207,9 +211,13 @@ class OfWholeOnQnnpack(LinearDynamic):
     """One scale for all that is read; QNNPACK's kernel finds it on its own, which is the same."""
 
     name: ClassVar[str] = "QNNPACK linear"
+    family: ClassVar[str] = "qnnpack"
 
     def pack(self) -> Any:
         return packed_linear("qnnpack", *_parts(self.plain))
+
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        return {"weight": unpacked_linear(packed)}
 
     def product(self, packed: Any, x: Tensor) -> Tensor:
         if self.grid.of_whole(x) is None:

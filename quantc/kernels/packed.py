@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from quantc.errors import InputError
@@ -76,7 +77,9 @@ class Kernel(nn.Module, ABC):
     def _pack_once(self) -> Any:
         with self._packing:  # several threads may come here at once
             if self._packed is None:
-                self._packed = self.pack()
+                # what is made in inference mode could be used in no other
+                with torch.inference_mode(False), torch.no_grad():
+                    self._packed = self.pack()
             return self._packed
 
     def forget_packed(self) -> None:
@@ -107,7 +110,8 @@ class Kernel(nn.Module, ABC):
         held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         if not self._dropped:
             return held
-        found = self.unpack(self._packed)
+        with torch.inference_mode(False), torch.no_grad():
+            found = self.unpack(self._packed)
         return held | {name: found[name] for name in self._dropped}
 
     # -- what the choice among kernels is made by ------------------------------------------------------------------
@@ -131,6 +135,10 @@ class Kernel(nn.Module, ABC):
     def joined(cls, kernels: Sequence[Kernel]) -> Kernel:
         """One kernel for several that read the same, which yields the result of each."""
         raise NotImplementedError(f"{cls.__name__} says that it joins others, and does not")
+
+    def levels_read(self, *inputs: Tensor) -> Tensor | None:
+        """The bytes that a kernel makes of floats before its own op; None if it reads what its op does."""
+        return None
 
     @property
     def pair_sums(self) -> tuple[Tensor, int] | None:

@@ -1,133 +1,277 @@
-"""What is done to bytes between products: pools, sums and products of elements, quantizing and bringing back."""
+"""What is done to bytes between products, element by element: sums, products, other grids; and where bytes begin and end.
+
+Numbers are computed in float32, in steps of the result, and rounded once. Bytes are exact in float32, and a result that
+is not cut off has 256 levels at most: so what float32 loses moves a few results that lie halfway between two levels to
+the other one, and none farther. Only sums whose terms cancel could lose more, and those are refused where they could.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import argument
 from quantc.kernels.ending import Ending
-from quantc.kernels.engines import as_bytes, as_quantized, hush, to_bytes
+from quantc.kernels.engines import BYTEWISE, as_quantized, hush, to_bytes
 from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
+from quantc.types import TensorType, dtype_of, tensor_type
 
 BYTES = (torch.uint8, torch.int8)
+FURTHEST_LEVEL = 255
+"""The most that a byte can be away from a zero point."""
+EXACT_STEPS = 2**20
+"""Up to so many steps float32 has places enough behind the point."""
 
 
-class MaxPool(Kernel):
-    """The largest of each window. torch's pool of plain bytes refuses images that lie channels last."""
+class Rounding(Kernel):
+    """A kernel that computes steps of its result in float32, and rounds them once. It reads tensors as they lie."""
 
-    name: ClassVar[str] = "quantized max_pool2d"
     any_order: ClassVar[bool] = True
 
-    def __init__(self, *window: Any) -> None:
+    def __init__(self, ending: Ending) -> None:
         super().__init__()
-        self.window = window
+        self.ending = ending
 
     def pack(self) -> Any:
-        return self.window
+        hush()
+        return ()
 
-    def run(self, packed: Any, *inputs: Tensor) -> Any:
-        x = inputs[0]
-        images = as_quantized(x if x.dim() == 4 else x.unsqueeze(0))
-        made = as_bytes(torch.ops.quantized.max_pool2d(images, *packed))
-        made = made if x.dim() == 4 else made.squeeze(0)
+    def settled(self, values: Tensor, scale: float = 1.0) -> Tensor:
+        """Numbers on the grid of the result, each step of which is `scale` of them; as they are if it is float."""
+        ending = self.ending
+        made = values if ending.is_float else to_bytes(values, scale, ending.zero_point, ending.dtype)
+        if ending.cuts:
+            made.clamp_(ending.low, ending.high)
         return made.contiguous() if self.in_order else made
 
 
-@kernel("x86", "max_pool2d")
-def max_pool(call: Call) -> Kernel:
-    if _dtype(call.node.args[0]) is not torch.uint8:
-        raise NoKernelError("the kernel is for uint8")
-    size, stride, padding, dilation, ceil = (
-        argument(call.node, name) for name in ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    )
-    both = [list(item) * (2 // len(item)) if isinstance(item, list | tuple) else [item] * 2 for item in (
-        size, stride or size, padding, dilation
-    )]  # fmt: skip
-    return MaxPool(*both, ceil)
-
-
-class MaxPool3d(Kernel):
-    """The largest of each window in space. torch's pool of plain bytes refuses those that lie channels last."""
-
-    name: ClassVar[str] = "max_pool3d"
-    any_order: ClassVar[bool] = True
-
-    def __init__(self, *window: Any) -> None:
-        super().__init__()
-        self.window = window
-
-    def pack(self) -> Any:
-        return self.window
-
-    def run(self, packed: Any, *inputs: Tensor) -> Any:
-        return torch.max_pool3d(inputs[0].contiguous(), *packed)
-
-
-@kernel("x86", "max_pool3d")
-def max_pool_3d(call: Call) -> Kernel:
-    if _dtype(call.node.args[0]) not in BYTES:
+def check_bytes(*nodes: Any) -> None:
+    if any(dtype_of(node) not in BYTES for node in nodes):
         raise NoKernelError("the kernel is for bytes")
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    size, stride, *rest = (argument(call.node, name) for name in names)
-    return MaxPool3d(size, stride or size, *rest)
 
 
-class Sum(Kernel):
-    """Two tensors of bytes added, each on its own scale, and rounded onto the grid of the sum."""
+def one_number(call: Call, value: Any) -> float:
+    """A multiplier that serves a whole tensor."""
+    tensor = call.program.tensor(value) if isinstance(value, fx.Node) else value
+    if not isinstance(tensor, Tensor) or tensor.numel() != 1:
+        raise NoKernelError("it has a multiplier for each channel")
+    return float(tensor)
 
-    name: ClassVar[str] = "quantized add"
-    any_order: ClassVar[bool] = True
 
-    def __init__(self, scales: tuple[float, float], zero_points: tuple[int, int], ending: Ending) -> None:
-        super().__init__()
-        self.scales, self.zero_points, self.ending = scales, zero_points, ending
+def real(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    """Bytes as float32 numbers, which are new: they may be written over."""
+    return as_quantized(x, scale, zero_point).dequantize()
+
+
+# -- two tensors of one shape ----------------------------------------------------------------------------------------
+
+
+class Bytewise(Rounding):
+    """Two tensors of bytes added or multiplied, each on its own scale, in one go."""
+
+    def __init__(self, op: str, scales: tuple[float, float], zero_points: tuple[int, int], ending: Ending) -> None:
+        super().__init__(ending)
+        self.op = f"{op} relu" if ending.is_relu else op
+        self.scales, self.zero_points = scales, zero_points
 
     def pack(self) -> Any:
-        return torch.ops.quantized.add_relu if self.ending.is_relu else torch.ops.quantized.add
+        hush()
+        return (BYTEWISE[self.op], *self.scales, *self.zero_points)
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
+        op, first_scale, second_scale, first_zero, second_zero = packed
+        x, y = inputs
         ending = self.ending
-        terms = (
-            as_quantized(x, scale, zero) for x, scale, zero in zip(inputs, self.scales, self.zero_points, strict=True)
-        )
-        made = as_bytes(packed(*terms, 1.0, ending.zero_point))
+        made = torch.empty_like(x)
+        result = as_quantized(made, 1.0, ending.zero_point)
+        op(as_quantized(x, first_scale, first_zero), as_quantized(y, second_scale, second_zero), result)
         if ending.cuts and not ending.is_relu:
             made.clamp_(ending.low, ending.high)
         return made.contiguous() if self.in_order else made
 
 
+class Sum(Bytewise):
+    name: ClassVar[str] = "quantized add"
+
+
+class Product(Bytewise):
+    name: ClassVar[str] = "quantized mul"
+
+
+def _check_alike(call: Call, terms: Sequence[Any]) -> None:
+    kinds = {tensor_type(term) for term in terms}
+    if len(terms) != 2 or len(kinds) != 1:
+        raise NoKernelError("its operands are not two of one shape and dtype")
+    check_bytes(*terms)
+    if call["dtype"] is not dtype_of(terms[0]):
+        raise NoKernelError("its result has another dtype than its operands")
+
+
+def _terms(call: Call) -> tuple[list[Any], list[Any], list[int]]:
+    """Of a sum: the tensors, their multipliers, their zero points."""
+    xs, zero_points, multipliers = (list(item) for item in call.node.args[:3])  # type: ignore[arg-type]
+    return xs, multipliers, zero_points
+
+
 @kernel("x86", "sum")
 def add(call: Call) -> Placement:
-    terms: Any = call.node.args[0]
-    nodes: Any = call.node.args[2]
+    terms, multipliers, zeros = _terms(call)
+    _check_alike(call, terms)
+    if call["offset"] is not None:
+        raise NoKernelError("a number is added too")
+    first, second = (one_number(call, item) for item in multipliers)
+    _check_room([abs(first), abs(second)])
+    ending = Ending.of(call, torch.ones(()))
+    return Placement(Sum("add", (first, second), (zeros[0], zeros[1]), ending), tuple(terms))
+
+
+@kernel("x86", "mul")
+def multiply(call: Call) -> Placement:
+    x, y = call.node.args[0], call.node.args[2]
+    _check_alike(call, [x, y])
+    ending = Ending.of(call)
+    zeros = (call["x_zero_point"], call["y_zero_point"])
+    made = Product("mul", (one_number(call, call["multiplier"]), 1.0), zeros, ending)
+    return Placement(made, (x, y))  # type: ignore[arg-type]
+
+
+def _check_room(reaches: Sequence[float], offset: float = 0.0) -> None:
+    """Refuse sums that are so much larger than their steps that terms which cancel could leave an error of one."""
+    if sum(reaches) * FURTHEST_LEVEL + abs(offset) > EXACT_STEPS:
+        raise NoKernelError("float32 has too few places for its sums")
+
+
+# -- any others --------------------------------------------------------------------------------------------------------
+
+
+class FloatSum(Rounding):
+    """A sum of tensors of bytes and a number, any of which may be broadcast, have a scale by channel, or be missing."""
+
+    name: ClassVar[str] = "float32 sum"
+
+    def __init__(self, zeros: Sequence[int], multipliers: Sequence[Tensor], offset: Tensor | None, *rest: Any) -> None:
+        ending, self.is_whole = rest
+        super().__init__(ending)
+        self.zeros = tuple(zeros)
+        for index, multiplier in enumerate(multipliers):
+            self.register_buffer(f"multiplier_{index}", multiplier.float())
+        self.register_buffer("offset", None if offset is None else offset.float())
+
+    def pack(self) -> Any:
+        hush()
+        multipliers = [self.get_buffer(f"multiplier_{index}") for index in range(len(self.zeros))]
+        # one number goes into the scale; others are multiplied with
+        terms = [(float(item), zero, None) if item.numel() == 1 else (1.0, zero, item) for item, zero in zip(
+            multipliers, self.zeros, strict=True
+        )]  # fmt: skip
+        return terms, self.optional_buffer("offset")
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        terms, offset = packed
+        total: Any = None
+        for x, (scale, zero_point, multiplier) in zip(inputs, terms, strict=True):
+            term = real(x, scale, zero_point)
+            if multiplier is not None:
+                term.mul_(multiplier)
+            total = term if total is None else total.add_(term) if self.is_whole else total + term
+        if offset is not None:
+            total.add_(offset)
+        return self.settled(total)
+
+
+@kernel("x86", "sum")
+def sum_in_float(call: Call) -> Placement:
+    xs, nodes, zeros = _terms(call)
+    check_bytes(*xs)
     factors = [call.program.tensor(node) for node in nodes]
-    if len(terms) != 2 or call["offset"] is not None:
-        raise NoKernelError("it is not the sum of two tensors")
-    if any(_dtype(term) is not torch.uint8 for term in terms) or call["dtype"] is not torch.uint8:
-        raise NoKernelError("the kernel adds uint8")
-    if any(factor is None or factor.numel() != 1 or float(factor) <= 0 for factor in factors):
-        raise NoKernelError("a summand is subtracted, or has a scale for each channel")
-    shapes = {term.meta["val"].shape for term in terms}
-    if len(shapes) != 1:
-        raise NoKernelError("a summand is broadcast")
-    first, second = (float(factor) for factor in factors if factor is not None)
-    return Placement(Sum((first, second), tuple(call["zero_points"]), Ending.of(call, torch.ones(()))), tuple(terms))
+    result = tensor_type(call.node)
+    kinds = [tensor_type(x) for x in xs]
+    multipliers = [factor for factor in factors if factor is not None]
+    if len(multipliers) < len(xs) or result is None:
+        raise NoKernelError("a multiplier is not a constant")
+    # what has the shape of the result comes first: the others are added to it in place
+    order = sorted(range(len(xs)), key=lambda index: _shape(kinds[index]) != result.shape)
+    if not all(_fits(multiplier, kind) for multiplier, kind in zip(multipliers, kinds, strict=True)):
+        raise NoKernelError("a multiplier has more axes than its summand")
+    offset = call["offset"]
+    if offset is not None and not _fits(offset, result):
+        raise NoKernelError("the number that is added has more axes than the sum")
+    ending = Ending.of(call, torch.ones(()))
+    if not ending.is_float:
+        reaches = [float(multiplier.abs().max()) for multiplier in multipliers]
+        _check_room(reaches, 0.0 if offset is None else float(offset.abs().max()))
+    chosen = [xs[index] for index in order]
+    parts = ([zeros[index] for index in order], [multipliers[index] for index in order], offset)
+    return Placement(FloatSum(*parts, ending, _shape(kinds[order[0]]) == result.shape), tuple(chosen))
 
 
-def _dtype(node: Any) -> torch.dtype | None:
-    kind = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return getattr(kind, "dtype", None)
+def _shape(kind: TensorType | None) -> tuple[int | str, ...] | None:
+    return None if kind is None else kind.shape
+
+
+def _fits(values: Tensor, kind: TensorType | None) -> bool:
+    """Whether numbers can be multiplied into a tensor in place: none of its axes grows."""
+    if kind is None or values.dim() > kind.rank:
+        return values.numel() == 1
+    own = kind.shape[kind.rank - values.dim() :]
+    return all(size in (1, axis) for size, axis in zip(values.shape, own, strict=True))
+
+
+class FloatProduct(Rounding):
+    """Two tensors of bytes multiplied, of which one may be broadcast."""
+
+    name: ClassVar[str] = "float32 mul"
+
+    def __init__(self, scale: float, zero_points: tuple[int, int], ending: Ending, is_whole: bool) -> None:
+        super().__init__(ending)
+        self.scale, self.zero_points, self.is_whole = scale, zero_points, is_whole
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        x, y = inputs
+        first, second = self.zero_points
+        left, right = real(x, self.scale, first), real(y, 1.0, second)
+        return self.settled(left.mul_(right) if self.is_whole else left * right)
+
+
+@kernel("x86", "mul")
+def multiply_in_float(call: Call) -> Placement:
+    factors: Any = [(call.node.args[0], call["x_zero_point"]), (call.node.args[2], call["y_zero_point"])]
+    check_bytes(*(node for node, _ in factors))
+    whole = _shape(tensor_type(call.node))
+    factors.sort(key=lambda factor: _shape(tensor_type(factor[0])) != whole)
+    (x, x_zero), (y, y_zero) = factors
+    is_whole = _shape(tensor_type(x)) == whole
+    scale = one_number(call, call["multiplier"])
+    return Placement(FloatProduct(scale, (x_zero, y_zero), Ending.of(call), is_whole), (x, y))
+
+
+class Requantize(Rounding):
+    """Bytes on another grid: brought to float32 and rounded, which is several times as fast as a table."""
+
+    name: ClassVar[str] = "float32 requantize"
+
+    def __init__(self, scale: float, zero_point: int, ending: Ending) -> None:
+        super().__init__(ending)
+        self.grid = (scale, zero_point)
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        return self.settled(real(inputs[0], *self.grid))
+
+
+@kernel("x86", "requantize")
+def requantize(call: Call) -> Kernel:
+    check_bytes(call.node.args[0])
+    return Requantize(one_number(call, call["multiplier"]), call["x_zero_point"], Ending.of(call))
 
 
 # -- where bytes begin and end -------------------------------------------------------------------------------------
 
 
 class Quantize(Kernel):
-    """A float tensor rounded to bytes, in one go."""
+    """A float tensor rounded to bytes, in one go. NaN, which the op as written makes 0, becomes the highest level."""
 
     name: ClassVar[str] = "fbgemm quantize"
     any_order: ClassVar[bool] = True
@@ -160,23 +304,24 @@ class Dequantize(Kernel):
         self.grid = (scale, zero_point)
 
     def pack(self) -> Any:
+        hush()
         return self.grid
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
-        made = as_quantized(inputs[0], *packed).dequantize()
+        made = real(inputs[0], *packed)
         return made.contiguous() if self.in_order else made
 
 
 @kernel("x86", "quantized_decomposed.quantize_per_tensor.default")
 def quantize(call: Call) -> Kernel:
-    _, scale, zero_point, low, high, dtype = call.node.args
-    if dtype not in BYTES or _dtype(call.node.args[0]) is not torch.float32:
+    source, *grid = call.node.args
+    if grid[-1] not in BYTES or dtype_of(source) is not torch.float32:
         raise NoKernelError("the kernel makes bytes of float32")
-    return Quantize(scale, zero_point, low, high, dtype)  # type: ignore[arg-type]
+    return Quantize(*grid)  # type: ignore[arg-type]
 
 
 @kernel("x86", "quantized_decomposed.dequantize_per_tensor.default")
 def dequantize(call: Call) -> Kernel:
-    if _dtype(call.node.args[0]) not in BYTES or call.node.kwargs.get("out_dtype"):
+    if dtype_of(call.node.args[0]) not in BYTES or call.node.kwargs.get("out_dtype"):
         raise NoKernelError("the kernel makes float32 of bytes")
     return Dequantize(call.node.args[1], call.node.args[2])  # type: ignore[arg-type]

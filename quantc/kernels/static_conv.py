@@ -11,78 +11,74 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
+from quantc.dialect import op_name
 from quantc.integer.library import op_of
+from quantc.kernels.byte_conv import ByteConv, check_bytes, symmetric
 from quantc.kernels.ending import Ending
 from quantc.kernels.joining import kernels_of
 from quantc.kernels.packed import Kernel
-from quantc.kernels.table import Call, NoKernelError, Placement, highest_level, kernel
-from quantc.program import Program
+from quantc.kernels.table import Call, NoKernelError, Placement, kernel
+from quantc.program import Program, attribute
 
-FORMATS: dict[int, torch.memory_format] = {2: torch.channels_last, 3: torch.channels_last_3d}
-"""The order in memory that kernels want, by the number of axes they go over."""
+CONV: Any = torch.ops.onednn.qconv_pointwise.default
+CONV_SUM: Any = torch.ops.onednn.qconv2d_pointwise.binary
+CURVES = {"hardswish": "hardswish", "silu": "swish"}
+"""Activations that onednn does before it rounds, on real numbers, by their names in the dialect."""
 
 
-class Conv(Kernel):
-    """A convolution of bytes by int8 weights, rounded onto the grid of its result."""
+class Conv(ByteConv):
+    """A convolution of bytes by int8 weights, on onednn."""
 
     name: ClassVar[str] = "onednn qconv"
-    any_order: ClassVar[bool] = True
+    family: ClassVar[str] = "onednn"
     post_ops: ClassVar[dict[int, frozenset[str]]] = {
-        1: frozenset({"relu"}),
-        2: frozenset({"relu", "hardtanh"}),
+        2: frozenset({"relu", "hardtanh", *CURVES.values()}),
         3: frozenset(),
     }
     """What the kernel can do to a result before it is rounded, by the number of axes."""
 
     def __init__(self, call: Call, ending: Ending) -> None:
-        super().__init__()
-        weight = call.tensor("w")
-        self.register_buffer("weight", weight)
-        self.register_buffer("multiplier", ending.by_channel(weight.shape[0]))
-        self.register_buffer("bias", ending.bias(call["bias"]))
-        self.ending = ending
-        self.x_zero_point: int = call["x_zero_point"]
-        self.highest = highest_level(call.node.args[0])
-        self.window = (list(call["stride"]), list(call["padding"]), list(call["dilation"]), call["groups"])
-        self.axes = len(self.window[0])
-        self.post_op, self.bounds = _post_op(ending, self.post_ops[self.axes])
-
-    @property
-    def pair_sums(self) -> tuple[Tensor, int]:
-        return self.get_buffer("weight"), self.highest
+        super().__init__(call, ending)
+        self.known = self.post_ops[self.window.wide.axes]
+        self.post_op, self.bounds = _post_op(ending, self.known)
 
     def pack(self) -> Any:
-        weight, multiplier = self.get_buffer("weight"), self.get_buffer("multiplier")
-        packed = torch.ops.onednn.qconv_prepack(weight, multiplier, 1.0, self.x_zero_point, *self.window, None)
-        return packed, multiplier, torch.zeros(1, dtype=torch.int32), self.bias
+        multiplier, window = self.get_buffer("multiplier"), self.window.wide.arguments
+        packed = torch.ops.onednn.qconv_prepack(self.rows(), multiplier, 1.0, self.x_zero_point, *window, None)
+        zeros, bias = torch.zeros(1, dtype=torch.int32), self.optional_buffer("bias")
+        return 1.0, self.x_zero_point, packed, multiplier, zeros, bias, window
 
-    def run(self, packed: Any, *inputs: Tensor) -> Any:
-        weight, multiplier, zeros, bias = packed
-        ending = self.ending
-        made = torch.ops.onednn.qconv_pointwise(
-            _laid_out(inputs[0], self.axes),
-            1.0,
-            self.x_zero_point,
-            weight,
-            multiplier,
-            zeros,
-            bias,
-            *self.window,
-            1.0,
-            ending.zero_point,
-            ending.dtype,
-            self.post_op,
-            self.bounds,
-            "",
-        )
-        return self._finished(made)
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        return {"weight": self.plain(packed[2].to_dense())}
 
-    def _finished(self, made: Tensor) -> Tensor:
-        """Bounds that the kernel did not put on, and the order in memory that readers want."""
+    def convolved(self, packed: Any, *images: Tensor) -> Tensor:
+        scale, zero_point, weight, multiplier, zeros, bias, window = packed
         ending = self.ending
-        if self.post_op == "none" and ending.cuts:
-            made.clamp_(ending.low, ending.high)
-        return made.contiguous() if self.in_order else made
+        made: Tensor = CONV(
+            *images, scale, zero_point, weight, multiplier, zeros, bias, *window,
+            ending.scale, ending.zero_point, ending.dtype, self.post_op, self.bounds, "",
+        )  # fmt: skip
+        return made
+
+    def absorb(self, op: str) -> bool:
+        """An activation of a float result."""
+        post_op = {**CURVES, "relu": "relu"}.get(op, "")
+        if not self.ending.is_float or self.post_op != "none" or post_op not in self.known:
+            return False
+        self.post_op = post_op
+        return True
+
+
+class ConvCurve(Conv):
+    """A convolution, a curve and the rounding of its result in one."""
+
+    def __init__(self, conv: Conv, curve: str, ending: Ending) -> None:
+        Kernel.__init__(self)
+        for name, buffer in conv._buffers.items():
+            self.register_buffer(name, buffer)
+        self.shape, self.window, self.known, self.is_centered = conv.shape, conv.window, conv.known, conv.is_centered
+        self.x_zero_point, self.highest = conv.x_zero_point, conv.highest
+        self.ending, self.post_op, self.bounds = ending, curve, list[float]()
 
 
 class ConvSum(Conv):
@@ -98,37 +94,18 @@ class ConvSum(Conv):
         """Whether the summand must not be written over; see `settle_summands`."""
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
-        weight, multiplier, zeros, bias = packed
         x, other = inputs
-        other = _laid_out(other, self.axes)
-        if self.keep and other.data_ptr() == inputs[1].data_ptr():
-            other = other.clone()
+        return super().run(packed, x, other.clone() if self.keep else other)
+
+    def convolved(self, packed: Any, *images: Tensor) -> Tensor:
+        scale, zero_point, weight, multiplier, zeros, bias, window = packed
+        x, other = images
         ending = self.ending
-        made = torch.ops.onednn.qconv2d_pointwise.binary(
-            _laid_out(x, self.axes),
-            1.0,
-            self.x_zero_point,
-            weight,
-            multiplier,
-            zeros,
-            other,
-            bias,
-            *self.window,
-            1.0,
-            ending.zero_point,
-            ending.dtype,
-            *self.summand,
-            "sum",
-            1.0,
-            self.post_op,
-            self.bounds,
-            "",
-        )
-        return self._finished(made)
-
-
-def _laid_out(x: Tensor, axes: int) -> Tensor:
-    return x.contiguous(memory_format=FORMATS[axes]) if axes in FORMATS else x.contiguous()
+        made: Tensor = CONV_SUM(
+            x, scale, zero_point, weight, multiplier, zeros, other, bias, *window,
+            ending.scale, ending.zero_point, ending.dtype, *self.summand, "sum", 1.0, self.post_op, self.bounds, "",
+        )  # fmt: skip
+        return made
 
 
 def _post_op(ending: Ending, known: frozenset[str]) -> tuple[str, list[float]]:
@@ -140,22 +117,10 @@ def _post_op(ending: Ending, known: frozenset[str]) -> tuple[str, list[float]]:
     return "none", []
 
 
-def _check(call: Call) -> None:
-    x = call.node.args[0]
-    kind = x.meta.get("val") if isinstance(x, fx.Node) else None
-    if kind is None or kind.dtype is not torch.uint8:
-        raise NoKernelError("onednn convolves uint8")
-    weight = call.tensor("w")
-    if weight.dtype is not torch.int8 or call["w_zero_point"] is not None:
-        raise NoKernelError("onednn takes symmetric int8 weights")
-    if kind.rank != weight.dim():
-        raise NoKernelError("onednn convolves batches")
-
-
 @kernel("x86", "conv")
 def conv(call: Call) -> Kernel:
-    _check(call)
-    return Conv(call, Ending.of(call))
+    check_bytes(call, "onednn")
+    return symmetric(Conv(call, Ending.of(call)), "onednn")
 
 
 @kernel("x86", "sum")
@@ -170,10 +135,10 @@ def conv_sum(call: Call) -> Placement:
     at = list(terms).index(made)
     other: fx.Node = terms[1 - at]
     inner = Call(call.program, made)
-    _check(inner)
+    check_bytes(inner, "onednn")
     kinds = [node.meta.get("val") for node in (call.node, other)]
-    if len(inner["stride"]) != 2 or kinds[1] is None or kinds[1].dtype is not torch.uint8:
-        raise NoKernelError("onednn adds uint8 to convolutions over two axes alone")
+    if len(inner["stride"]) > 2 or kinds[1] is None or kinds[1].dtype is not torch.uint8:
+        raise NoKernelError("onednn adds uint8 to convolutions over one axis or two alone")
     if call["dtype"] is not torch.uint8 or kinds[0] is None or kinds[0].shape != kinds[1].shape:
         raise NoKernelError("the summand is broadcast, or the result is not uint8")
     multipliers: Any = call.node.args[2]
@@ -185,12 +150,29 @@ def conv_sum(call: Call) -> Placement:
     ending = Ending.of(call, ours)
     source: Any = made.args[0]
     built = ConvSum(inner, ending, float(theirs), zeros[1 - at])
-    return Placement(built, (source, other))
+    return Placement(symmetric(built, "onednn"), (source, other))
 
 
 def _is_accumulator(node: fx.Node) -> bool:
     op = op_of(node.target)
     return op is not None and op.name == "conv" and node.args[-1] is torch.int32
+
+
+@kernel("x86", "quantized_decomposed.quantize_per_tensor.default")
+def conv_curve(call: Call) -> Placement:
+    """The rounding of an activation, together with it and with the convolution that it follows."""
+    activation, scale, zero_point, low, high, dtype = call.node.args
+    curve = CURVES.get(op_name(activation), "") if isinstance(activation, fx.Node) else ""
+    if not isinstance(activation, fx.Node) or not curve:
+        raise NoKernelError("it does not round an activation that onednn's convolutions do")
+    source: Any = activation.args[0]
+    found = attribute(call.program.owner(source.graph), str(source.target)) if source.op == "call_module" else None
+    if not isinstance(found, Conv) or not found.ending.is_float or curve not in found.known:
+        raise NoKernelError("its activation is not that of a convolution over one axis or two on onednn")
+    if len(activation.users) != 1 or len(source.users) != 1 or found.post_op != "none":
+        raise NoKernelError("others read what is between the convolution and its rounding")
+    ending = Ending(found.ending.multiplier, zero_point, low, high, dtype, scale)  # type: ignore[arg-type]
+    return Placement(ConvCurve(found, curve, ending), tuple(source.all_input_nodes))
 
 
 def settle_summands(program: Program) -> None:

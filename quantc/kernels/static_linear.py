@@ -1,81 +1,301 @@
-"""Linear layers on bytes. fbgemm is the faster for few rows, onednn for many; both are packed when first needed."""
+"""Linear layers on bytes, by fbgemm and by onednn.
+
+fbgemm packs its weight once, and is several times faster than onednn for few rows. onednn packs it at every call, which
+many rows make up for; and it does activations on the way.
+
+Both may be given float32 and round it themselves: fbgemm as it packs the rows, so that the bytes are never written.
+"""
 
 from __future__ import annotations
 
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
+from quantc.integer.library import op_of
 from quantc.kernels.ending import Ending
-from quantc.kernels.engines import as_bytes, as_quantized, packed_linear
-from quantc.kernels.packed import Kernel
-from quantc.kernels.table import Call, NoKernelError, highest_level, kernel
+from quantc.kernels.engines import (
+    hush,
+    linear_to_bytes,
+    linear_to_floats,
+    packed_linear,
+    quantized_rows,
+    to_bytes,
+    unpacked_linear,
+)
+from quantc.kernels.linear_dynamic import Weight
+from quantc.kernels.packed import Kernel, Work, check_columns
+from quantc.kernels.static_bytes import Quantize
+from quantc.kernels.table import Call, NoKernelError, Placement, highest_level, kernel
+from quantc.program import Program, attribute
 
 FEW_ROWS = 16
-"""Up to so many rows fbgemm's kernel is taken."""
+"""Up to so many rows fbgemm is much the faster, so that the kernel of onednn asks it for help."""
+ONEDNN: Any = torch.ops.onednn.qlinear_pointwise.default
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a layer reads: bytes, or float32 that it rounds onto a grid."""
+
+    zero_point: int
+    highest: int
+    """The highest level."""
+    scale: float | None = None
+    """Of the grid; None where bytes are read."""
+
+    def levels(self, x: Tensor) -> Tensor:
+        """The bytes that are multiplied."""
+        return x if self.scale is None else to_bytes(x, self.scale, self.zero_point, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of float results, after which they are rounded onto a grid."""
+
+    post_op: str
+    """What onednn calls it, with its numbers and its algorithm."""
+    scalars: tuple[float, ...]
+    algorithm: str
+    function: Callable[[Tensor], Tensor]
+    """The function itself."""
+    scale: float
+    zero_point: int
+    low: int
+    high: int
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """The levels, where they end earlier than bytes do."""
+        return None if (self.low, self.high) == (0, 255) else (self.low, self.high)
+
+    def rounded(self, reals: Tensor) -> Tensor:
+        """What becomes of float results."""
+        return to_bytes(self.function(reals), self.scale, self.zero_point, torch.uint8)
 
 
 class Linear(Kernel):
-    """A product of bytes with int8 weights, rounded onto the grid of its result."""
+    """A product of bytes with int8 weights, rounded onto the grid of its result, or float32."""
 
-    name: ClassVar[str] = "fbgemm/onednn qlinear"
     any_order: ClassVar[bool] = True
 
-    def __init__(self, call: Call, ending: Ending) -> None:
+    def __init__(self, weight: Weight, reading: Reading, ending: Ending, activation: Activation | None = None) -> None:
         super().__init__()
-        weight = call.tensor("w")
-        self.register_buffer("weight", weight)
-        self.register_buffer("multiplier", ending.by_channel(weight.shape[0]))
-        self.register_buffer("bias", ending.bias(call["bias"]))
-        self.bias: Tensor | None
-        self.ending = ending
-        self.x_zero_point: int = call["x_zero_point"]
-        self.highest = highest_level(call.node.args[0])
-        self.post_op = "relu" if ending.is_relu else "none"
+        self.register_buffer("weight", weight.levels)
+        self.register_buffer("multiplier", weight.scale)
+        self.register_buffer("bias", weight.bias)
+        self.shape = weight.levels.shape
+        """Outputs and inputs."""
+        self.reading, self.ending, self.activation = reading, ending, activation
+        self.relu = ending.is_relu
+        self.outputs: list[int] = []
+        """How many columns the result of each layer has, where this kernel runs several."""
+        cut = None if ending.is_relu or not ending.cuts else (ending.low, ending.high)
+        self.bounds = cut if activation is None else activation.bounds
+
+    @property
+    def plain(self) -> Weight:
+        return Weight(self.get_buffer("weight"), self.get_buffer("multiplier"), self.optional_buffer("bias"))
+
+    def levels_read(self, *inputs: Tensor) -> Tensor | None:
+        return None if self.reading.scale is None else self.reading.levels(inputs[0])
 
     @property
     def pair_sums(self) -> tuple[Tensor, int]:
-        return self.get_buffer("weight"), self.highest
+        return self.get_buffer("weight"), self.reading.highest
 
-    def pack(self) -> Any:
-        weight, multiplier = self.get_buffer("weight"), self.get_buffer("multiplier")
-        packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
-        few = packed_linear("fbgemm", weight, multiplier, self.bias)
-        return packed, multiplier, torch.zeros(1, dtype=torch.int32), self.bias, few
+    def work(self, *inputs: Tensor) -> Work:
+        outputs, columns = self.shape
+        kind = "linear" if self.activation is None else f"linear + {self.activation.post_op}"
+        ends = f"{inputs[0].dtype} to {self.result_dtype}".replace("torch.", "")
+        return Work(kind, inputs[0].numel() // max(columns, 1), (columns, outputs), ends)
+
+    def absorb(self, op: str) -> bool:
+        if op != "relu" or not self.ending.is_float or self.activation is not None:
+            return False
+        self.relu = True
+        self.forget_packed()
+        return True
+
+    @property
+    def joins(self) -> Hashable:
+        ending = self.ending
+        if self.activation is not None:
+            return None
+        return self.reading, self.relu, ending.dtype, ending.zero_point, ending.low, ending.high
+
+    @classmethod
+    def joined(cls, kernels: Sequence[Kernel]) -> Kernel:
+        layers = [layer for layer in kernels if isinstance(layer, Linear)]
+        weight = Weight.stacked([layer.plain for layer in layers])
+        one = cls(weight, layers[0].reading, replace(layers[0].ending, multiplier=weight.scale))
+        one.outputs = [layer.shape[0] for layer in layers]
+        one.relu = layers[0].relu
+        one.in_order = any(layer.in_order for layer in layers)
+        return one
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
-        x, ending = inputs[0], self.ending
-        if x.dim() == 1:
-            return self.run(packed, x.unsqueeze(0)).squeeze(0)
-        weight, multiplier, zeros, bias, few = packed
-        rows = x.numel() // max(x.shape[-1], 1)
-        if rows <= FEW_ROWS:
-            made = self._on_fbgemm(few, x)
+        x = inputs[0]
+        rows, columns = self.shape
+        check_columns(x, columns, self.name)
+        if not x.numel():
+            made = x.new_empty([*x.shape[:-1], rows], dtype=self.result_dtype)
+        elif x.dim() > 1:
+            made = self.product(packed, x)
         else:
-            made = torch.ops.onednn.qlinear_pointwise(
-                x.contiguous(), 1.0, self.x_zero_point, weight, multiplier, zeros, bias,
-                1.0, ending.zero_point, ending.dtype, self.post_op, [], "",
-            )  # fmt: skip
-        return made.clamp_(ending.low, ending.high) if ending.cuts and not ending.is_relu else made
+            made = self.product(packed, x.unsqueeze(0)).squeeze(0)
+        if self.bounds is not None:
+            made.clamp_(*self.bounds)
+        if not self.outputs:
+            return made
+        parts = torch.split(made, self.outputs, dim=-1)
+        return tuple(part.contiguous() for part in parts) if self.in_order else parts
 
-    def _on_fbgemm(self, packed: Any, x: Tensor) -> Tensor:
-        if self.ending.is_float:
-            reals = as_quantized(x.contiguous(), 1.0, self.x_zero_point).dequantize()
-            kernel_ = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-            return kernel_(reals, 1.0, self.x_zero_point, packed)  # type: ignore[no-any-return]
-        run = torch.ops.quantized.linear_relu if self.ending.is_relu else torch.ops.quantized.linear
-        return as_bytes(run(as_quantized(x.contiguous(), 1.0, self.x_zero_point), packed, 1.0, self.ending.zero_point))
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return self.ending.dtype if self.activation is None else torch.uint8
+
+    @abstractmethod
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        """All results, side by side, of a tensor that is not empty and has rows; bounds of levels are not in them."""
+
+    def packed_for_fbgemm(self, levels: Tensor, multiplier: Tensor, bias: Tensor | None) -> Any:
+        """A weight as `on_fbgemm` wants it: its scales times that of what is read are the multipliers."""
+        scale = 1.0 if self.reading.scale is None else self.reading.scale
+        return packed_linear("fbgemm", levels, multiplier.double() / scale, bias)
+
+    def on_fbgemm(self, packed: Any, x: Tensor) -> Tensor:
+        reading, ending = self.reading, self.ending
+        if ending.is_float:
+            made = linear_to_floats(x.contiguous(), reading.scale, reading.zero_point, packed, self.relu)
+            return made if self.activation is None else self.activation.rounded(made)
+        rows = quantized_rows(x.contiguous(), reading.scale, reading.zero_point)
+        return linear_to_bytes(rows, packed, ending.zero_point, self.relu)
+
+    def extra_repr(self) -> str:
+        after = self.activation.post_op if self.activation is not None else "relu" if self.relu else ""
+        before = "quantize + " if self.reading.scale is not None else ""
+        return f"{before}{self.name}{after and f' + {after}'}"
 
 
-@kernel("x86", "linear")
-def linear(call: Call) -> Kernel:
-    x = call.node.args[0]
+class OnFbgemm(Linear):
+    """By fbgemm, which multiplies few rows as fast as memory gives the weight."""
+
+    name: ClassVar[str] = "fbgemm qlinear"
+    family: ClassVar[str] = "fbgemm"
+
+    def pack(self) -> Any:
+        hush()
+        weight = self.plain
+        return self.packed_for_fbgemm(weight.levels, weight.scale, weight.bias)
+
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        return {"weight": unpacked_linear(packed)}
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        return self.on_fbgemm(packed, x)
+
+
+class Later:
+    """Something that is made when it is first asked for, by whichever thread comes first."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._made, self._making = make, None, threading.Lock()
+
+    def get(self) -> Any:
+        if self._made is None:
+            with self._making:
+                if self._made is None:
+                    self._made = self._make()
+        return self._made
+
+
+class OnOnednn(Linear):
+    """By onednn; by fbgemm if few rows come, for which the weight is packed once more when they first do."""
+
+    name: ClassVar[str] = "onednn qlinear"
+    family: ClassVar[str] = "onednn"
+
+    def pack(self) -> Any:
+        hush()
+        activation, ending = self.activation, self.ending
+        multiplier, bias = self.get_buffer("multiplier"), self.optional_buffer("bias")
+        packed = torch.ops.onednn.qlinear_prepack(self.get_buffer("weight").contiguous(), None)
+        few = Later(lambda: self.packed_for_fbgemm(_unpacked(packed), multiplier, bias))
+        numbers = (multiplier, torch.zeros(1, dtype=torch.int32), bias)
+        if activation is None:
+            result: tuple[Any, ...] = (1.0, ending.zero_point, ending.dtype, "relu" if self.relu else "none", [], "")
+        else:
+            after = (activation.post_op, list(activation.scalars), activation.algorithm)
+            result = (activation.scale, activation.zero_point, torch.uint8, *after)
+        return packed, few, (packed, *numbers, *result)
+
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        return {"weight": _unpacked(packed[0])}
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        _, few, settings = packed
+        if x.numel() <= FEW_ROWS * x.shape[-1]:
+            return self.on_fbgemm(few.get(), x)
+        made: Tensor = ONEDNN(self.reading.levels(x).contiguous(), 1.0, self.reading.zero_point, *settings)
+        return made
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    """The weight that onednn has packed: it lies there with outputs in columns."""
+    return packed.to_dense().t().contiguous()
+
+
+# -- who may have which ------------------------------------------------------------------------------------------------
+
+
+def quantizer_before(program: Program, node: Any) -> Quantize | None:
+    """The kernel that makes what a node reads, if it rounds float32 to whole bytes for linear layers alone."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    found = attribute(program.owner(node.graph), str(node.target))
+    if not isinstance(found, Quantize) or found.bounds is not None or found.grid[2] is not torch.uint8:
+        return None
+    return found if all(_is_linear(user) for user in node.users) else None
+
+
+def _is_linear(node: fx.Node) -> bool:
+    own = op_of(node.target)
+    return own is not None and own.name == "linear"
+
+
+def parts_of(call: Call) -> tuple[Weight, Reading, Ending, tuple[Any, ...]]:
+    """What a call multiplies, and the nodes it reads: a tensor of floats, if it is rounded for linear layers alone."""
+    x: Any = call.node.args[0]
     kind = x.meta.get("val") if isinstance(x, fx.Node) else None
     if kind is None or kind.dtype is not torch.uint8:
         raise NoKernelError("the kernels multiply uint8")
-    if call.tensor("w").dtype is not torch.int8 or call["w_zero_point"] is not None:
-        raise NoKernelError("the kernels take symmetric int8 weights")
+    levels = call.tensor("w")
+    if levels.dtype is not torch.int8 or not levels.numel() or call["w_zero_point"] is not None:
+        raise NoKernelError("the kernels take symmetric int8 weights, which are not empty")
     if call["dtype"] is torch.int8:
         raise NoKernelError("the kernels yield uint8 or float32")
-    return Linear(call, Ending.of(call))
+    ending = Ending.of(call)
+    weight = Weight(levels, ending.by_channel(levels.shape[0]), ending.bias(call["bias"]))
+    reading = Reading(call["x_zero_point"], highest_level(x))
+    rounded = quantizer_before(call.program, x)
+    if rounded is None:
+        return weight, reading, ending, call.inputs
+    return weight, replace(reading, scale=rounded.grid[0]), ending, (x.args[0],)
+
+
+@kernel("x86", "linear")
+def onednn(call: Call) -> Placement:
+    weight, reading, ending, inputs = parts_of(call)
+    return Placement(OnOnednn(weight, reading, ending), inputs)
+
+
+@kernel("x86", "linear")
+def fbgemm(call: Call) -> Placement:
+    weight, reading, ending, inputs = parts_of(call)
+    return Placement(OnFbgemm(weight, reading, ending), inputs)

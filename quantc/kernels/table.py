@@ -115,9 +115,21 @@ MODULES = (
     "recurrent",
     "recurrent_halves",
     "static_conv",
+    "conv_fbgemm",
+    "conv_transpose",
+    "conv_float",
     "static_bytes",
+    "static_pools",
+    "static_reductions",
+    "static_norms",
     "static_linear",
+    "static_activated",
     "static_matmul",
+    "qnnpack_conv",
+    "qnnpack_linear",
+    "qnnpack_shared",
+    "qnnpack_matmul",
+    "qnnpack_lookup",
     "weight_only",
     "weight_lookup",
 )
@@ -129,6 +141,17 @@ def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
     def add(maker: Maker) -> Maker:
         for op in ops:
             KERNELS[target].setdefault(op, []).append(maker)
+        return maker
+
+    return add
+
+
+def larger_kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
+    """Offer kernels that do the work of ops before those too: they are asked for first."""
+
+    def add(maker: Maker) -> Maker:
+        for op in ops:
+            KERNELS[target].setdefault(op, []).insert(0, maker)
         return maker
 
     return add

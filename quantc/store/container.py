@@ -28,8 +28,10 @@ from quantc.whole_file import whole_file
 
 FORMAT = "quantc.program"
 VERSION = 2
-READ = (1, VERSION)
-"""The versions that are read. Since 2, contents are stored once and numbers of any kind are stored narrow or packed."""
+LOWERED = 3
+READ = (1, VERSION, LOWERED)
+"""The versions that are read. Since 2, contents are stored once and numbers of any kind are stored narrow or packed.
+3 is that of lowered modules: a quantc that does not know them must not take one for a program."""
 FIELD = "quantc"
 ADVICE = "give a file that program.save wrote, or write it again"
 DIGEST_SIZE = 16
@@ -52,7 +54,7 @@ class _Kind(BaseModel):
 class _Label(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     format: Literal["quantc.program"]
-    version: Literal[1, 2]
+    version: Literal[1, 2, 3]
     header: Hex
     digests: dict[str, Hex]
 
@@ -64,9 +66,11 @@ def digest(tensor: Tensor) -> str:
     return blake2b(data, digest_size=DIGEST_SIZE).hexdigest()
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | None = None) -> None:
+def write(
+    path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | None = None, version: int = VERSION
+) -> None:
     """Write contiguous tensors that share no memory to a file, whole or not at all. `known` are digests already made."""
-    fields = metadata(tensors, known or {})
+    fields = metadata(tensors, known or {}, version)
     try:
         with whole_file(path) as draft:
             save_file(dict(tensors), draft, metadata=fields)
@@ -79,10 +83,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | 
         ) from error
 
 
-def metadata(tensors: Mapping[str, Tensor], known: Mapping[str, str]) -> dict[str, str]:
+def metadata(tensors: Mapping[str, Tensor], known: Mapping[str, str], version: int = VERSION) -> dict[str, str]:
     """The metadata of a file with these tensors, not yet sealed."""
     digests = {name: known[name] if name in known else digest(tensor) for name, tensor in tensors.items()}
-    label = {"format": FORMAT, "version": VERSION, "header": UNSEALED, "digests": digests}
+    label = {"format": FORMAT, "version": version, "header": UNSEALED, "digests": digests}
     return {FIELD: json.dumps(label, sort_keys=True)}
 
 
@@ -140,7 +144,7 @@ def _label(fields: Mapping[str, str]) -> _Label:
             raise LoadError(f"the field 'format' is {kind.format!r}, not {FORMAT!r}", advice=ADVICE)
         if kind.version not in READ:
             raise LoadError(
-                f"the field 'version' is {kind.version}, and this quantc reads {' and '.join(map(str, READ))}",
+                f"the field 'version' is {kind.version}, and this quantc reads {', '.join(map(str, READ))}",
                 advice="use the quantc that wrote the file, or save the program again with this one",
             )
         return _Label.model_validate_json(fields[FIELD])

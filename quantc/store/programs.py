@@ -22,7 +22,7 @@ from quantc.digests import constants
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
 from quantc.frozen import faults_of
 from quantc.parse import parse
-from quantc.program import LogEntry, Program
+from quantc.program import LogEntry, Program, Stage
 from quantc.sites import NodeTable, Origin
 from quantc.store import container
 from quantc.store.container import ADVICE
@@ -54,6 +54,16 @@ class _Origins(_Data):
     nodes: dict[str, NonNegativeInt]
 
 
+class Lowering(_Data):
+    """How a program was lowered: what is needed to do it again in the same way."""
+
+    target: str
+    choices: dict[str, str]
+    """The kernel that runs each op, by name."""
+    allow_float: bool
+    compile: bool
+
+
 class _Document(_Data):
     written_by: str
     text: str
@@ -64,16 +74,18 @@ class _Document(_Data):
     observers: dict[str, ObserverData]
     plan: PlanData
     records: dict[str, Record]
+    lowered: Lowering | None = None
+    """In the files of lowered modules alone."""
 
 
-def save(program: Program, path: str | os.PathLike[str]) -> None:
+def save(program: Program, path: str | os.PathLike[str], lowered: Lowering | None = None) -> None:
     """Write a program to a file, whole or not at all. SaveError, naming the node, if it holds what a file cannot."""
     program.verify()
-    stored, digests = contents(program)
-    container.write(Path(path), stored, digests)
+    stored, digests = contents(program, lowered)
+    container.write(Path(path), stored, digests, container.VERSION if lowered is None else container.LOWERED)
 
 
-def contents(program: Program) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a program's file, and the digests that are known of them. SaveError if it holds what a file cannot."""
     for what, where, advice in faults(program):
         raise SaveError(f"{program.name} cannot be saved: {what}", where=where, advice=advice)
@@ -90,18 +102,29 @@ def contents(program: Program) -> tuple[dict[str, torch.Tensor], dict[str, str]]
         observers=observer_data(program, names),
         plan=plan_data(with_observed(program), names, tensors),
         records=tensors.records,
+        lowered=lowered,
     )
-    text = json.dumps(document.model_dump(mode="json"), separators=(",", ":")).encode("ascii")
+    data = document.model_dump(mode="json", exclude=None if lowered is not None else {"lowered"})
+    text = json.dumps(data, separators=(",", ":")).encode("ascii")
     return {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors.stored}, tensors.digests
 
 
 def load(path: str | os.PathLike[str]) -> Program:
-    """The program in a file that `save` wrote. LoadError, naming the field, on anything else."""
+    """The program in a file that `save` wrote; of a lowered module, the portable one. LoadError, naming the field, on
+    anything else."""
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Program, Lowering | None]:
+    """The program in a file, and how it was lowered, if it was."""
     place = Path(path)
     with inside(str(place)):
         stored = container.read(place)
         try:
-            return _program(_document(stored.pop(DOCUMENT, None)), stored)
+            document = _document(stored.pop(DOCUMENT, None))
+            program = _program(document, stored)
+            _check_lowering(program, document.lowered)
+            return program, document.lowered
         except LoadError:
             raise
         except ParseError as error:
@@ -201,6 +224,15 @@ def _program(document: _Document, stored: Mapping[str, torch.Tensor]) -> Program
     if notes:
         program.log.append(LogEntry("load", 0.0, False, tuple(notes)))
     return program
+
+
+def _check_lowering(program: Program, lowered: Lowering | None) -> None:
+    if lowered is None:
+        return
+    if program.stage < Stage.LOWERED:
+        raise LoadError("the program was not lowered", where="lowered", advice=ADVICE)
+    for name in sorted(lowered.choices.keys() - _nodes(program).keys()):
+        raise LoadError(f"there is no node {name[:60]!r}", where="lowered.choices", advice=ADVICE)
 
 
 def _origin_table(data: _Origins, nodes: Mapping[str, fx.Node]) -> NodeTable[Origin]:

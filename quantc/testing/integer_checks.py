@@ -46,7 +46,7 @@ def _left_float(trial: Trial, integer: Program) -> list[Fault]:
     if not mine:
         return [Fault("the rule claims the integer form, and nothing it takes gets there", _CLAIM)]
     all_float = all(node in plan.left_float for node in mine)
-    excused = set[str]() if all_float else _reading_floats(trial)
+    excused = set[str]() if all_float else reading_floats(trial)
     return [
         Fault(f"the rule claims the integer form, and {node.name} stays in float: {plan.left_float[node]}", _CLAIM)
         for node in mine
@@ -54,7 +54,7 @@ def _left_float(trial: Trial, integer: Program) -> list[Fault]:
     ]
 
 
-def _reading_floats(trial: Trial) -> set[str]:
+def reading_floats(trial: Trial) -> set[str]:
     """The nodes of the rule's matches that read a float from outside, as the table has it, and those after them."""
     program = trial.converted
     mine = {node for node, claim in program.plan.claims.rows.items() if claim.rule == trial.rule.name}

@@ -12,18 +12,17 @@ from torch import nn
 from quantc.annotator import Annotator
 from quantc.api import capture, prepare
 from quantc.errors import PatternError, QuantcError, suggest
-from quantc.formats import Role
 from quantc.patterns.leaves import LeafKind
 from quantc.patterns.table import Rule
 from quantc.plan import Plan
 from quantc.program import Program
 from quantc.quantizer import Backend, TableQuantizer, quantizer_of
-from quantc.testing import integer_checks, number_checks, placement_checks, technique_checks
+from quantc.testing import integer_checks, kernel_checks, number_checks, placement_checks, technique_checks
 from quantc.testing.choices import Choices, NoExampleError
 from quantc.testing.conformance import Check, Conformance, Fault, Ledger
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
 from quantc.testing.table_checks import check_table
-from quantc.testing.trial import Standing, Subject, Trial, quantizer_for
+from quantc.testing.trial import Standing, Subject, Trial, activations_of, quantizer_for
 from quantc.types import TensorType
 
 Example: TypeAlias = "Callable[[], Program | tuple[nn.Module, tuple[Any, ...]]]"
@@ -45,8 +44,10 @@ EACH_MODEL: dict[Check, Look] = {
 EACH_OP: dict[Check, Look] = {
     Check.SHARING: number_checks.ties,
     Check.CHANNELS: number_checks.channels,
+    Check.NAMED: technique_checks.named,
     Check.DYNAMIC: technique_checks.dynamic,
     Check.WEIGHT_ONLY: technique_checks.weight_only,
+    Check.KERNELS: kernel_checks.on_kernels,
     Check.BATCHES: number_checks.batches,
 }
 """Dearer ones, made once for each combination of ops."""
@@ -117,10 +118,7 @@ class _RuleCheck:
 
     def _activations(self) -> frozenset[str]:
         """The names whose roles are those of activations."""
-        roles = self.rule.roles
-        own = {name: self.backend.outcome(role) for name, role in roles.items() if role in self.backend.roles}
-        weights = {name for name, outcome in own.items() if outcome.spec.role is not Role.ACT}
-        return frozenset(roles) - weights
+        return activations_of(self.backend, self.rule)
 
     def _advice(self) -> str:
         return f'give a model that it takes: check_backend(backend, examples={{"{self.rule.name}": make_model}})'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quantc.errors import QuantcError
-from quantc.formats import Dynamic, PerChannel, Role, Timing
+from quantc.formats import Offer, PerChannel, Role, Timing
 from quantc.patterns.table import Rule, RuleTable
 from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
 from quantc.spec import name_of
@@ -54,7 +54,7 @@ def _modes(backend: Backend) -> list[Fault] | None:
     """What modes ask for is what their names say, the backend takes it, and somebody can be asked."""
     faults: list[Fault] = []
     able = {
-        Timing.DYNAMIC: any(rule.dynamic is Dynamic.YES for rule in backend.table),
+        Timing.DYNAMIC: any(rule.dynamic is Offer.YES for rule in backend.table),
         Timing.WEIGHT_ONLY: any(_has_weight(backend, rule) for rule in backend.table),
     }
     for mode, spec in backend.modes.items():
@@ -75,7 +75,7 @@ def _modes(backend: Backend) -> list[Fault] | None:
 
 
 _NOBODY = {
-    Timing.DYNAMIC: "give rules dynamic=Dynamic.YES, or leave the mode out",
+    Timing.DYNAMIC: "give rules dynamic=Offer.YES, or leave the mode out",
     Timing.WEIGHT_ONLY: "give operands of rules a role for weights, or leave the mode out",
 }
 

@@ -6,14 +6,14 @@ Each is asked for by the names of the ops, with every kind of spec that the back
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from quantc.api import convert, prepare
 from quantc.config import QuantConfig
 from quantc.errors import AnnotationError
-from quantc.formats import DType, Dynamic, PerGroup, PerToken, Role, Timing
+from quantc.formats import DType, Offer, PerGroup, PerToken, Role, Timing
 from quantc.places import Places, operand_nodes
 from quantc.plan import Source
 from quantc.program import Program
@@ -59,7 +59,7 @@ def specs_of(backend: Backend, role: Role, timing: Timing) -> list[QuantSpec]:
 
 def dynamic(trial: Trial) -> list[Fault] | None:
     """A rule that is dynamic reads what it reads on scales that are found as the program runs."""
-    if trial.rule.dynamic is Dynamic.NO:
+    if trial.rule.dynamic is Offer.NO:
         return None
     specs = specs_of(trial.subject.given, Role.ACT, Timing.DYNAMIC)
     alike = [name for name, role in trial.rule.roles.items() if role.startswith(LIKE)]
@@ -69,6 +69,30 @@ def dynamic(trial: Trial) -> list[Fault] | None:
         return [Fault("the rule is dynamic, and the backend takes no spec with run-time scales", _TAKES)]
     faults = [fault for spec in specs for fault in _asked(trial, spec)]
     return list(dict.fromkeys(faults))
+
+
+def named(trial: Trial) -> list[Fault] | None:
+    """A rule whose static form a config has to name takes the ops that are named, and no others."""
+    backend = trial.subject.given
+    if backend.table[trial.rule.name].static is not Offer.NAMED:
+        return None
+    config = QuantConfig()
+    for slot in trial.slots:
+        if slot.role in backend.roles:
+            config = config.set_node(slot.node.name, backend.outcome(slot.role))
+    if not config.rules:
+        return [Fault("a config has to name the rule, and nothing that it reads has a spec to ask for", _NOTHING)]
+    quantizer = quantizer_for(backend, trial.rule)
+    faults: list[Fault] = []
+    for given, is_named in ((QuantConfig(), False), (config, True)):
+        prepared = prepare(trial.model.program, quantizer, config=given, allow_empty=True)
+        is_taken = any(claim.rule == trial.rule.name for claim in prepared.plan.claims.rows.values())
+        if is_taken != is_named:
+            told = (
+                "is named in a config, and the rule does not take it" if is_named else "is taken, and nobody named it"
+            )
+            faults.append(Fault(f"{', '.join(trial.model.claimed)} {told}", _NOTHING))
+    return faults
 
 
 def weight_only(trial: Trial) -> list[Fault] | None:
@@ -82,6 +106,7 @@ def weight_only(trial: Trial) -> list[Fault] | None:
     return list(dict.fromkeys(faults))
 
 
+_NOTHING = "leave `static` out of the rule, or give what it reads roles of the backend"
 _TAKES = "list a capability with timings=(Timing.DYNAMIC,) in the backend's `takes`, or leave `dynamic` out of the rule"
 _ALIKE = "leave `dynamic` out of the rule, or give each name a role of its own"
 _NOT_DYNAMIC = "leave `dynamic` out of the rule: it has no activation of its own to find the scale of"
@@ -108,12 +133,8 @@ def _asked(trial: Trial, spec: QuantSpec) -> list[Fault]:
             if names
             else [Fault("the rule is dynamic, and reads no activation that it asks for quantized", _NOT_DYNAMIC)]
         )
-    config = QuantConfig()
-    for name in names:
-        config = config.set_node(name, spec)
     try:
-        quantizer = quantizer_for(trial.backend, trial.rule)
-        prepared = prepare(trial.model.program, quantizer, config=config, allow_empty=True)
+        prepared = _prepared(trial, spec, names)
     except AnnotationError as error:
         advice = _NOT_DYNAMIC if spec.timing is Timing.DYNAMIC else _LEAVE_OUT
         return [Fault(f"{name_of(spec)}: {error.what}", advice, error.where or "")]
@@ -124,6 +145,27 @@ def _asked(trial: Trial, spec: QuantSpec) -> list[Fault]:
     if spec.timing not in [claim.timing for claim in own]:
         return [Fault(f"{name_of(spec)} was asked for, and the rule does not take it so", _LEAVE_OUT)]
     return _waiting(prepared, spec) + _numbers(trial, prepared, spec)
+
+
+def asked_for(trial: Trial, spec: QuantSpec) -> Program | None:
+    """The model prepared with a spec at every op of the rule that reads something; None if it takes no such spec."""
+    names = dict.fromkeys(slot.node.name for slot in trial.slots if _role(trial, slot) is spec.role)
+    if not names or _cannot(trial, spec):
+        return None
+    try:
+        prepared = _prepared(trial, spec, names)
+    except AnnotationError:
+        return None
+    timings = {claim.timing for claim in prepared.plan.claims.rows.values() if claim.rule == trial.rule.name}
+    return prepared if spec.timing in timings else None
+
+
+def _prepared(trial: Trial, spec: QuantSpec, names: Iterable[str]) -> Program:
+    config = QuantConfig()
+    for name in names:
+        config = config.set_node(name, spec)
+    quantizer = quantizer_for(trial.backend, trial.rule)
+    return prepare(trial.model.program, quantizer, config=config, allow_empty=True)
 
 
 def _cannot(trial: Trial, spec: QuantSpec) -> bool:

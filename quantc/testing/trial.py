@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from quantc.annotator import Annotator
 from quantc.api import convert, prepare
 from quantc.calibrate import calibrate
-from quantc.formats import PerTensor, Role, Timing
+from quantc.formats import Offer, PerTensor, Role, Timing
 from quantc.outcomes import Quantize
 from quantc.patterns.match import Match, Matcher, Refusal
 from quantc.patterns.table import Roles, Rule
@@ -25,7 +25,7 @@ from quantc.runner import Runner
 from quantc.slots import Slot, slots_of
 from quantc.spec import INT8, QuantSpec
 from quantc.table_annotation import TableAnnotation
-from quantc.testing.synthesis import Model
+from quantc.testing.synthesis import Model, models_of
 
 FACTORS = (1.0, 0.9, 0.8)
 """How large each batch of calibration is beside the example inputs."""
@@ -34,7 +34,7 @@ UNSEEN = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The backend that is checked, as it is and with its outputs otherwise."""
+    """The backend that is checked, as it is and with its outputs otherwise; what a config has to name, as if it did."""
 
     given: Backend
 
@@ -52,7 +52,8 @@ class Subject:
         rules = []
         for rule in self.given.table:
             roles = {name: new for name, role in rule.roles.items() if (new := change(name, role)) is not None}
-            rules.append(replace(rule, roles=Roles(roles)))
+            static = Offer.YES if rule.static is Offer.NAMED else rule.static
+            rules.append(replace(rule, roles=Roles(roles), static=static))
         return replace(self.given, table=replace(self.given.table, rules=tuple(rules)))
 
 
@@ -178,6 +179,19 @@ class Trial:
         """Of the narrowest tensor the rule quantizes."""
         outcomes = [self.backend.outcome(role) for role in self.rule.roles.values() if role in self.backend.roles]
         return min((outcome.spec.dtype.bits for outcome in outcomes), default=8)
+
+
+def activations_of(backend: Backend, rule: Rule) -> frozenset[str]:
+    """The names of a rule whose roles are not those of weights: they come from outside."""
+    own = {name: backend.outcome(role) for name, role in rule.roles.items() if role in backend.roles}
+    return frozenset(rule.roles) - {name for name, outcome in own.items() if outcome.spec.role is not Role.ACT}
+
+
+def trials_of(subject: Subject, rule: Rule) -> tuple[Trial, ...]:
+    """The models that can be made from a rule's pattern, as far as the rule takes them."""
+    made = models_of(rule, activations_of(subject.demanded, rule)).made
+    trials = [Trial.of(subject, rule, model) for _, model in made]
+    return tuple(trial for trial in trials if trial.verdict.standing is Standing.TAKEN)
 
 
 def quantized(prepared: Program, inputs: Sequence[Any]) -> Program:

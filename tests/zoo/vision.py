@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quantc.bench.networks import MobileNetV2
 from tests.zoo.case import Case, floats, tags
 
 
@@ -68,62 +69,6 @@ class ResNet18(nn.Module):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
-
-
-def conv_bn_relu6(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU6(inplace=True),
-    )
-
-
-class InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
-        super().__init__()
-        hidden = inputs * expand
-        layers: list[nn.Module] = [] if expand == 1 else [conv_bn_relu6(inputs, hidden, kernel=1)]
-        layers += [
-            conv_bn_relu6(hidden, hidden, stride=stride, groups=hidden),
-            nn.Conv2d(hidden, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        ]
-        self.conv = nn.Sequential(*layers)
-        self.use_res_connect = stride == 1 and inputs == outputs
-
-    def forward(self, x: Tensor) -> Any:
-        return x + self.conv(x) if self.use_res_connect else self.conv(x)
-
-
-class MobileNetV2(nn.Module):
-    """All 17 inverted residuals at their real widths."""
-
-    SETTINGS = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
-
-    def __init__(self, classes: int = 100) -> None:
-        super().__init__()
-        features: list[nn.Module] = [conv_bn_relu6(3, 32, stride=2)]
-        width = 32
-        for expand, outputs, repeats, stride in self.SETTINGS:
-            for index in range(repeats):
-                features.append(InvertedResidual(width, outputs, stride if index == 0 else 1, expand))
-                width = outputs
-        features.append(conv_bn_relu6(width, 1280, kernel=1))
-        self.features = nn.Sequential(*features)
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.features(x)
-        x = F.adaptive_avg_pool2d(x, (1, 1))
-        return self.classifier(torch.flatten(x, 1))
 
 
 class ConvNeXtBlock(nn.Module):

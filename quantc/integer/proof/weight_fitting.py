@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,12 +42,17 @@ class PairFit:
 
     def _levels(self, weights: Tensor, scale: Tensor) -> Tensor:
         """Quantized just as the program will have it."""
-        if not scale.dim():
-            whole = self.spec.but(granularity=PerTensor())
-            return quantize(weights, QParams(scale, torch.zeros_like(scale, dtype=torch.int64)), whole)
-        scales = scale.repeat(weights.shape[0] // scale.numel())
-        rows = self.spec.but(granularity=PerChannel(axis=0))
-        return quantize(weights, QParams(scales, torch.zeros_like(scales, dtype=torch.int64)), rows)
+        scales = scale.repeat(weights.shape[0] // scale.numel()) if scale.dim() else scale
+        spec = self._by_row if scale.dim() else self._whole
+        return quantize(weights, QParams(scales, torch.zeros_like(scales, dtype=torch.int64)), spec)
+
+    @cached_property
+    def _by_row(self) -> QuantSpec:
+        return self.spec.but(granularity=PerChannel(axis=0))
+
+    @cached_property
+    def _whole(self) -> QuantSpec:
+        return self.spec.but(granularity=PerTensor())
 
     def least(self, scale: Tensor) -> Tensor:
         """The smallest float32 scales, none below those given, with which all channels fit.

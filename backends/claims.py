@@ -1,0 +1,43 @@
+"""Which rules claim to run on the kernels of their backend's target, and why the others do not.
+
+A claim covers all that the backend's modes ask of a rule: scales from calibration, scales that are found as the program
+runs, and weights alone. `quantc.testing.kernel_checks` holds the tables to it, in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from quantc.patterns.table import Rule, RuleTable
+
+STATE = dict.fromkeys(
+    ("lstm", "gru", "rnn", "lstm-cell", "gru-cell", "rnn-cell"),
+    "static: the state stays float, so the layer is torch's own; with run-time scales it runs on kernels",
+)
+FLOAT = {"upsample-linear": "it weighs its neighbours in float, and has no integer form"}
+
+WITHOUT_KERNEL: Mapping[str, Mapping[str, str]] = {
+    "x86": {
+        **STATE,
+        **FLOAT,
+        "conv-add": "onednn adds to convolutions over one axis or two; over three the sum is an op of its own",
+        "linear-prelu": "the slopes are applied in float to what the kernel yields",
+    },
+    "qnnpack": {
+        **STATE,
+        **FLOAT,
+        "softmax-of-float": "what it reads is float",
+    },
+}
+"""By target, then by rule: why it does not run on kernels. Every other rule of the target's backend claims that it does."""
+
+
+def on_kernels(table: RuleTable) -> RuleTable:
+    """The table of a backend, every rule of which claims the kernels of its target, but for those with a reason."""
+    reasons = WITHOUT_KERNEL[table.name]
+    return replace(table, rules=tuple(rule if rule.name in reasons else _claiming(rule) for rule in table))
+
+
+def _claiming(rule: Rule) -> Rule:
+    return replace(rule, supports=rule.supports | {"kernel"})

@@ -1,0 +1,191 @@
+"""What is made of a model: quantc's own ways, and those of other tools.
+
+A contender is a name, one line that says what it is, the packages it needs, and a function that builds it. Each is built as its
+own documentation has it, for one thread. One that cannot be built raises, and becomes a row that says why.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BytesIO
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import quantc as qc
+from quantc.bench import engines
+from quantc.bench.built import Built
+from quantc.bench.models import Task
+from quantc.bench.race import EAGER
+from quantc.errors import MissingDependencyError, QuantcError, UnknownNameError, suggest
+from quantc.kernels.engines import engine
+from quantc.program import Program
+from quantc.quantizer import mode_config, quantizer_of
+
+TARGET = "x86"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run a model."""
+
+    told: str
+    build: Callable[[Task], Built]
+    needs: tuple[str, ...] = ()
+    """The packages that have to be installed."""
+
+    def missing(self) -> tuple[str, ...]:
+        """The packages that are not."""
+        return tuple(name for name in self.needs if find_spec(name) is None)
+
+    def make(self, task: Task) -> Built:
+        """Build it, or raise with the reason."""
+        if missing := self.missing():
+            verb = "is" if len(missing) == 1 else "are"
+            raise MissingDependencyError(
+                f"{', '.join(missing)} {verb} not installed", advice="pip install 'quantc[bench]'"
+            )
+        return self.build(task)
+
+
+def chosen(names: list[str] | None) -> dict[str, Contender]:
+    """Contenders by name, all if none is named; the float model is always among them, and the first."""
+    for name in names or ():
+        if name not in CONTENDERS:
+            raise UnknownNameError(
+                f"there is no contender {name!r}",
+                where="--contender",
+                advice=suggest(name, CONTENDERS, noun="contenders"),
+            )
+    return {name: each for name, each in CONTENDERS.items() if not names or name in (EAGER, *names)}
+
+
+# -- float -----------------------------------------------------------------------------------------------------
+
+
+def eager(task: Task) -> Built:
+    return Built(task.model, weights_of(task.model))
+
+
+def compiled(task: Task) -> Built:
+    return Built(_frozen(task.model, task), weights_of(task.model))
+
+
+def _frozen(model: nn.Module, task: Task) -> Callable[..., Any]:
+    """A module compiled by inductor for inference: with constants frozen, without which it uses no int8 kernels."""
+    from torch._inductor import config
+
+    with config.patch(freezing=True):
+        made: Callable[..., Any] = torch.compile(model)
+        made(*task.calibration[0])
+    return made
+
+
+def weights_of(module: nn.Module) -> int:
+    """The bytes of a module's weights; what is tied counts once. Objects of torch.ao that hold packed ones count as saved."""
+    leaves = pytree.tree_leaves(module.state_dict())
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    distinct = {(leaf.data_ptr(), leaf.numel()): leaf.numel() * leaf.element_size() for leaf in tensors}
+    return sum(distinct.values()) + sum(_saved(leaf) for leaf in leaves if isinstance(leaf, torch.ScriptObject))
+
+
+def _saved(packed: torch.ScriptObject) -> int:
+    file = BytesIO()
+    torch.save(packed, file)
+    return file.getbuffer().nbytes
+
+
+# -- quantc ----------------------------------------------------------------------------------------------------
+
+
+def _captured(task: Task) -> Program:
+    return task.program if isinstance(task.program, Program) else qc.capture(task.model, task.calibration[0])
+
+
+def _converted(task: Task) -> Program:
+    prepared = qc.prepare(_captured(task), TARGET)
+    qc.calibrate(prepared, task.calibration, progress="silent")
+    return qc.convert(prepared)
+
+
+def quantc_static(task: Task) -> Built:
+    return Built.of_lowered(qc.lower(_converted(task), TARGET))
+
+
+def quantc_tuned(task: Task) -> Built:
+    return Built.of_lowered(qc.lower(_converted(task), TARGET, tune=True, progress="silent"))
+
+
+def quantc_dynamic(task: Task) -> Built:
+    prepared = qc.prepare(_captured(task), TARGET, config=mode_config(quantizer_of(TARGET), "dynamic"))
+    return Built.of_lowered(qc.lower(qc.convert(prepared), TARGET))
+
+
+# -- torch.ao and torchao --------------------------------------------------------------------------------------
+
+
+def fx_graph_mode(name: str) -> Callable[[Task], Built]:
+    """torch.ao's FX graph mode for one of its engines."""
+
+    def build(task: Task) -> Built:
+        from torch.ao.quantization import get_default_qconfig_mapping
+        from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+        with engine(name):
+            mapping = get_default_qconfig_mapping(name)
+            prepared = prepare_fx(copy.deepcopy(task.model), mapping, task.calibration[0])
+            for batch in task.calibration:
+                prepared(*batch)
+            made = convert_fx(prepared)
+        if not any("quantize_per_tensor" in str(node.target) for node in made.graph.nodes):
+            raise QuantcError("FX graph mode quantized nothing: it looks for modules and functions of torch.nn")
+        return Built(made, weights_of(made))
+
+    return build
+
+
+def torch_dynamic(task: Task) -> Built:
+    from torch.ao.quantization import quantize_dynamic
+
+    with engine("fbgemm"):
+        made = quantize_dynamic(copy.deepcopy(task.model))  # type: ignore[no-untyped-call]
+    if not any("quantized.dynamic" in type(part).__module__ for part in made.modules()):
+        raise QuantcError("quantize_dynamic quantized nothing: it looks for modules of torch.nn")
+    return Built(made, weights_of(made))
+
+
+def pt2e_inductor(task: Task) -> Built:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+        X86InductorQuantizer,
+        get_default_x86_inductor_quantization_config,
+    )
+
+    exported = torch.export.export(task.model, task.calibration[0], strict=True).module()
+    quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(exported, quantizer)
+    for batch in task.calibration:
+        prepared(*batch)
+    made = convert_pt2e(prepared)
+    return Built(_frozen(made, task), weights_of(made))
+
+
+CONTENDERS: dict[str, Contender] = {
+    EAGER: Contender("the float model as it is", eager),
+    "compile": Contender("the float model, torch.compile with constants frozen", compiled),
+    "quantc": Contender("quantc, static, x86", quantc_static),
+    "quantc-tuned": Contender("quantc, static, x86, kernels chosen by timing them here", quantc_tuned),
+    "quantc-dynamic": Contender("quantc, dynamic, x86", quantc_dynamic),
+    "fx-x86": Contender("torch.ao FX graph mode, engine x86", fx_graph_mode("x86")),
+    "fx-onednn": Contender("torch.ao FX graph mode, engine onednn", fx_graph_mode("onednn")),
+    "fx-fbgemm": Contender("torch.ao FX graph mode, engine fbgemm", fx_graph_mode("fbgemm")),
+    "torch-dynamic": Contender("torch.ao quantize_dynamic, engine fbgemm", torch_dynamic),
+    "pt2e-inductor": Contender("torchao PT2E, inductor with constants frozen", pt2e_inductor, ("torchao",)),
+    "onnxruntime": Contender("ONNX Runtime, static Q/DQ", engines.onnxruntime, ("onnxruntime", "onnx", "onnxscript")),
+    "openvino": Contender("NNCF, static, on OpenVINO", engines.openvino, ("openvino", "nncf")),
+}

@@ -1,0 +1,90 @@
+"""Engines outside torch: ONNX Runtime and OpenVINO. Neither is imported before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from quantc.bench.built import Built
+from quantc.bench.models import Inputs, Task
+
+
+def onnxruntime(task: Task) -> Built:
+    """Static quantization in Q/DQ form: activations uint8, weights int8 by channel."""
+    runtime: Any = import_module("onnxruntime")
+    with TemporaryDirectory() as folder:
+        whole, ready, small = (Path(folder) / f"{name}.onnx" for name in ("float", "prepared", "int8"))
+        torch.onnx.export(task.model, task.calibration[0], whole, dynamo=True, external_data=False)
+        _quantize_onnx(whole, ready, small, task.calibration)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        session = runtime.InferenceSession(str(small), options, providers=["CPUExecutionProvider"])
+        size = small.stat().st_size
+    names = [each.name for each in session.get_inputs()]
+
+    def run(*inputs: Any) -> Any:
+        return _unflattened(session.run(None, _named(names, inputs)))
+
+    return Built(run, size)
+
+
+def _quantize_onnx(whole: Path, ready: Path, small: Path, batches: Inputs) -> None:
+    quantization: Any = import_module("onnxruntime.quantization")
+    inference: Any = import_module("onnxruntime.quantization.shape_inference")
+    runtime: Any = import_module("onnxruntime")
+    inference.quant_pre_process(str(whole), str(ready))
+    names = [each.name for each in runtime.InferenceSession(str(ready)).get_inputs()]
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        """Hands out batches one by one, then None."""
+
+        def __init__(self) -> None:
+            self.batches: Iterator[dict[str, Any]] = (_named(names, batch) for batch in batches)
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.batches, None)
+
+    quantization.quantize_static(
+        str(ready),
+        str(small),
+        Reader(),
+        quant_format=quantization.QuantFormat.QDQ,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+        per_channel=True,
+    )
+
+
+def openvino(task: Task) -> Built:
+    """NNCF's post-training quantization, with its defaults, run by OpenVINO on the processor."""
+    vino: Any = import_module("openvino")
+    nncf: Any = import_module("nncf")
+    converted = vino.convert_model(task.model, example_input=task.calibration[0])
+    quantized = nncf.quantize(converted, nncf.Dataset([_arrays(batch) for batch in task.calibration]))
+    size = sum(node.data.nbytes for node in quantized.get_ops() if node.get_type_name() == "Constant")
+    program = vino.compile_model(quantized, "CPU", {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"})
+
+    def run(*inputs: Any) -> Any:
+        found = program(_arrays(inputs))
+        return _unflattened([found[index] for index in range(len(program.outputs))])
+
+    return Built(run, size)
+
+
+def _arrays(inputs: Sequence[Any]) -> list[Any]:
+    return [value.numpy() for value in inputs]
+
+
+def _named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(names, _arrays(inputs), strict=True))
+
+
+def _unflattened(arrays: Sequence[Any]) -> Any:
+    """What these engines yield, as a model would: they know lists of arrays only."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)

@@ -1,0 +1,100 @@
+"""A model of the user's as a task: what `quantc bench SOURCE` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from quantc.api import Method
+from quantc.batches import batches_of, read_batches
+from quantc.bench.models import CALIBRATION_SEED, COUNT, UNSEEN_SEED, Inputs, Task
+from quantc.errors import DataError, LoadError, ModeError
+from quantc.program import Program, Stage
+from quantc.source import load_all
+
+MOST_BATCHES = 16
+HELD_OUT = 4
+"""Every fourth batch is not calibrated with."""
+
+
+def own_task(source: str, data: str | None, method: Method) -> tuple[Task, tuple[str, ...]]:
+    """The task of a SOURCE and a --data, and what there is to say about it."""
+    loaded = load_all(source, method)
+    program = loaded.program
+    _check_float(program, source)
+    given: Iterable[Any] | None = None
+    notes: list[str] = []
+    if data is not None:
+        read = read_batches(data, program)
+        given, notes = read.values, list(read.notes)
+    elif loaded.batches is not None:
+        given = batches_of(source, loaded.batches)
+    if given is None:
+        calibration, unseen = (_noise(program, source, seed) for seed in (CALIBRATION_SEED, UNSEEN_SEED))
+        notes.append(
+            "there are no batches, so inputs are noise like the example inputs: SQNR says little about real ones"
+        )
+    else:
+        calibration, unseen = _parted(given, source)
+        if unseen == calibration:
+            notes.append("there is one batch: SQNR is of what was calibrated with")
+    is_module = loaded.model is not None
+    model = loaded.model if loaded.model is not None else program.module
+    return Task(program.name, model, calibration, unseen, None if is_module else program), tuple(notes)
+
+
+def _check_float(program: Program, source: str) -> None:
+    if program.stage >= Stage.ANNOTATED:
+        raise LoadError(
+            f"{program.name} is quantized, or about to be",
+            where=f"{source}: its stage is {program.stage.label}",
+            advice="give the float model: every contender quantizes it in its own way",
+        )
+    if program.training:
+        raise ModeError(f"{program.name} is in training mode", where=source, advice="call model.eval() first")
+
+
+def _parted(given: Iterable[Any], source: str) -> tuple[Inputs, Inputs]:
+    """Batches to calibrate with, and batches that were held out; the same one where there is no other."""
+    batches = [_positional(batch, source) for batch in islice(given, MOST_BATCHES)]
+    if not batches:
+        raise DataError("there are no batches", where=source, advice="give at least two: one of them is held out")
+    held = max(1, len(batches) // HELD_OUT)
+    return (batches[:-held], batches[-held:]) if len(batches) > 1 else (batches, batches)
+
+
+def _positional(batch: Any, source: str) -> tuple[Any, ...]:
+    if isinstance(batch, dict):
+        raise LoadError(
+            "a batch has names for its inputs, and not all contenders can be called with names",
+            where=source,
+            advice="give tuples of inputs, in the order of the model's arguments",
+        )
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def _noise(program: Program, source: str, seed: int) -> Inputs:
+    """Inputs of the shapes of the example inputs, with their mean and spread; what is not float stays as it is."""
+    if program.example_inputs is None:
+        raise LoadError(
+            f"{program.name} has no example inputs to run it on",
+            where=source,
+            advice="give --data, or save it with them",
+        )
+    args, kwargs = pytree.tree_unflatten(list(program.example_inputs), program.signature.in_spec)
+    if kwargs:
+        _positional(kwargs, source)
+    generator = torch.Generator().manual_seed(seed)
+
+    def like(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        spread = leaf.std(correction=0) or 1.0
+        return (torch.randn(leaf.shape, generator=generator) * spread + leaf.mean()).to(leaf.dtype)
+
+    return [tuple(pytree.tree_map(like, args)) for _ in range(COUNT)]

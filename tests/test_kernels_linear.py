@@ -1,0 +1,343 @@
+"""Linear layers on bytes: each family against NumPy and against the integer form, few and many rows, activations."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import quantc as qc
+from quantc.errors import InputError
+from quantc.kernels import static_activated, static_linear
+from quantc.kernels.agreement import Gap, kernel_agreement
+from quantc.kernels.ending import Ending
+from quantc.kernels.linear_dynamic import Weight
+from quantc.kernels.static_activated import ALGORITHM, POST_OPS, QUANTIZE
+from quantc.kernels.static_linear import FEW_ROWS, Linear, OnFbgemm, OnOnednn, Reading
+from quantc.kernels.table import KERNELS, kernels_for
+
+CLOSE = 2e-6
+"""How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""
+FAMILIES: dict[str, type[Linear]] = {"fbgemm": OnFbgemm, "onednn": OnOnednn}
+families = pytest.mark.parametrize("family", list(FAMILIES))
+
+
+@contextmanager
+def only(family: str) -> Iterator[None]:
+    """No other kernels for linear layers than those of a family."""
+    ops = kernels_for("x86")
+    before = {op: list(makers) for op, makers in ops.items()}
+    ops["linear"] = [getattr(static_linear, family)]
+    others = [maker for maker in ops[QUANTIZE] if maker.__module__ != static_activated.__name__]
+    ops[QUANTIZE] = [getattr(static_activated, family), *others]
+    try:
+        yield
+    finally:
+        KERNELS["x86"].update(before)
+
+
+def lowered(family: str, model: nn.Module, *inputs: Tensor, **options: Any) -> qc.Lowered:
+    prepared = qc.prepare(qc.capture(model.eval(), inputs, **options), "x86")
+    qc.calibrate(prepared, [inputs])
+    with only(family):
+        return qc.lower(qc.convert(prepared, reduce_range="weights"), "x86")
+
+
+def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[Gap, ...]:
+    found = kernel_agreement(module, *inputs)
+    assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
+    return found
+
+
+def layers(module: qc.Lowered) -> list[Linear]:
+    return [kernel for kernel in module.modules() if isinstance(kernel, Linear)]
+
+
+# -- the kernels themselves, against NumPy -----------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    family=st.sampled_from(list(FAMILIES)),
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 40),
+    zero_points=st.tuples(st.integers(0, 255), st.integers(0, 255)),
+    bounds=st.sampled_from([(0, 255), (0, 100), (17, 200)]),
+    bias=st.booleans(),
+    floats_in=st.booleans(),
+    floats_out=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_products_are_those_of_integers(
+    family: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    zero_points: tuple[int, int],
+    bounds: tuple[int, int],
+    bias: bool,
+    floats_in: bool,
+    floats_out: bool,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    x_zero, zero = zero_points
+    weight = rng.integers(-64, 65, (outputs, inputs)).astype(np.int8)
+    multiplier = rng.uniform(0.2, 2.0, outputs).astype(np.float32) / (20 * np.sqrt(inputs).astype(np.float32))
+    shift = rng.normal(0, 10, outputs).astype(np.float32) if bias else None
+    levels = rng.integers(0, 256, (rows, inputs)).astype(np.uint8)
+    scale = 0.037
+    x = levels if not floats_in else ((levels.astype(np.float64) - x_zero) * scale).astype(np.float32)
+
+    sums = (levels.astype(np.int64) - x_zero) @ weight.astype(np.int64).T
+    reals = sums * multiplier.astype(np.float64) + (0 if shift is None else shift)
+    dtype = torch.float32 if floats_out else torch.uint8
+    ending = Ending(torch.from_numpy(multiplier), 0 if floats_out else zero, *bounds, dtype)
+    plain = Weight(torch.from_numpy(weight), ending.multiplier, None if shift is None else torch.from_numpy(shift))
+    kernel = FAMILIES[family](plain, Reading(x_zero, 255, scale if floats_in else None), ending)
+    found = kernel(torch.from_numpy(x)).numpy()
+
+    if floats_out:
+        assert np.abs(found - reals).max() <= CLOSE * np.abs(reals).max() + 1e-30
+    else:
+        expected = np.clip(np.rint(reals) + zero, *bounds)
+        assert np.abs(found.astype(np.int64) - expected).max() <= 1
+        assert (found != expected).mean() < 0.02
+    packed = kernel._packed
+    assert np.array_equal(kernel.unpack(packed)["weight"].numpy(), weight)
+
+
+@families
+def test_rows_of_any_number_and_shape(family: str) -> None:
+    torch.manual_seed(0)
+    levels = torch.randint(-64, 65, (24, 32), dtype=torch.int8)
+    ending = Ending(torch.full((24,), 0.004), 7, 0, 255, torch.uint8)
+    kernel = FAMILIES[family](Weight(levels, ending.multiplier, torch.randn(24)), Reading(3, 255), ending)
+    whole = torch.randint(0, 256, (6 * FEW_ROWS, 32), dtype=torch.uint8)
+    expected = kernel(whole)
+    for count in (0, 1, 2, FEW_ROWS, FEW_ROWS + 1, 2 * FEW_ROWS):
+        found = kernel(whole[:count])
+        assert found.shape == (count, 24)
+        assert found.dtype is torch.uint8
+        assert int((found.int() - expected[:count].int()).abs().max() if count else 0) <= 1
+    assert torch.equal(kernel(whole[0]), kernel(whole[:1])[0])
+    assert kernel(whole.reshape(2, 3, -1, 32)).shape == (2, 3, FEW_ROWS, 24)
+    assert kernel(whole[:0].reshape(2, 0, 32)).shape == (2, 0, 24)
+    turned = whole.t().contiguous().t()
+    assert torch.equal(kernel(turned), expected)
+    assert torch.equal(kernel(torch.stack([whole, whole], dim=1)[:, 0]), expected)
+    with pytest.raises(InputError, match="32 columns"):
+        kernel(whole[:, :31])
+
+
+def test_few_rows_on_many_threads_at_once() -> None:
+    torch.manual_seed(0)
+    ending = Ending(torch.full((16,), 0.01), 0, 0, 255, torch.uint8)
+    levels = torch.randint(-64, 65, (16, 32), dtype=torch.int8)
+    kernel = OnOnednn(Weight(levels, ending.multiplier, None), Reading(3, 255), ending)
+    x = torch.randint(0, 256, (1, 32), dtype=torch.uint8)
+    found: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: found.append(kernel(x))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+# -- in programs -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    family=st.sampled_from(list(FAMILIES)),
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 40),
+    bias=st.booleans(),
+    after=st.sampled_from([nn.Identity, nn.ReLU, nn.ReLU6, nn.GELU, nn.Tanh, nn.SiLU, nn.Hardswish, nn.Sigmoid]),
+    leading=st.booleans(),
+)
+def test_linears(family: str, rows: int, inputs: int, outputs: int, bias: bool, after: Any, leading: bool) -> None:
+    torch.manual_seed(rows)
+    model = nn.Sequential(nn.Linear(inputs, outputs, bias), after(), nn.Linear(outputs, 3))
+    x = torch.randn(2, rows, inputs) if leading else torch.randn(rows, inputs)
+    module = lowered(family, model, x)
+    gaps(module, x)
+    assert [kernel.family for kernel in layers(module)] == [family, family]
+
+
+@families
+@pytest.mark.parametrize("captured", [1, 40])
+def test_other_numbers_of_rows_than_it_was_captured_with(family: str, captured: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 32), nn.GELU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5))
+    batch = torch.export.Dim("batch", min=1, max=128)
+    module = lowered(family, model, torch.randn(max(captured, 2), 24), dynamic_shapes=({0: batch},))
+    for rows in (captured, 1, 3, FEW_ROWS, FEW_ROWS + 1, 100):
+        gaps(module, torch.randn(rows, 24))
+
+
+@families
+def test_weights_are_held_once_and_come_back(family: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(40, 64)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 8))
+    module = lowered(family, model, x)
+    before = {name: tensor.clone() for name, tensor in module.program.module.state_dict().items()}
+    result = module(x)
+    assert all(kernel.optional_buffer("weight") is None for kernel in layers(module))
+    held = sum(t.numel() * t.element_size() for k in layers(module) for t in k.buffers(recurse=False))
+    assert held < 0.05 * 4 * sum(weight.numel() for weight in model.parameters())
+    after = module.program.module.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    few = module(x)[:1]
+    assert float((copy.deepcopy(module)(x)[:1] - few).abs().max()) == 0.0
+    assert torch.equal(module(x), result)
+
+
+class Apart(nn.Module):
+    """Three products of one tensor."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Any:
+        parts = [layer(x).reshape(2, -1, 4, 8).transpose(1, 2) for layer in (self.query, self.key, self.value)]
+        return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(x.shape))
+
+
+@families
+def test_layers_that_read_the_same_are_one(family: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 24, 32)
+    model = Apart()
+    prepared = qc.prepare(qc.capture(model.eval(), (x,)), "x86", config=qc.QuantConfig().set_op("matmul", qc.FLOAT))
+    qc.calibrate(prepared, [(x,)])
+    with only(family):
+        module = qc.lower(qc.convert(prepared, reduce_range="weights"), "x86")
+    gaps(module, x)
+    assert [kernel.outputs for kernel in layers(module)] == [[32, 32, 32], []]
+    module(x)
+    assert all(kernel.optional_buffer("weight") is None for kernel in layers(module))
+    expected = module.program(x)
+    assert float((module(x) - expected).abs().max()) <= 0.02 * float(expected.abs().max())
+
+
+@families
+def test_relu_of_float_results_is_done_by_the_kernel(family: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 16)
+    module = lowered(family, nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Softmax(-1)), x)
+    gaps(module, x)
+    assert float((module(x) - module.program(x)).abs().max()) < 1e-5
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu of tanh": lambda: nn.GELU(approximate="tanh"),
+    "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+}
+
+
+@families
+@pytest.mark.parametrize("rows", [1, 60])
+@pytest.mark.parametrize("name", list(MODULES))
+def test_an_activation_between_layers_is_done_by_the_first(name: str, rows: int, family: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 64), MODULES[name](), nn.Linear(64, 8))
+    x = torch.randn(rows, 48)
+    module = lowered(family, model, x)
+    found = gaps(module, x)
+    assert len(found) == 2
+    assert [node.op for node in module.module.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+
+
+def test_an_activation_that_is_read_twice_stays_apart() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            y = F.gelu(self.first(x))
+            return self.second(y), y
+
+    torch.manual_seed(0)
+    x = torch.randn(20, 16)
+    module = lowered("onednn", Twice(), x)
+    gaps(module, x)
+    assert [kernel.activation for kernel in layers(module)] == [None, None]
+
+
+TAKEN: dict[str, tuple[str, list[float], str, Callable[[Tensor], Tensor]]] = {
+    "relu": ("relu", [], ALGORITHM, torch.relu),
+    "clamp": ("hardtanh", [-0.5, 0.7], ALGORITHM, lambda x: x.clamp(-0.5, 0.7)),
+    "gelu": ("gelu", [], "none", F.gelu),
+    "gelu of tanh": ("gelu", [], "tanh", lambda x: F.gelu(x, approximate="tanh")),
+    "leaky_relu": ("leaky_relu", [0.2], ALGORITHM, lambda x: F.leaky_relu(x, 0.2)),
+    "tanh": ("tanh", [], ALGORITHM, torch.tanh),
+    "silu": ("swish", [], ALGORITHM, F.silu),
+    "hardswish": ("hardswish", [], ALGORITHM, F.hardswish),
+}
+REFUSED = ("sigmoid", "hardsigmoid", "elu", "mish", "softplus", "clamp", "silu")
+
+
+def post_op(name: str, scalars: list[float], algorithm: str, scale: float, zero: int, dtype: torch.dtype) -> Any:
+    """onednn's own results of a fixed product, and the product itself in float64."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-64, 65, (512, 64), dtype=torch.int8, generator=generator)
+    x = torch.randint(0, 256, (64, 64), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(512, generator=generator) * 2e-4
+    bias = torch.randn(512, generator=generator)
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    zeros = torch.zeros(1, dtype=torch.int32)
+    found = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, 100, packed, scales, zeros, bias, scale, zero, dtype, name, scalars, algorithm
+    )
+    return found, ((x.double() - 100) @ weight.double().t()) * scales.double() + bias.double()
+
+
+@pytest.mark.parametrize("op", list(TAKEN))
+def test_the_table_of_activations_is_what_the_kernel_does(op: str) -> None:
+    name, scalars, algorithm, function = TAKEN[op]
+    assert POST_OPS[op.split(" ", maxsplit=1)[0]].name == name
+    found, reals = post_op(name, scalars, algorithm, 1.0, 0, torch.float32)
+    expected = function(reals)
+    assert float((found - expected).abs().max()) <= 1e-6 * float(reals.abs().max())
+    low, high = float(expected.min()), float(expected.max())
+    scale = (high - low) / 255
+    zero = round(-low / scale)
+    levels, _ = post_op(name, scalars, algorithm, scale, zero, torch.uint8)
+    wanted = (torch.round(expected / scale) + zero).clamp(0, 255)
+    assert float((levels - wanted).abs().max()) <= 1
+    assert float((levels != wanted).double().mean()) < 1e-3
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_activations_that_are_not_in_the_table_are_refused_by_the_kernel(name: str) -> None:
+    with pytest.raises(RuntimeError, match="unsupported"):
+        post_op(name, [], ALGORITHM, 1.0, 0, torch.float32)
+
+
+def test_every_activation_of_the_table_is_tried() -> None:
+    assert {name.split(" ")[0] for name in TAKEN} == set(POST_OPS)

@@ -1,0 +1,462 @@
+"""QNNPACK's kernels: against torch's own products in float64, which are exact for bytes; against the ops of the integer
+form; and beside other engines in one process."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+import quantc as qc
+from quantc.backends import parts
+from quantc.backends.qnnpack import QNNPACK
+from quantc.capability import Capability
+from quantc.errors import InputError, MissingDependencyError
+from quantc.formats import DType, Role, Scheme
+from quantc.kernels.agreement import Gap, kernel_agreement
+from quantc.kernels.conv_transpose import Spreading
+from quantc.kernels.ending import Ending
+from quantc.kernels.packed import Kernel
+from quantc.kernels.qnnpack_conv import OWN_TRANSPOSED, Conv, ConvOfRows, ConvSpread
+from quantc.kernels.qnnpack_layer import Layer
+from quantc.kernels.qnnpack_linear import Linear
+from quantc.kernels.table import NoKernelError
+from quantc.spec import INT8
+
+BYTES = (torch.uint8, torch.int8)
+CLOSE = 2e-6
+"""How far floats may be off, relative to the largest."""
+CONVS: tuple[Callable[..., Tensor], ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
+TRANSPOSED: tuple[Callable[..., Tensor], ...] = (
+    functional.conv_transpose1d,
+    functional.conv_transpose2d,
+    functional.conv_transpose3d,
+)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def integers(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=dtype)
+
+
+# -- single kernels, on all bytes ----------------------------------------------------------------------------------
+
+
+def layer(op: str, weight: Tensor, seed: int, dtypes: tuple[torch.dtype, torch.dtype], *window: Any) -> Layer:
+    """A product whose results fill the range of a byte; half of them have a bias, and half zero points of weights."""
+    generator = seeded(seed)
+    is_transposed = "transpose" in op
+    groups = window[-1] if window else 1
+    channels = weight.shape[1] * groups if is_transposed else weight.shape[0]
+    scales = 1 if is_transposed and groups > 1 else channels
+    size = weight.numel() / weight.shape[1 if is_transposed else 0]
+    multiplier = (torch.rand(scales, generator=generator) + 0.2) / (80 * size**0.5)
+    limits = torch.iinfo(dtypes[1])
+    zero_point = int(integers(generator, dtypes[1], 1))
+    return Layer(
+        op,
+        weight,
+        integers(generator, torch.int8, scales).long() if seed % 4 > 1 else None,
+        Ending(multiplier, zero_point, limits.min, limits.max, dtypes[1]),
+        torch.randint(-3000, 3000, (channels,), generator=generator, dtype=torch.int32) if seed % 2 else None,
+        int(integers(generator, dtypes[0], 1)),
+        dtypes[0],
+        window,
+    )
+
+
+def expected(of: Layer, x: Tensor) -> Tensor:
+    """The same with torch's products in float64, in which sums of bytes are exact."""
+    axes, ending, axis = of.levels.dim() - 2, of.ending, int(of.is_transposed)
+    along = [-1, *[1] * max(axes, 0)]
+    levels = of.levels.double()
+    if of.zero_points is not None:
+        shape = [1] * levels.dim()
+        shape[axis] = -1
+        levels = levels - of.zero_points.reshape(shape)
+    reals = x.double() - of.x_zero_point
+    if of.op == "linear":
+        sums = functional.linear(reals, levels)
+    elif of.is_transposed:
+        stride, padding, extra, dilation, groups = of.window
+        sums = TRANSPOSED[axes - 1](reals, levels, None, stride, padding, extra, groups, dilation)
+    else:
+        sums = CONVS[axes - 1](reals, levels, None, *of.window)
+    if of.bias is not None:
+        sums = sums + of.bias.reshape(along)
+    steps = (sums * ending.multiplier.double().reshape(along)).round() + ending.zero_point
+    return steps.clamp(ending.low, ending.high).to(ending.dtype)
+
+
+def bounded(of: Layer, bounds: str) -> Layer:
+    """A layer whose result begins at zero, as after a relu, or is cut off on both sides."""
+    ending = of.ending
+    found = {
+        "none": ending,
+        "relu": replace(ending, low=ending.zero_point),
+        "clamp": replace(ending, low=ending.low + 20, high=ending.high - 100),
+    }
+    return replace(of, ending=found[bounds])
+
+
+def steps_apart(one: Tensor, other: Tensor) -> int:
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    return int((one.int() - other.int()).abs().max()) if one.numel() else 0
+
+
+def check(kernel: Kernel, of: Layer, x: Tensor) -> None:
+    found = kernel(x)
+    assert found.is_contiguous()
+    assert steps_apart(found, expected(of, x)) <= 1
+    for unpacked in kernel.unpack(kernel._packed).values():
+        assert torch.equal(unpacked, of.levels)
+    assert kernel.pair_sums is None  # full bytes by full bytes, and nothing is cut off on the way
+
+
+BOUNDS = st.sampled_from(["none", "relu", "clamp"])
+DTYPES = st.tuples(st.sampled_from(BYTES), st.sampled_from(BYTES))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    read=st.integers(1, 90),
+    made=st.integers(1, 40),
+    leading=st.integers(0, 2),
+    dtypes=DTYPES,
+    bounds=BOUNDS,
+    seed=st.integers(0, 99),
+)
+def test_linears(rows: int, read: int, made: int, leading: int, dtypes: Any, bounds: str, seed: int) -> None:
+    generator = seeded(seed)
+    of = bounded(layer("linear", integers(generator, torch.int8, made, read), seed, dtypes), bounds)
+    x = integers(generator, dtypes[0], *([], [rows], [2, rows])[leading], read)
+    check(Linear(of), of, x)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    axes=st.integers(1, 3),
+    read=st.integers(1, 9),
+    made=st.integers(1, 9),
+    groups=st.sampled_from([1, 1, 2, 3, 16]),
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    batch=st.sampled_from([None, 0, 1, 3]),
+    dtypes=DTYPES,
+    bounds=BOUNDS,
+    seed=st.integers(0, 99),
+)
+def test_convolutions(
+    axes: int,
+    read: int,
+    made: int,
+    groups: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+    batch: int | None,
+    dtypes: Any,
+    bounds: str,
+    seed: int,
+) -> None:
+    size = (12, 10, 7)[axes - 1]
+    assume(size + 2 * padding > dilation * (kernel - 1))
+    if groups == 16:  # depthwise, for which there are kernels of their own
+        read = made = 1
+    generator = seeded(seed)
+    weight = integers(generator, torch.int8, made * groups, read, *[kernel] * axes)
+    window = ([stride] * axes, [padding] * axes, [dilation] * axes, groups)
+    of = bounded(layer(f"conv{axes}d", weight, seed, dtypes, *window), bounds)
+    x = integers(generator, dtypes[0], *([] if batch is None else [batch]), read * groups, *[size] * axes)
+    check(Conv(of), of, x)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    axes=st.integers(1, 3),
+    read=st.integers(1, 5),
+    made=st.integers(1, 5),
+    groups=st.integers(1, 3),
+    kernel=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 1),
+    extra=st.integers(0, 1),
+    dilation=st.integers(1, 2),
+    dtypes=DTYPES,
+    bounds=BOUNDS,
+    seed=st.integers(0, 99),
+)
+def test_transposed_convolutions(
+    axes: int,
+    read: int,
+    made: int,
+    groups: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    extra: int,
+    dilation: int,
+    dtypes: Any,
+    bounds: str,
+    seed: int,
+) -> None:
+    assume(extra < max(stride, dilation))
+    generator = seeded(seed)
+    weight = integers(generator, torch.int8, read * groups, made, *[kernel] * axes)
+    window: Any = ([stride] * axes, [padding] * axes, [extra] * axes, [dilation] * axes, groups)
+    of = bounded(layer(f"conv_transpose{axes}d", weight, seed, dtypes, *window), bounds)
+    x = integers(generator, dtypes[0], 2, read * groups, *[5] * axes)
+    if axes in OWN_TRANSPOSED:
+        check(Conv(of), of, x)
+    of = replace(of, zero_points=None)
+    spreading = Spreading(
+        taps=tuple(weight.shape[2:]),
+        stride=tuple(window[0]),
+        padding=tuple(window[1]),
+        output_padding=tuple(window[2]),
+        dilation=tuple(window[3]),
+        groups=groups,
+        inputs=read,
+        outputs=made,
+    )
+    check(ConvSpread(of, spreading), of, x)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    read=st.integers(1, 4),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 7)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 3)),
+    down=st.integers(1, 2),
+    batch=st.sampled_from([None, 0, 1, 2]),
+    dtypes=DTYPES,
+    bounds=BOUNDS,
+    seed=st.integers(0, 99),
+)
+def test_rows_of_windows_as_channels(
+    read: int, kernel: Any, stride: Any, padding: Any, down: int, batch: int | None, dtypes: Any, bounds: str, seed: int
+) -> None:
+    generator = seeded(seed)
+    weight = integers(generator, torch.int8, 5, read, *kernel)
+    window = (list(stride), list(padding), [down, 1], 1)
+    of = bounded(layer("conv2d", weight, seed, dtypes, *window), bounds)
+    x = integers(generator, dtypes[0], *([] if batch is None else [batch]), read, 9, 11)
+    check(ConvOfRows(of), of, x)
+
+
+@pytest.mark.parametrize("zero_point", [0, 255])
+@pytest.mark.parametrize("level", [0, 255])
+@pytest.mark.parametrize("weight", [-128, 127])
+def test_sums_of_the_largest_products_are_not_cut_off(weight: int, level: int, zero_point: int) -> None:
+    """What x86's other kernels add in 16 bits."""
+    count = 512
+    reach = 255 * 128 * count
+    ending = Ending(torch.tensor([120 / reach]), 128, 0, 255, torch.uint8)
+    of = Layer(
+        "linear", torch.full((8, count), weight, dtype=torch.int8), None, ending, None, zero_point, torch.uint8, ()
+    )
+    x = torch.full((5, count), level, dtype=torch.uint8)
+    assert torch.equal(Linear(of)(x), expected(of, x))
+
+
+# -- what the kernels do not do ------------------------------------------------------------------------------------
+
+
+def test_channels_are_counted_since_the_kernels_do_not() -> None:
+    generator = seeded(0)
+    linear = Linear(layer("linear", integers(generator, torch.int8, 4, 8), 0, (torch.uint8, torch.uint8)))
+    with pytest.raises(InputError, match="8 columns"):
+        linear(integers(generator, torch.uint8, 3, 7))
+    window = ([1], [0], [1], 1)
+    conv = Conv(layer("conv1d", integers(generator, torch.int8, 4, 8, 3), 0, (torch.uint8, torch.uint8), *window))
+    for shape in ((2, 7, 9), (8,), (1, 2, 8, 9)):
+        with pytest.raises(InputError, match="1 axes of 8 channels"):
+            conv(integers(generator, torch.uint8, *shape))
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "reason"),
+    [(300.0, "31 bits"), (0.0, "normal float32"), (1e-40, "normal float32"), (float("inf"), "normal float32")],
+)
+def test_multipliers_beyond_what_kernels_round(multiplier: float, reason: str) -> None:
+    ending = Ending(torch.tensor([multiplier]), 0, 0, 255, torch.uint8)
+    of = Layer("linear", torch.full((8, 512), 127, dtype=torch.int8), None, ending, None, 0, torch.uint8, ())
+    with pytest.raises(NoKernelError, match=reason):
+        of.check()
+
+
+# -- whole programs ------------------------------------------------------------------------------------------------
+
+
+def quantized(model: nn.Module, *inputs: Tensor, backend: Any = "qnnpack", **options: Any) -> qc.Program:
+    prepared = qc.prepare(qc.capture(model.eval(), inputs, **options), backend)
+    qc.calibrate(prepared, [inputs], progress="silent")
+    return qc.convert(prepared)
+
+
+def lowered(model: nn.Module, *inputs: Tensor, **options: Any) -> qc.Lowered:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # among them that sums may be cut off
+        return qc.lower(quantized(model, *inputs, **options), "qnnpack")
+
+
+def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[Gap, ...]:
+    found = kernel_agreement(module, *inputs)
+    assert found
+    assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
+    return found
+
+
+class Net(nn.Module):
+    """Convolutions of several kinds, sums, pools, activations, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 7, 2, 3)
+        self.deep = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=4)
+        self.point = nn.Conv2d(32, 16, 1)
+        self.up = nn.ConvTranspose2d(16, 16, 2, 2)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(functional.relu(self.stem(x)), 3, 2, 1)
+        y = functional.relu6(self.deep(x)) + x
+        y = functional.relu(self.grouped(y) * y)
+        z = functional.hardswish(self.up(functional.avg_pool2d(self.point(y), 2)))
+        z = torch.cat([z, torch.sigmoid(z)], 1)
+        return self.head(z.mean((2, 3)))
+
+
+def image(batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, 32, 32, generator=seeded(0))
+
+
+def test_every_op_of_an_image_model_is_on_a_kernel() -> None:
+    torch.manual_seed(0)
+    module = lowered(Net(), image())
+    gaps(module, image())
+    assert not [row for row in module.placed if not row.kernel], module
+    names = {row.kernel for row in module.placed}
+    assert {"QNNPACK conv of rows", "QNNPACK conv", "QNNPACK linear"} <= names
+    exact = module.program(image())
+    assert float((module(image()) - exact).abs().max()) <= 0.02 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_other_batches_in_any_order_in_memory(size: int, order: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    module, x = lowered(Net(), image(), dynamic_shapes=({0: batch},)), image(size)
+    gaps(module, x)
+    assert torch.equal(module(x), module(x.to(memory_format=order)))
+
+
+def test_copies_and_state_hold_plain_tensors() -> None:
+    torch.manual_seed(0)
+    module = lowered(Net(), image())
+    result = module(image())
+    assert torch.equal(copy.deepcopy(module)(image()), result)
+    state = module.state_dict()
+    assert not any(tensor.is_quantized for tensor in state.values())
+    module.load_state_dict(state)
+    assert torch.equal(module(image()), result)
+
+
+def test_weights_that_are_packed_are_not_held_plain_as_well() -> None:
+    module = lowered(nn.Linear(300, 200), torch.randn(4, 300, generator=seeded(0)))
+    module(torch.randn(4, 300, generator=seeded(1)))
+    (kernel,) = [kernel for kernel in module.modules() if isinstance(kernel, Linear)]
+    assert kernel.optional_buffer("weight") is None
+    assert module.program(torch.randn(4, 300)).shape == (4, 200)
+
+
+def test_weights_with_zero_points_and_signed_activations() -> None:
+    weight = parts.WEIGHT_ROLES["weight"].but(scheme=Scheme.AFFINE, qmin=-128)
+    either = ("per-tensor", "per-channel")
+    taken = tuple(Capability(role=role, dtypes=(DType.INT8,), granularities=either) for role in (Role.ACT, Role.WEIGHT))
+    backend = replace(QNNPACK, roles={**QNNPACK.roles, "act": INT8, "weight": weight}, takes=taken)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(4 * 49, 5))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()
+    x = torch.randn(2, 3, 9, 9, generator=seeded(0))
+    module = lowered(model, x, backend=backend)
+    found = gaps(module, x)
+    assert sum(gap.kernel.startswith("QNNPACK") for gap in found) == 3
+
+
+# -- one process, several engines ----------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 8, generator=seeded(0))
+    program = quantized(nn.Linear(8, 4), x)
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["fbgemm"])
+    with pytest.raises(MissingDependencyError, match="no quantized engine 'qnnpack'"):
+        qc.lower(program, "qnnpack")(x)
+
+
+@pytest.fixture
+def engine_of_process() -> Iterator[None]:
+    before = torch.backends.quantized.engine
+    yield
+    torch.backends.quantized.engine = before
+
+
+@pytest.mark.parametrize("target", ["qnnpack", "x86"])
+@pytest.mark.usefixtures("engine_of_process")
+def test_the_engine_of_the_process_changes_nothing_and_is_left_alone(target: str) -> None:
+    torch.manual_seed(0)
+    program = quantized(Net(), image())
+    results = []
+    for engine in ("qnnpack", "fbgemm", "onednn"):
+        torch.backends.quantized.engine = engine
+        module = qc.lower(program, target)
+        results.append(module(image()))
+        assert torch.backends.quantized.engine == engine
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_threads_on_two_engines_get_what_each_gets_alone() -> None:
+    torch.manual_seed(0)
+    programs = {name: quantized(Net(), image(), backend=name) for name in ("qnnpack", "x86")}
+    alone = {name: qc.lower(program, name)(image()) for name, program in programs.items()}
+    modules = {name: qc.lower(program, name) for name, program in programs.items()}  # nothing is packed yet
+    wrong: list[str] = []
+    start = threading.Barrier(4)
+
+    def run(name: str) -> None:
+        start.wait()
+        for round_ in range(12):
+            fresh = modules[name] if round_ % 4 else qc.lower(programs[name], name)  # others pack in the meantime
+            if not torch.equal(fresh(image()), alone[name]):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in programs for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
