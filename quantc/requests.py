@@ -66,7 +66,7 @@ def why_not_static(rule: Rule, asked: Iterable[tuple[fx.Node, Setting | None]]) 
     if rule.static is Offer.YES:
         return None
     read = [(node, said) for node, said in asked if said is None or not isinstance(said.use, Float)]
-    if all(is_dynamic(said) for _, said in read):
+    if not read or any(is_dynamic(said) for _, said in read):
         return None
     if rule.static is Offer.NAMED:
         is_named = any(said is not None and _is_named(said, node) for node, said in read)

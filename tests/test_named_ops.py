@@ -17,6 +17,7 @@ from quantc.formats import Offer
 from quantc.inspect.reasons import Why
 from quantc.patterns.table import RuleTable
 from quantc.program import Program
+from quantc.registry import BACKENDS
 
 SPEC = X86.outcome("act")
 NAMED = ("linear-computed", "matmul", "addmm", "baddbmm")
@@ -56,7 +57,7 @@ def rules(program: Program) -> dict[str, str]:
 def test_on_x86_these_rules_have_to_be_named_and_no_others() -> None:
     assert tuple(rule.name for rule in X86.table if rule.static is not Offer.YES) == NAMED
     for name in ("qnnpack", "executorch"):
-        assert all(rule.static is Offer.YES for rule in qc.BACKENDS[name].table)
+        assert all(rule.static is Offer.YES for rule in BACKENDS[name].table)
 
 
 def test_what_nobody_names_is_float_and_coverage_says_how_to_ask() -> None:
@@ -152,7 +153,7 @@ def test_attention_whose_products_nobody_names_stays_whole() -> None:
 def test_attention_whose_products_are_named_is_taken_apart() -> None:
     program = prepared(Attention(), qc.QuantConfig().set_op("matmul", SPEC))
     assert "sdpa" not in ops(program)
-    assert [rule for rule in rules(program).values()].count("matmul") == 2
+    assert list(rules(program).values()).count("matmul") == 2
 
 
 def test_a_rule_for_other_ops_leaves_attention_whole() -> None:

@@ -294,7 +294,7 @@ def test_what_the_instruction_set_needs_is_done_unless_told_otherwise(prepared: 
     assert {(row.op, row.channels) for row in left} == {("matmul", 1)}
     assert qc.convert(prepared).dump("text") == qc.convert(prepared, reduce_range="weights").dump("text")
     notes = [note for entry in qc.convert(prepared).log for note in entry.notes]
-    assert sum("it has no weight; reduce_range=\"activations\" would do" in note for note in notes) == len(left)
+    assert sum('it has no weight; reduce_range="activations" would do' in note for note in notes) == len(left)
     assert Pipeline.parse("quantize") == Pipeline.parse("quantize{reduce-range=auto}")
     assert str(qc.pipelines.convert("x86")).startswith("quantize,")
 
@@ -317,7 +317,9 @@ def test_activations_are_narrower_where_a_weight_cannot_be_coarser() -> None:
     x = torch.randn(8, 16)
     affine = INT8_NARROW_WEIGHT.but(scheme="affine", qmin=-128)
     takes = (Capability.of(X86.outcome("act").spec), Capability.of(affine))
-    backend = replace(X86, table=X86.table.only("linear"), roles={"act": UINT8, "weight": affine}, takes=takes, modes={})
+    backend = replace(
+        X86, table=X86.table.only("linear"), roles={"act": UINT8, "weight": affine}, takes=takes, modes={}
+    )
     program = qc.prepare(qc.capture(nn.Sequential(layer).eval(), (x,)), backend)
     qc.calibrate(program, [(x,)])
     safe, kept = (qc.convert(program, reduce_range=what) for what in ("auto", "weights"))

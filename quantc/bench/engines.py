@@ -37,7 +37,7 @@ def _quantize_onnx(whole: Path, ready: Path, small: Path, batches: Inputs) -> No
     quantization: Any = import_module("onnxruntime.quantization")
     inference: Any = import_module("onnxruntime.quantization.shape_inference")
     runtime: Any = import_module("onnxruntime")
-    inference.quant_pre_process(str(whole), str(ready))
+    inference.quant_pre_process(str(whole), str(ready), skip_symbolic_shape=True)  # shapes are fixed
     names = [each.name for each in runtime.InferenceSession(str(ready)).get_inputs()]
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]

@@ -52,7 +52,7 @@ def measure(
             rows[name], made = _entered(task, name, contender)
             if made is not None:
                 built[name] = made
-        tell(f"{task.name}: {len(built)} contenders, {rounds} rounds")
+        tell(f"{task.name}: taking turns, {rounds} rounds")
         spent = take_turns({name: made.run for name, made in built.items()}, task.unseen[0], rounds)
         whole = built[EAGER].weight_bytes
         for name, times in spent.items():

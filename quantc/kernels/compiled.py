@@ -87,7 +87,7 @@ class Island:
     def shapes(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         sizes: dict[str, int] = {}
         for kind, tensor in zip(self.kinds, inputs, strict=True):
-            sizes.update({name: size for name, size in zip(kind.shape, tensor.shape, strict=True) if _is_symbol(name)})
+            sizes.update({str(name): size for name, size in zip(kind.shape, tensor.shape, strict=True)})
         return [made.empty(sizes) for made in self.yields]
 
 
@@ -154,7 +154,7 @@ class _Drawing:
 
     def __init__(self, program: Program, module: fx.GraphModule, orders: Mapping[fx.Node, torch.memory_format]) -> None:
         self.module, self.orders = module, orders
-        self.written_in = {node.name: node for node in program.graph.nodes}
+        self.written_in: dict[str, fx.Node] = {node.name: node for node in program.graph.nodes}
         """The nodes of the program, as it is written."""
         self.graph = fx.Graph()
         self.made: dict[fx.Node, fx.Node] = {}
@@ -193,9 +193,8 @@ class _Drawing:
         if self._kernel(node) is None or len(node.args) != 1:
             return None
         found = self.written_in.get(str(stands_for(node)))
-        if found is None or not (is_quantize(found) or is_dequantize(found)) or len(found.all_input_nodes) != 1:
-            return None
-        return found
+        is_grid = found is not None and (is_quantize(found) or is_dequantize(found))
+        return found if is_grid and found is not None and len(found.all_input_nodes) == 1 else None
 
     def _island(self, group: Sequence[fx.Node]) -> None:
         inside = set(group)
@@ -208,7 +207,7 @@ class _Drawing:
         for node in group:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output([copies[node] for node in results])
-        written = {node.args[1] for node in group if getattr(self._kernel(node), "keep", True) is False}
+        written = [node.args[1] for node in group if getattr(self._kernel(node), "keep", True) is False]
         island = Island(
             fx.GraphModule(self.module, graph),
             [self._kind(source) for source in inputs],

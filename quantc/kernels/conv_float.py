@@ -1,5 +1,7 @@
 """Convolutions of bytes in float32: levels become floats, oneDNN's float kernel convolves them, and the result is rounded.
 
+Weights are not packed: what is packed for one shape of input is many times slower for others.
+
 For results in bytes the multipliers are in the weights, so that nothing is left to do but to round: the float32 sums are
 off by far less than a step. Where the result is float, they come afterwards, and sums of integers are exact up to 2^24.
 """
@@ -18,9 +20,6 @@ from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, kernel
 from quantc.kernels.window import FORMATS
 
-CONV: Any = torch.ops.mkldnn._convolution_pointwise.default
-PREPACK: Any = torch.ops.mkldnn._reorder_convolution_weight
-
 
 class ConvFloat(ByteConv):
     """A convolution of bytes by int8 weights, in float32."""
@@ -28,10 +27,6 @@ class ConvFloat(ByteConv):
     name: ClassVar[str] = "float32 conv"
     family: ClassVar[str] = "float32"
     computes_in_float: ClassVar[bool] = True
-
-    def __init__(self, call: Call, ending: Ending) -> None:
-        super().__init__(call, ending)
-        self.post_op = "relu" if ending.is_relu else "none"
 
     def pack(self) -> Any:
         hush()
@@ -43,7 +38,7 @@ class ConvFloat(ByteConv):
         if not self.ending.is_float:
             numbers = numbers * self._for_axes(multiplier, 1)
         sizes = (window.padding, window.stride, window.dilation, window.groups)
-        weight = PREPACK(numbers.contiguous(memory_format=FORMATS[window.axes]), *sizes)
+        weight = numbers.contiguous(memory_format=FORMATS[window.axes])
         if not self.ending.is_float:
             return weight, bias, sizes, None, None
         return weight, None, sizes, self._for_axes(multiplier), None if bias is None else self._for_axes(bias)
@@ -56,7 +51,7 @@ class ConvFloat(ByteConv):
         weight, bias, sizes, multiplier, added = packed
         ending = self.ending
         numbers = as_quantized(images[0], 1.0, self.x_zero_point).dequantize()
-        made: Tensor = CONV(numbers, weight, bias, *sizes, self.post_op, [], "")
+        made = torch.mkldnn_convolution(numbers, weight, bias, *sizes)
         if multiplier is None:
             return to_bytes(made, 1.0, ending.zero_point, ending.dtype)
         made.mul_(multiplier)

@@ -80,8 +80,11 @@ def unpacked_by_qnnpack(op: str, packed: Any) -> Tensor | None:
     """The integers of a packed weight, as they were given; None if torch cannot give them back."""
     if op == "conv3d":
         return None
-    found: Tensor = getattr(torch.ops.quantized, f"{op}_unpack")(packed)[0]
-    return found.int_repr().contiguous()
+    # torch packs rows as images, and unpacks them by taking the axis away in place: the second time, there is none
+    is_row = "1d" in op
+    found: Tensor = getattr(torch.ops.quantized, f"{op.replace('1d', '2d')}_unpack")(packed)[0]
+    levels = found.int_repr()
+    return (levels.squeeze(2) if is_row else levels).contiguous()
 
 
 def product_with_packed(op: str) -> Any:

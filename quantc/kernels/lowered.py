@@ -183,7 +183,8 @@ class Lowered(nn.Module):
             made = fn(sample)
             if (made.device, made.dtype) != (sample.device, sample.dtype):
                 self._refuse(f"which are not for {made.dtype} on {made.device}", "keep it as it is, on the CPU")
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def train(self, mode: bool = True) -> Lowered:
         """`eval()`, or an error: kernels have no gradients."""
@@ -298,7 +299,7 @@ def _unpickled(content: bytes) -> Any:
 
 
 def lower(
-    program: Program,
+    program: Program | Lowered,
     target: str,
     *,
     tune: bool | tuple[Any, ...] = False,
@@ -308,8 +309,8 @@ def lower(
 ) -> Lowered:
     """A quantized program as a module on the kernels of a target: "x86" or "qnnpack".
 
-    `program` is what `qc.convert` gave, in Q/DQ or in integer form; it is not changed. Kernels compute what the integer
-    form does, within one step; ops for which the target has none run as the integer form writes them, and
+    `program` is what `qc.convert` gave, in Q/DQ or in integer form, or a lowered module, to be lowered otherwise; it is
+    not changed. Kernels compute what the integer form does, within one step; ops for which the target has none run as the integer form writes them, and
     `lowered.placed` says why.
 
     Where several kernels could run an op, the choice goes by a table of times. `tune=True` times them on this machine,
@@ -321,6 +322,8 @@ def lower(
     """
     from quantc import pipelines
 
+    if isinstance(program, Lowered):
+        program = program.program
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     kernels_for(target)
     if program.stage < Stage.FOLDED:

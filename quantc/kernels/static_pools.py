@@ -29,8 +29,23 @@ MANY_CHANNELS = 32
 
 
 def turned(x: Tensor) -> Tensor:
-    """Batches of images that lie channels last, if they have channels enough; else as they are."""
-    return x.contiguous(memory_format=LAST[x.dim()]) if x.shape[1] >= MANY_CHANNELS else x
+    """A batch of images that lies channels last, if it has channels enough or lies in no other order; else as it is."""
+    if x.shape[1] < MANY_CHANNELS and x.is_contiguous():
+        return x
+    made = x.contiguous(memory_format=LAST[x.dim()])
+    return made if 1 not in x.shape else _plainly(made)
+
+
+def _plainly(x: Tensor) -> Tensor:
+    """Images that lie channels last, with strides that say so.
+
+    An axis of one place has any stride. Going by that alone, some of torch's pools take such images to lie in order.
+    """
+    strides, step = [0] * x.dim(), 1
+    for axis in (1, *range(x.dim() - 1, 1, -1), 0):
+        strides[axis] = step
+        step *= x.shape[axis]
+    return x.as_strided(x.shape, strides)
 
 
 # -- the largest -------------------------------------------------------------------------------------------------------
@@ -51,7 +66,8 @@ class MaxPool(Kernel):
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x = inputs[0]
-        made = max_of_windows(turned(x), *packed) if x.dim() == 4 else max_of_windows(x[None], *packed)[0]
+        made = max_of_windows(turned(x if x.dim() == 4 else x[None]), *packed)
+        made = made if x.dim() == 4 else made[0]
         return made.contiguous() if self.in_order else made
 
 
@@ -81,11 +97,11 @@ class MaxPool3d(Kernel):
         x = inputs[0] if inputs[0].dim() == 5 else inputs[0][None]
         batch, channels, depth = x.shape[:3]
         # N, D, H, W, C in memory is a batch of N·D images, and N images whose rows are images
-        lying = x.permute(0, 2, 3, 4, 1).contiguous().flatten(0, 1)
-        wide = max_of_windows(lying.permute(0, 3, 1, 2), *images)
+        lying = x.permute(0, 2, 3, 4, 1).flatten(0, 1)
+        wide = max_of_windows(_plainly(lying.contiguous().permute(0, 3, 1, 2)), *images)
         height, width = wide.shape[2:]
         rows = wide.permute(0, 2, 3, 1).reshape(batch, depth, height * width, channels)
-        deep = max_of_windows(rows.permute(0, 3, 1, 2), *stacks)
+        deep = max_of_windows(_plainly(rows.permute(0, 3, 1, 2)), *stacks)
         made = deep.reshape(batch, channels, -1, height, width)
         made = made if inputs[0].dim() == 5 else made[0]
         return made.contiguous() if self.in_order else made
@@ -147,7 +163,7 @@ class AveragePool(Rounding):
         is_row, pool, (size, stride, padding), added, by_place, scale = packed
         x = inputs[0].unsqueeze(-2) if is_row else inputs[0]
         is_batch = x.dim() == len(size) + 2
-        values = real(turned(x) if is_batch else x[None], 1.0, self.zero_point)
+        values = real(turned(x if is_batch else x[None]), 1.0, self.zero_point)
         if added is not None:
             values = functional.pad(values, added)
         sums = pool(values, size, stride, padding, divisor_override=1)

@@ -124,6 +124,7 @@ MODULES = (
     "static_norms",
     "static_linear",
     "static_activated",
+    "static_curves",
     "static_matmul",
     "qnnpack_conv",
     "qnnpack_linear",

@@ -88,7 +88,7 @@ class ByteTable:
 
     def look_up(self, indices: Tensor) -> Tensor:
         """Rows as float32."""
-        flat = indices.reshape(-1)
+        flat = indices.reshape(-1).contiguous()
         if self.groups > 1:
             flat = (flat.unsqueeze(1) * self.groups + _places(self.groups, flat.dtype)).reshape(-1)
         found: Tensor = BYTE_ROWS(self.rows, flat, _places(flat.numel(), flat.dtype))
@@ -98,7 +98,9 @@ class ByteTable:
 
     def sum_up(self, indices: Tensor, offsets: Tensor, weights: Tensor | None, include_last_offset: bool) -> Tensor:
         """Sums of bags of rows that are stored in one part, with their scales."""
-        made: Tensor = BYTE_ROWS(self.rows, indices, offsets, False, 0, False, weights, None, include_last_offset)
+        bags = (indices.contiguous(), offsets.contiguous())
+        each = None if weights is None else weights.contiguous()
+        made: Tensor = BYTE_ROWS(self.rows, *bags, False, 0, False, each, None, include_last_offset)
         return made
 
 

@@ -16,7 +16,7 @@ from quantc.integer.proof.ranges import Levels
 from quantc.numerics import QParams, quantize
 from quantc.spec import QuantSpec
 
-PAIRS = 8
+PAIRS = 4
 """How many pairs of each sign are looked at first."""
 
 
@@ -64,7 +64,13 @@ class PairFit:
             return self._least(decisive(self.weights), scale, "any")  # rounding keeps the order, so they decide
         # rounding does not keep the order of sums of two, but hardly ever do any others decide than the largest few
         least = self._least(_largest_pairs(self.weights), scale, "adjacent")
-        return self._least(self.weights, least, "adjacent")
+        left = ~self._fits(self.weights, least, "adjacent")
+        if not bool(left.any()):
+            return least
+        if not scale.dim():
+            return self._least(self.weights, least, "adjacent")
+        rows = self.weights[left.repeat(len(self.weights) // scale.numel())]
+        return least.masked_scatter(left, self._least(rows, least[left], "adjacent"))
 
     def _least(self, weights: Tensor, scale: Tensor, neighbours: Neighbours) -> Tensor:
         fitting = self._fits(weights, scale, neighbours)
