@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantc.bench.networks import MobileNetV2
 from tests.image_architectures import (
     ConvNeXt,
     EfficientNet,
@@ -24,7 +25,7 @@ from tests.sequence_architectures import DLRM, GPT, T5, Conformer, EinsumAttenti
 from tests.zoo.case import Case, Inputs, floats
 from tests.zoo.recurrent import Tagger
 from tests.zoo.transformers import Bert, ViT
-from tests.zoo.vision import MobileNetV2, UNet
+from tests.zoo.vision import UNet
 
 
 def words(length: int, vocabulary: int) -> Inputs:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import quantc as qc
+from quantc.bench.networks import MobileNetV2
 from quantc.example import digits_cnn, digits_data
 from quantc.inspect.agreement import Agreement, agreement
 from quantc.passes.snap_bias import SnapBias
@@ -20,7 +21,6 @@ from quantc.program import Program
 from tests.encoders import TextEncoder, glorot, images, texts
 from tests.image_architectures import ResNet18
 from tests.oracles import Batches, whole_sqnr
-from tests.zoo.vision import MobileNetV2
 
 BACKENDS = ("x86", "qnnpack", "executorch")
 EQUAL = 0.999

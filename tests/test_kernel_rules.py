@@ -199,7 +199,8 @@ def chain() -> qc.Lowered:
 
 
 def node_of(module: fx.GraphModule, word: str) -> fx.Node:
-    return next(node for node in module.graph.nodes if word in node.name)
+    found: fx.Node = next(node for node in module.graph.nodes if word in node.name)
+    return found
 
 
 GRID = (0.1, 3, 0, 255, torch.uint8)

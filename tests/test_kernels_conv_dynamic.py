@@ -14,9 +14,10 @@ import quantc as qc
 from quantc.config import QuantConfig
 from quantc.errors import InputError
 from quantc.integer.library import OPS
-from quantc.kernels.conv_dynamic import ConvDynamic, Window
+from quantc.kernels.conv_dynamic import ConvDynamic
 from quantc.kernels.engines import quantized_weight
 from quantc.kernels.run_time_grid import RunTimeGrid
+from quantc.kernels.window import Window
 from quantc.run_time import choose_qparams
 
 EPS = 2.0**-14

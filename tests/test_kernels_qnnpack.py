@@ -344,7 +344,8 @@ class Net(nn.Module):
         y = functional.relu(self.grouped(y) * y)
         z = functional.hardswish(self.up(functional.avg_pool2d(self.point(y), 2)))
         z = torch.cat([z, torch.sigmoid(z)], 1)
-        return self.head(z.mean((2, 3)))
+        made: Tensor = self.head(z.mean((2, 3)))
+        return made
 
 
 def image(batch: int = 2) -> Tensor:

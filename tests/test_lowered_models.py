@@ -48,7 +48,7 @@ FAST = ("mobilenet_v3", "unet", "vit", "bert", "conformer", "wavenet", "dlrm", "
 """Those that between them have every kind of kernel. The others are looked at by the slow tests."""
 
 
-def each(*names: str, slow: bool = True) -> Any:
+def each(*names: str, slow: bool = True) -> pytest.MarkDecorator:
     """A test for some models on every target, and a slow one for all the others."""
     rest = [name for name in CASES if name not in names] if slow else []
     fast = [pytest.param(name, target, id=f"{name} {target}") for name in names for target in TARGETS]

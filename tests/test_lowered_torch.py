@@ -266,11 +266,19 @@ def test_packing_in_inference_mode_poisons_nothing(lowered: Lowered) -> None:
 def test_threads_pack_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     made, count, batches = qc.lower(program, "x86"), 8, 3
     packed: list[Kernel] = []
+
+    def watch(kernel: Kernel) -> None:
+        pack = kernel.pack
+
+        def noted() -> Any:
+            packed.append(kernel)
+            return pack()
+
+        monkeypatch.setattr(kernel, "pack", noted)
+
     for kernel in made.modules():
         if isinstance(kernel, Kernel):
-            monkeypatch.setattr(
-                kernel, "pack", lambda kernel=kernel, pack=kernel.pack: (packed.append(kernel), pack())[1]
-            )
+            watch(kernel)
     barrier = threading.Barrier(count)
     found: dict[int, Any] = {}
 

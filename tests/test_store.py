@@ -29,7 +29,8 @@ from tests.zoo.vision import ResNet18
 
 def again(program: Program, tmp_path: Path) -> Program:
     program.save(tmp_path / "model.qc")
-    return qc.load(tmp_path / "model.qc")
+    loaded: Program = qc.load(tmp_path / "model.qc")
+    return loaded
 
 
 def assert_same(loaded: Program, program: Program) -> None:

@@ -426,7 +426,7 @@ def dropped(document: Any, path: tuple[Any, ...]) -> None:
 
 def loaded_or_refused(path: Path) -> Program | None:
     try:
-        program = qc.load(path)
+        program: Program = qc.load(path)
     except LoadError:
         return None
     program.dump()
