@@ -13,7 +13,7 @@ from quantc.errors import AnnotationError, QuantcError
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.plan import Plan
 from quantc.program import Program, Stage
-from quantc.quantizer import Quantizer, quantizer_of
+from quantc.quantizer import Quantizer, instruction_sets_of, quantizer_of
 from quantc.requests import refuse_unmet
 
 
@@ -53,7 +53,7 @@ class Annotate(Pass):
 
     def run(self, program: Program) -> Outcome:
         before = program.plan
-        program.plan = Plan(self.backend, self.config)
+        program.plan = Plan(self.backend, self.config, instruction_sets=instruction_sets_of(self.backend))
         try:
             config = self.config.resolve(program)
             self.backend.annotate(Annotator(program, config))
@@ -72,6 +72,7 @@ class Annotate(Pass):
         if plan.decides_like(before):
             program.plan = before  # with its groups and statistics
             before.quantizer, before.config = plan.quantizer, plan.config  # who decided on nothing can explain it
+            before.instruction_sets = plan.instruction_sets
             return Outcome(False, notes)
         return Outcome(True, notes)
 

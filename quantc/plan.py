@@ -102,6 +102,9 @@ class Plan:
     """How many batches the statistics are of."""
     qparams: dict[str, QParams] = field(default_factory=dict)
     """By the name of the group, once `quantize` has run."""
+    instruction_sets: dict[str, str] = field(default_factory=dict)
+    """Whose sums the numbers are for, by the name of the quantizer that claims a node. It stands here, and not with the
+    quantizer alone, because a file cannot hold every quantizer, and numbers must not depend on that."""
 
     @property
     def is_empty(self) -> bool:
@@ -130,6 +133,7 @@ class Plan:
             dict(self.statistics),
             self.batches,
             dict(self.qparams),
+            dict(self.instruction_sets),
         )
 
     def __str__(self) -> str:

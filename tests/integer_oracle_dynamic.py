@@ -92,7 +92,8 @@ class Forms:
 
     @staticmethod
     def of(prepared: Program, **options: Any) -> Forms:
-        return Forms(qc.convert(prepared), qc.convert(prepared, to="integer", **options))
+        both = {name: value for name, value in options.items() if name == "reduce_range"}
+        return Forms(qc.convert(prepared, **both), qc.convert(prepared, to="integer", **options))
 
     def differences(self, inputs: Sequence[Any]) -> list[str]:
         """Where the integer program is not what NumPy says, each match fed the program's own values."""

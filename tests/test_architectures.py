@@ -23,6 +23,7 @@ from quantc.dialect import op_name
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from tests.architectures import CASES
+from tests.named_ops import naming
 from tests.zoo.case import Case
 
 CALIBRATION = range(1, 7)
@@ -91,7 +92,9 @@ def captured(name: str) -> tuple[nn.Module, Program]:
 
 @cache
 def quantized(name: str, backend: str) -> Program:
-    prepared = qc.prepare(captured(name)[1], backend)
+    """With products of two activations quantized on every backend."""
+    program = captured(name)[1]
+    prepared = qc.prepare(program, backend, config=naming(program, backend))
     qc.calibrate(prepared, [BY_NAME[name].example(seed)[0] for seed in CALIBRATION], progress="silent")
     return qc.convert(prepared)
 

@@ -17,6 +17,7 @@ from quantc.program import Program
 from quantc.quantizer import Backend
 from quantc.spec import UINT8, QuantSpec
 from tests.encoders import TextEncoder, ViT, glorot, images, initialised, texts
+from tests.named_ops import naming
 from tests.oracles import Batches, int8_share, pt2e_x86, sqnr, whole_sqnr
 
 ENOUGH = 25.0
@@ -26,7 +27,9 @@ SHARE = 0.9
 
 
 def quantized(model: nn.Module, batches: Batches, backend: Backend = X86) -> Program:
-    prepared = qc.prepare(qc.capture(model, batches[0]), backend)
+    """With products of two activations quantized too, where the model has any."""
+    program = qc.capture(model, batches[0])
+    prepared = qc.prepare(program, backend, config=naming(program, backend))
     qc.calibrate(prepared, batches)
     return qc.convert(prepared)
 

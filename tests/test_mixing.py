@@ -68,7 +68,7 @@ def check(name: str, rules: list[tuple[int, str]]) -> None:
             assert any(word in reason for word in ("as the config says", "per-token", "names the op"))
     if any(group.source is Source.DATA for group in prepared.plan.groups):
         qc.calibrate(prepared, [x])
-    assert torch.equal(qc.convert(prepared)(x), ByHand(name, chosen).run(model, x))
+    assert torch.equal(qc.convert(prepared, reduce_range="no")(x), ByHand(name, chosen).run(model, x))
 
 
 def row_of(program: Program, node: str) -> Row:
@@ -112,7 +112,7 @@ def test_the_law_can_fail() -> None:
     """The judge tells techniques apart: the same rule with another technique is not what the program computes."""
     model, x, captured = net()
     config = QuantConfig().set("head", UINT8.but(timing="dynamic"))
-    result = qc.quantize(captured, None, [x], BACKENDS["x86"], config=config)
+    result = qc.quantize(captured, None, [x], BACKENDS["x86"], config=config, reduce_range="no")
     right, _ = expected([(3, "dynamic")])
     assert torch.equal(result(x), ByHand("x86", right).run(model, x))
     for technique in ("float", "static", "token", "bytes", "groups", "fp16"):
@@ -175,7 +175,7 @@ class Heads(nn.Module):
 @pytest.mark.parametrize("spec", [UINT8_NOW, UINT8_NOW.but(granularity="per-token")], ids=["tensor", "token"])
 def test_layers_that_read_one_tensor_share_its_scale(spec: QuantSpec) -> None:
     model, x = Heads().eval(), torch.randn(2, 5, 16)
-    result = qc.quantize(model, (x,), config=QuantConfig().set_all(spec))
+    result = qc.quantize(model, (x,), config=QuantConfig().set_all(spec), reduce_range="no")
     assert choices(result.program) == 1
     assert len(calls(result.program, "quantized_decomposed.quantize_per_t")) == 1
     y = fake.as_it_comes(x) if spec is UINT8_NOW else fake.by_token(x)
@@ -202,7 +202,9 @@ def test_a_tensor_that_is_read_in_every_way() -> None:
         .set("d", INT8_WEIGHT_ONLY.but(qmin=-127))
         .set("e", FLOAT)
     )
-    result = qc.quantize(model, (x,), [(seen,)], BACKENDS["x86"], config=config, dynamic_shapes=({0: _any()},))
+    result = qc.quantize(
+        model, (x,), [(seen,)], BACKENDS["x86"], config=config, dynamic_shapes=({0: _any()},), reduce_range="no"
+    )
     weights = [fake.weight_by_channel(layer.weight) for layer in (model.a, model.b, model.c, model.d)]
     inputs = [fake.known(x, seen), fake.as_it_comes(x), fake.by_token(x), x]
     by_hand = [F.linear(y, w, getattr(model, name).bias) for y, w, name in zip(inputs, weights, "abcd", strict=True)]

@@ -112,8 +112,8 @@ def relabelled(original: Path, path: Path, change: Callable[[dict[str, Any]], ob
 LABELS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "format": (lambda label: label.update(format="quantc.statistics"), "the field 'format' is 'quantc.statistics'"),
     "newer version": (
-        lambda label: label.update(version=3),
-        "the field 'version' is 3, and this quantc reads 1 and 2",
+        lambda label: label.update(version=4),
+        "the field 'version' is 4, and this quantc reads 1, 2, 3",
     ),
     "version of another type": (lambda label: label.update(version="one"), "version"),
     "no version": (lambda label: label.pop("version"), "version"),

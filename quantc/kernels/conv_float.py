@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quantc.kernels.byte_conv import ByteConv, check_bytes, two_axes
 from quantc.kernels.ending import Ending
-from quantc.kernels.engines import as_quantized, hush, to_bytes
+from quantc.kernels.engines import as_quantized, to_bytes
 from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, kernel
 from quantc.kernels.window import FORMATS
@@ -29,7 +29,6 @@ class ConvFloat(ByteConv):
     computes_in_float: ClassVar[bool] = True
 
     def pack(self) -> Any:
-        hush()
         window, bias = self.window.wide, self.optional_buffer("bias")
         numbers = self.rows().float()
         if not self.is_centered:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import InputError
+from quantc.kernels.engines import hush
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Kernel(nn.Module, ABC):
     def _pack_once(self) -> Any:
         with self._packing:  # several threads may come here at once
             if self._packed is None:
+                hush()
                 # what is made in inference mode could be used in no other
                 with torch.inference_mode(False), torch.no_grad():
                     self._packed = self.pack()

@@ -101,7 +101,8 @@ def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     left = set(draft.nodes())
     placed = {node: row for node, row in placed.items() if node in left}
     warn_of_saturation(
-        (placed[node].node, kernel) for _, graph in draft.graphs() for node, kernel in kernels_of(draft, graph)
+        ((placed[node].node, kernel) for _, graph in draft.graphs() for node, kernel in kernels_of(draft, graph)),
+        program,
     )
     for node, count in join_siblings(draft).items():
         placed[node] = replace(placed[node], kernel=f"{placed[node].kernel}; {count} in one")

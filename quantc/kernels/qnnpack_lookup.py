@@ -51,12 +51,34 @@ class Lookup(Kernel):
         return made.contiguous() if self.in_order else made
 
 
+class ChannelLookup(Lookup):
+    """The same with a table for each index of an axis."""
+
+    name: ClassVar[str] = "bytes translated by channel"
+
+    def __init__(self, table: Tensor, x_dtype: torch.dtype, axis: int) -> None:
+        super().__init__(table, x_dtype)
+        self.axis = axis
+
+    def pack(self) -> Any:
+        entries = self.get_buffer("table").roll(self.first, dims=1)
+        return [bytes(row) for row in entries.view(torch.uint8).tolist()]
+
+    def run(self, packed: Any, *inputs: Tensor) -> Any:
+        x = inputs[0]
+        if not x.numel():
+            return x.new_empty(x.shape, dtype=self.dtype)
+        turned = x.transpose(0, self.axis).contiguous()
+        rows = turned.view(len(packed), -1).numpy()
+        found = bytearray().join(row.tobytes().translate(table) for row, table in zip(rows, packed, strict=True))
+        made = torch.frombuffer(found, dtype=self.dtype).view(turned.shape).transpose(0, self.axis)
+        return made.contiguous() if self.in_order else made
+
+
 @kernel("x86", "lookup")
 @kernel("qnnpack", "lookup")
 def lookup(call: Call) -> Kernel:
     table, dtype = call.tensor("table"), dtype_of(call.node.args[0])
     if dtype not in BYTES or table.dtype not in BYTES:
         raise NoKernelError("the kernel is for bytes")
-    if table.dim() != 1:
-        raise NoKernelError("it has a table for each channel")
-    return Lookup(table, dtype)
+    return Lookup(table, dtype) if table.dim() == 1 else ChannelLookup(table, dtype, call["axis"])

@@ -14,7 +14,6 @@ import torch
 from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
 from quantc.kernels.packed import Kernel
 from quantc.program import Program
-from quantc.quantizer import instruction_sets_of
 
 PAIR_BITS = 16
 MOST_NAMES = 8
@@ -61,7 +60,7 @@ def warn_of_saturation(kernels: Iterable[tuple[str, Kernel]], program: Program |
 
 def _told(program: Program | None, here: str, cut_off: str) -> str:
     """Why there was no room made for them, and what to do."""
-    sets = {} if program is None else instruction_sets_of(program.plan.quantizer)
+    sets = {} if program is None else program.plan.instruction_sets
     others = [
         f"{name or 'no instruction set in particular'} (backend {of})" for of, name in sets.items() if name != here
     ]

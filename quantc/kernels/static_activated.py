@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import argument, op_name
+from quantc.dialect import Trait, argument, op_name, traits_of
 from quantc.kernels.packed import Kernel
 from quantc.kernels.static_linear import Activation, Linear, OnFbgemm, OnOnednn
 from quantc.kernels.table import Call, NoKernelError, Placement, larger_kernel
@@ -45,6 +45,8 @@ POST_OPS: dict[str, PostOp] = {
     "hardswish": PostOp("hardswish"),
 }
 """By op of the dialect: what the kernel takes, and computes to within 1e-6 of the largest result."""
+APART = PostOp("")
+"""Any other function of one number: it is computed on the float results, and rounded."""
 
 
 def activated(call: Call, family: type[Linear]) -> Placement:
@@ -52,9 +54,10 @@ def activated(call: Call, family: type[Linear]) -> Placement:
     reals, scale, zero_point, low, high, dtype = call.node.args
     if not isinstance(reals, fx.Node) or dtype is not torch.uint8 or len(reals.users) > 1:
         raise NoKernelError("what is rounded is read by others too, or not rounded to uint8")
-    post_op = POST_OPS.get(op_name(reals))
+    post_op = POST_OPS.get(op_name(reals), APART)
     before = reals.all_input_nodes
-    if post_op is None or len(before) != 1 or len(before[0].users) > 1 or before[0].op != "call_module":
+    is_function = Trait.ELEMENTWISE in traits_of(reals) and Trait.MODAL not in traits_of(reals)
+    if not is_function or len(before) != 1 or len(before[0].users) > 1 or before[0].op != "call_module":
         raise NoKernelError("what is rounded is not an activation of a linear layer alone")
     layer = attribute(call.program.owner(reals.graph), str(before[0].target))
     if not isinstance(layer, Linear) or not layer.ending.is_float or layer.activation is not None:
@@ -65,7 +68,8 @@ def activated(call: Call, family: type[Linear]) -> Placement:
     scalars = tuple(float(number) for number in numbers)
     algorithm = argument(reals, post_op.algorithm) if post_op.algorithm else ALGORITHM
     function = _function(reals)
-    after = Activation(post_op.name, scalars, algorithm, function, scale, zero_point, low, high)  # type: ignore[arg-type]
+    numbers_of_grid: Any = (scale, zero_point, low, high)
+    after = Activation(op_name(reals), post_op.name, scalars, algorithm, function, *numbers_of_grid)
     made: Kernel = family(layer.plain, layer.reading, layer.ending, after)
     return Placement(made, tuple(before[0].args))  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from quantc.kernels.ending import Ending
-from quantc.kernels.engines import BYTEWISE, as_quantized, hush, to_bytes
+from quantc.kernels.engines import BYTEWISE, as_quantized, to_bytes
 from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
 from quantc.types import TensorType, dtype_of, tensor_type
@@ -36,7 +36,6 @@ class Rounding(Kernel):
         self.ending = ending
 
     def pack(self) -> Any:
-        hush()
         return ()
 
     def settled(self, values: Tensor, scale: float = 1.0) -> Tensor:
@@ -78,7 +77,6 @@ class Bytewise(Rounding):
         self.scales, self.zero_points = scales, zero_points
 
     def pack(self) -> Any:
-        hush()
         return (BYTEWISE[self.op], *self.scales, *self.zero_points)
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
@@ -161,7 +159,6 @@ class FloatSum(Rounding):
         self.register_buffer("offset", None if offset is None else offset.float())
 
     def pack(self) -> Any:
-        hush()
         multipliers = [self.get_buffer(f"multiplier_{index}") for index in range(len(self.zeros))]
         # one number goes into the scale; others are multiplied with
         terms = [(float(item), zero, None) if item.numel() == 1 else (1.0, zero, item) for item, zero in zip(
@@ -283,7 +280,6 @@ class Quantize(Kernel):
         self.bounds = None if (low, high) == (limits.min, limits.max) else (low, high)
 
     def pack(self) -> Any:
-        hush()
         return self.grid
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
@@ -304,7 +300,6 @@ class Dequantize(Kernel):
         self.grid = (scale, zero_point)
 
     def pack(self) -> Any:
-        hush()
         return self.grid
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:

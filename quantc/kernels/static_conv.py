@@ -6,7 +6,8 @@ copy is handed over.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import copy
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, fx
@@ -68,17 +69,11 @@ class Conv(ByteConv):
         self.post_op = post_op
         return True
 
-
-class ConvCurve(Conv):
-    """A convolution, a curve and the rounding of its result in one."""
-
-    def __init__(self, conv: Conv, curve: str, ending: Ending) -> None:
-        Kernel.__init__(self)
-        for name, buffer in conv._buffers.items():
-            self.register_buffer(name, buffer)
-        self.shape, self.window, self.known, self.is_centered = conv.shape, conv.window, conv.known, conv.is_centered
-        self.x_zero_point, self.highest = conv.x_zero_point, conv.highest
-        self.ending, self.post_op, self.bounds = ending, curve, list[float]()
+    def rounded_after(self, curve: str, ending: Ending) -> Self:
+        """The same convolution with a curve, and the rounding of its result, in one."""
+        made = copy.copy(self)
+        made.ending, made.post_op, made.bounds = ending, curve, []
+        return made
 
 
 class ConvSum(Conv):
@@ -172,7 +167,7 @@ def conv_curve(call: Call) -> Placement:
     if len(activation.users) != 1 or len(source.users) != 1 or found.post_op != "none":
         raise NoKernelError("others read what is between the convolution and its rounding")
     ending = Ending(found.ending.multiplier, zero_point, low, high, dtype, scale)  # type: ignore[arg-type]
-    return Placement(ConvCurve(found, curve, ending), tuple(source.all_input_nodes))
+    return Placement(found.rounded_after(curve, ending), tuple(source.all_input_nodes))
 
 
 def settle_summands(program: Program) -> None:

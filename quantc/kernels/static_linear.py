@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from quantc.integer.library import op_of
 from quantc.kernels.ending import Ending
 from quantc.kernels.engines import (
-    hush,
     linear_to_bytes,
     linear_to_floats,
     packed_linear,
@@ -58,8 +57,10 @@ class Reading:
 class Activation:
     """A function of float results, after which they are rounded onto a grid."""
 
+    name: str
+    """What the dialect calls it."""
     post_op: str
-    """What onednn calls it, with its numbers and its algorithm."""
+    """What onednn calls it, with its numbers and its algorithm; empty if it does not know it."""
     scalars: tuple[float, ...]
     algorithm: str
     function: Callable[[Tensor], Tensor]
@@ -111,7 +112,7 @@ class Linear(Kernel):
 
     def work(self, *inputs: Tensor) -> Work:
         outputs, columns = self.shape
-        kind = "linear" if self.activation is None else f"linear + {self.activation.post_op}"
+        kind = "linear" if self.activation is None else f"linear + {self.activation.name}"
         ends = f"{inputs[0].dtype} to {self.result_dtype}".replace("torch.", "")
         return Work(kind, inputs[0].numel() // max(columns, 1), (columns, outputs), ends)
 
@@ -178,7 +179,7 @@ class Linear(Kernel):
         return linear_to_bytes(rows, packed, ending.zero_point, self.relu)
 
     def extra_repr(self) -> str:
-        after = self.activation.post_op if self.activation is not None else "relu" if self.relu else ""
+        after = self.activation.name if self.activation is not None else "relu" if self.relu else ""
         before = "quantize + " if self.reading.scale is not None else ""
         return f"{before}{self.name}{after and f' + {after}'}"
 
@@ -190,7 +191,6 @@ class OnFbgemm(Linear):
     family: ClassVar[str] = "fbgemm"
 
     def pack(self) -> Any:
-        hush()
         weight = self.plain
         return self.packed_for_fbgemm(weight.levels, weight.scale, weight.bias)
 
@@ -222,13 +222,12 @@ class OnOnednn(Linear):
     family: ClassVar[str] = "onednn"
 
     def pack(self) -> Any:
-        hush()
         activation, ending = self.activation, self.ending
         multiplier, bias = self.get_buffer("multiplier"), self.optional_buffer("bias")
         packed = torch.ops.onednn.qlinear_prepack(self.get_buffer("weight").contiguous(), None)
         few = Later(lambda: self.packed_for_fbgemm(_unpacked(packed), multiplier, bias))
         numbers = (multiplier, torch.zeros(1, dtype=torch.int32), bias)
-        if activation is None:
+        if activation is None or not activation.post_op:
             result: tuple[Any, ...] = (1.0, ending.zero_point, ending.dtype, "relu" if self.relu else "none", [], "")
         else:
             after = (activation.post_op, list(activation.scalars), activation.algorithm)
@@ -243,7 +242,8 @@ class OnOnednn(Linear):
         if x.numel() <= FEW_ROWS * x.shape[-1]:
             return self.on_fbgemm(few.get(), x)
         made: Tensor = ONEDNN(self.reading.levels(x).contiguous(), 1.0, self.reading.zero_point, *settings)
-        return made
+        activation = self.activation
+        return made if activation is None or activation.post_op else activation.rounded(made)
 
 
 def _unpacked(packed: Tensor) -> Tensor:
@@ -269,15 +269,28 @@ def _is_linear(node: fx.Node) -> bool:
     return own is not None and own.name == "linear"
 
 
+def _is_by_output(bias: Any, outputs: int) -> bool:
+    """Whether a bias is a constant, and one number for each output, or for all."""
+    if not isinstance(bias, Tensor):
+        return bias is None
+    return bias.numel() == 1 or (bias.numel() == outputs == bias.shape[-1])
+
+
 def parts_of(call: Call) -> tuple[Weight, Reading, Ending, tuple[Any, ...]]:
     """What a call multiplies, and the nodes it reads: a tensor of floats, if it is rounded for linear layers alone."""
     x: Any = call.node.args[0]
     kind = x.meta.get("val") if isinstance(x, fx.Node) else None
     if kind is None or kind.dtype is not torch.uint8:
         raise NoKernelError("the kernels multiply uint8")
-    levels = call.tensor("w")
-    if levels.dtype is not torch.int8 or not levels.numel() or call["w_zero_point"] is not None:
+    name = WEIGHTS[call.op]
+    levels = call.tensor(name)
+    if levels.dtype is not torch.int8 or not levels.numel() or call[f"{name}_zero_point"] is not None:
         raise NoKernelError("the kernels take symmetric int8 weights, which are not empty")
+    if levels.dim() != 2:
+        raise NoKernelError(f"the kernels multiply with one matrix, and the weight has {levels.dim()} axes")
+    levels = levels if name == "w" else levels.t().contiguous()
+    if not _is_by_output(call["bias"], len(levels)):
+        raise NoKernelError("its bias is not one number for each output")
     if call["dtype"] is torch.int8:
         raise NoKernelError("the kernels yield uint8 or float32")
     ending = Ending.of(call)
@@ -289,13 +302,17 @@ def parts_of(call: Call) -> tuple[Weight, Reading, Ending, tuple[Any, ...]]:
     return weight, replace(reading, scale=rounded.grid[0]), ending, (x.args[0],)
 
 
-@kernel("x86", "linear")
+WEIGHTS = {"linear": "w", "matmul": "y"}
+"""What ops call the operand that is constant: with outputs in rows, and in columns."""
+
+
+@kernel("x86", *WEIGHTS)
 def onednn(call: Call) -> Placement:
     weight, reading, ending, inputs = parts_of(call)
     return Placement(OnOnednn(weight, reading, ending), inputs)
 
 
-@kernel("x86", "linear")
+@kernel("x86", *WEIGHTS)
 def fbgemm(call: Call) -> Placement:
     weight, reading, ending, inputs = parts_of(call)
     return Placement(OnFbgemm(weight, reading, ending), inputs)

@@ -129,7 +129,6 @@ MODULES = (
     "qnnpack_conv",
     "qnnpack_linear",
     "qnnpack_shared",
-    "qnnpack_matmul",
     "qnnpack_lookup",
     "weight_only",
     "weight_lookup",

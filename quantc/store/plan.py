@@ -18,11 +18,12 @@ from torch import fx
 from quantc.config import QuantConfig
 from quantc.errors import LoadError, PluginError, UnknownNameError
 from quantc.formats import Timing
+from quantc.instruction_sets import INSTRUCTION_SETS
 from quantc.numerics import QParams
 from quantc.observe.store import SiteRecord
 from quantc.outcomes import Derived, Fixed, Quantize, TensorOutcome
 from quantc.plan import Claim, Group, Part, Plan, Source
-from quantc.quantizer import Quantizer, Quantizers, TableQuantizer, quantizer_of
+from quantc.quantizer import Quantizer, Quantizers, TableQuantizer, instruction_sets_of, quantizer_of
 from quantc.registry import BACKENDS
 from quantc.sites import NodeTable, Site
 from quantc.store.container import ADVICE
@@ -72,6 +73,8 @@ class PlanData(_Data):
     statistics: dict[str, SiteRecord]
     batches: NonNegativeInt
     qparams: list[str]
+    instruction_sets: dict[str, str] | None = None
+    """Files from before it was written leave it to the quantizer."""
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
@@ -115,6 +118,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
         statistics=statistics,
         batches=plan.batches,
         qparams=list(plan.qparams),
+        instruction_sets=plan.instruction_sets,
     )
 
 
@@ -155,6 +159,7 @@ def plan_of(data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader)
         outcomes=outcomes,
         groups=tuple(_group(uses, index, group) for index, group in enumerate(data.groups)),
         batches=data.batches,
+        instruction_sets=_instruction_sets(data.instruction_sets, quantizer),
     )
     for name, record in data.statistics.items():
         where = f"plan.statistics.{name}"
@@ -214,6 +219,15 @@ def _sources(outcome: Quantize | Fixed | Derived) -> tuple[Source, ...]:
     if isinstance(outcome, Derived):
         return (Source.DERIVED,)
     return (Source.RUN_TIME,) if outcome.spec.timing is Timing.DYNAMIC else (Source.CONSTANTS, Source.DATA)
+
+
+def _instruction_sets(given: dict[str, str] | None, quantizer: Quantizer | None) -> dict[str, str]:
+    if given is None:
+        return instruction_sets_of(quantizer)
+    for member, name in given.items():
+        if name and name not in INSTRUCTION_SETS:
+            raise _refusal(f"there is no instruction set {name[:60]!r}", f"instruction_sets.{member[:60]}")
+    return given
 
 
 def _qparams(name: str, tensors: TensorReader) -> QParams:

@@ -151,6 +151,8 @@ def _in_qdq(program: Program, node: fx.Node, sizes: Sizes) -> Factors | None:
     if not is_dequantize(left) or not is_dequantize(right):
         return None
     weight, constant = _levels(program, right), _levels(program, left)
+    if any(levels is not None and levels.is_floating_point() for levels in (weight, constant)):
+        return None  # a weight in narrow floats: the product is one of floats
     if weight is not None:
         zero_points = _zero_points(program, right, weight.dim())
         found = Weights.of(weight, zero_points, lambda w: weight_by_channel(node, w))

@@ -23,7 +23,6 @@ from quantc.outcomes import Derived, Fixed, Quantize
 from quantc.places import Places
 from quantc.plan import Group, Source
 from quantc.program import Program
-from quantc.quantizer import instruction_sets_of
 from quantc.spec import QuantSpec
 
 RangeReduction = Literal["auto", "no", "weights", "activations"]
@@ -68,7 +67,7 @@ class Reduction:
     # -- which products ----------------------------------------------------------------------------------------
 
     def _products(self) -> Iterator[Narrow]:
-        targets = instruction_sets_of(self.program.plan.quantizer)
+        targets = self.program.plan.instruction_sets
         for graph in self.places.paths:
             for node in graph.nodes:
                 claim = self.program.plan.claims.get(node)

@@ -22,7 +22,6 @@ from quantc.integer.library import op_of
 from quantc.integer.proof.factors import Factors, factors
 from quantc.integer.proof.narrowing import largest_activation, weight_factors
 from quantc.program import Program, Stage
-from quantc.quantizer import instruction_sets_of
 from quantc.sites import Origin
 from quantc.types import tensor_type
 
@@ -221,7 +220,7 @@ def accumulators(program: Program) -> Accumulators:
             advice='ask what qc.convert(prepared) gives, or qc.convert(prepared, to="integer")',
         )
     paths = {graph: path for path, graph in program.graphs()}
-    targets = instruction_sets_of(program.plan.quantizer)
+    targets = program.plan.instruction_sets
     return Accumulators(program.name, tuple(_row(program, found, paths, targets) for found in factors(program)))
 
 
