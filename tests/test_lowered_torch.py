@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.backends.x86 import X86
 from quantc.errors import InputError, ModeError
 from quantc.kernels.lowered import Lowered
 from quantc.kernels.packed import Kernel
@@ -61,7 +62,8 @@ def static() -> Program:
 
 @pytest.fixture(scope="module")
 def dynamic() -> Program:
-    return qc.quantize(net(), (image(4),), mode="dynamic", dynamic_shapes=BATCH).program
+    named = qc.QuantConfig().set(nn.Conv2d, X86.modes["dynamic"])
+    return qc.quantize(net(), (image(4),), mode="dynamic", config=named, dynamic_shapes=BATCH).program
 
 
 @pytest.fixture(params=["static", "dynamic"])

@@ -120,8 +120,8 @@ class Reasons:
         if found is None:
             return None
         refusal, trial = found
-        if any(isinstance(other.cause, UnknownType) for other in trial.refusals(node)):
-            return None  # a rule that need not be named would have taken it
+        if trial.fits_unnamed(node):
+            return None
         asking = f'config.set_op("{op_name(node)}", spec) asks for it'
         text = f"{op_name(node)} on {trial.backend.name}: {refusal.reason}; {asking}"
         return Reason(Why.NOT_NAMED, text, refusal=refusal, trial=trial)

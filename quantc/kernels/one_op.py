@@ -98,5 +98,5 @@ def portable_module(lowered: Lowered) -> fx.GraphModule:
     """The module of the portable program, for torch.export: weights are unpacked as if nobody was tracing."""
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError("a lowered module is exported with strict=False; or export lowered.program.module")
-    with _disable_current_modes():
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # the former sees to torch.no_grad
         return lowered.program.module
