@@ -143,15 +143,17 @@ def in_memory(x: Tensor, order: str) -> Tensor:
     return x.transpose(0, -1).contiguous().transpose(0, -1) if order == "turned" else x
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     axes=st.integers(1, 3),
-    groups=st.sampled_from([(1, 3, 5), (1, 8, 16), (2, 4, 6), (4, 4, 8), (8, 8, 8), (3, 9, 3), (16, 16, 16)]),
+    groups=st.sampled_from(
+        [(1, 3, 5), (1, 1, 4), (1, 8, 16), (2, 4, 6), (4, 4, 8), (8, 8, 8), (3, 9, 3), (16, 16, 16)]
+    ),
     taps=st.lists(st.integers(1, 3), min_size=3, max_size=3),
     stride=st.lists(st.integers(1, 3), min_size=3, max_size=3),
     padding=st.lists(st.integers(0, 2), min_size=3, max_size=3),
     dilation=st.lists(st.integers(1, 2), min_size=3, max_size=3),
-    sizes=st.lists(st.integers(5, 9), min_size=3, max_size=3),
+    sizes=st.lists(st.sampled_from([1, 3, 5, 6, 7, 9]), min_size=3, max_size=3),
     batch=st.sampled_from([0, 1, 3]),
     out=st.sampled_from(ENDINGS),
     bias=st.booleans(),
@@ -164,11 +166,15 @@ def test_convolutions(
     batch: int, out: Any, bias: bool, zero_point: int, order: str, seed: int,
 ) -> None:  # fmt: skip
     count, inputs, outputs = groups
+    each = list(zip(taps, padding, dilation, sizes, strict=True))[:axes]
+    assume(all(n + 2 * pad > gap * (k - 1) for k, pad, gap, n in each))
     window = (stride[:axes], padding[:axes], dilation[:axes], count)
     layer = Layer("conv", (outputs, inputs // count, *taps[:axes]), window, out, zero_point, bias, seed=seed)
     x = in_memory(layer.input(batch, inputs, *sizes[:axes]), order)
     families = layer.check(x)
-    assert families == (["onednn", "float32"] if out is FLOAT else ["onednn", "fbgemm", "float32"])
+    usual = inputs > count and all(n >= gap and pad <= gap * (k - 1) for k, pad, gap, n in each)
+    others = ["float32"] if out is FLOAT else ["fbgemm", "float32"]
+    assert families in ([["onednn", *others]] if usual else [["onednn", *others], others[:-1]])
 
 
 @settings(max_examples=60, deadline=None)
@@ -200,7 +206,11 @@ def test_transposed_convolutions(
     window = (stride[:axes], padding[:axes], output_padding[:axes], count, dilation[:axes])
     layer = Layer("conv_transpose", (inputs, outputs // count, *taps[:axes]), window, out, 7, bias, seed=seed)
     x = in_memory(layer.input(batch, inputs, *sizes[:axes]), order)
-    assert layer.check(x) == (["onednn"] if out is FLOAT else ["onednn", "fbgemm"])
+    families = layer.check(x)
+    others = [] if out is FLOAT else ["fbgemm"]
+    assert families in (
+        [["onednn", *others]] if axes == 1 and not any(output_padding) else [["onednn", *others], others]
+    )
 
 
 def plain(out: Any = FULL, **more: Any) -> Layer:
@@ -267,10 +277,12 @@ def test_weights_with_a_zero_point_for_each_channel(axes: int, groups: tuple[int
     window, shape = ([1] * axes, [1] * axes, [1] * axes, count), (outputs, inputs // count, *[3] * axes)
     near = Layer("conv", shape, window, out, zero_points=20, most=40)
     x = near.input(2, inputs, *[7] * axes)
-    assert near.check(x) == ["onednn", "fbgemm", "float32"]
+    has_onednn = axes < 3 or inputs > count
+    assert near.check(x) == (["onednn", "fbgemm", "float32"] if has_onednn else ["fbgemm"])
     far = Layer("conv", shape, window, out, zero_points=120)
-    assert far.check(x) == ["fbgemm", "float32"]
-    assert any("zero points" in reason for reason in far.kernels(x)[1])
+    assert far.check(x) == (["fbgemm", "float32"] if has_onednn else ["fbgemm"])
+    told = "zero points" if has_onednn else "groups of one channel over three axes"
+    assert any(told in reason for reason in far.kernels(x)[1])
 
 
 def test_transposed_weights_with_zero_points() -> None:

@@ -87,6 +87,11 @@ class ByteConv(Kernel):
                 "sums of two products may be cut off on this processor, with its weights as kernels need them"
             )
 
+    def check_onednn(self, call: Call) -> None:
+        """Refuse windows that onednn does not go over rightly."""
+        rows = self.rows().shape
+        self.window.check_onednn(call.node.args[0], rows[-self.window.axes :], rows[1])
+
     def check_reach(self, bits: int) -> None:
         """Refuse sums that may be so far beyond the range of the result that an integer of so many bits does not hold
         them: kernels that round before they cut off make the least level of them."""

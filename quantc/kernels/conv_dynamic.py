@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from quantc.kernels.byte_conv import two_axes
-from quantc.kernels.engines import bytes_on_grid, quiet
+from quantc.kernels.engines import bytes_on_grid
 from quantc.kernels.packed import Kernel, Work
 from quantc.kernels.run_time_grid import RunTimeGrid
 from quantc.kernels.table import Call, NoKernelError, kernel
-from quantc.kernels.window import Window
+from quantc.kernels.window import Window, shape_to_pack_for
 
 PREPACK: Any = torch.ops.onednn.qconv_prepack
 CONV: Any = torch.ops.onednn.qconv_pointwise.default
@@ -44,10 +44,15 @@ class ConvDynamic(Kernel):
         self.register_buffer("bias", bias)
 
     def pack(self) -> Any:
+        return self._packed_for(None)
+
+    def pack_for(self, *inputs: Tensor) -> Any:
+        return self._packed_for(shape_to_pack_for(self.window, self.shape, inputs[0]))
+
+    def _packed_for(self, shape: list[int] | None) -> Any:
         weight, window = two_axes(self.get_buffer("weight")), self.window.wide.arguments
         scale = self.get_buffer("scale").expand(weight.shape[0]).contiguous()
-        quiet()
-        packed = PREPACK(weight, scale, 1.0, 0, *window, None)
+        packed = PREPACK(weight, scale, 1.0, 0, *window, shape)
         return packed, scale, torch.zeros(weight.shape[0], dtype=torch.int32), self.optional_buffer("bias"), window
 
     def unpack(self, packed: Any) -> dict[str, Tensor]:
@@ -106,6 +111,7 @@ def onednn(call: Call) -> Kernel:
     if not weight.numel():
         raise NoKernelError("its weight is empty")
     window = Window.of(call, weight.dim() - 2)
+    window.check_onednn(call.node.args[0], weight.shape[2:], weight.shape[1])
     return ConvDynamic(weight, call.tensor("w_scale"), bias, window, RunTimeGrid.of(call))
 
 

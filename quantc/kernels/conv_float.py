@@ -63,4 +63,6 @@ def in_float(call: Call) -> Kernel:
     ending = Ending.of(call)
     if ending.is_float and call["parts"] != 1:
         raise NoKernelError("its sums go beyond the integers that float32 holds")
-    return ConvFloat(call, ending)
+    made = ConvFloat(call, ending)
+    made.check_onednn(call)
+    return made

@@ -225,15 +225,8 @@ def max_of_windows(x: Tensor, *window: Any) -> Tensor:
     return as_bytes(torch.ops.quantized.max_pool2d(as_quantized(x), *window))
 
 
-def quiet() -> None:
-    """Let torch warn of quantized dtypes here, where nobody hears it: it does so once in a process."""
-    with _ENGINE, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.quantize_per_tensor(UNUSED, 1.0, 0, torch.quint8)
-
-
 def bytes_on_grid(x: Tensor, scale: float, zero_point: int, highest: int) -> Tensor:
-    """A float tensor on a grid of levels from 0; call `quiet` once before.
+    """A float tensor on a grid of levels from 0.
 
     torch's op adds the zero point before it rounds, so that what is halfway between two levels may go to the other one.
     """

@@ -65,6 +65,10 @@ class Kernel(nn.Module, ABC):
     def pack(self) -> Any:
         """What `run` is given first: packed weights, and numbers worked out once."""
 
+    def pack_for(self, *inputs: Tensor) -> Any:
+        """The same, where the kernel can make use of what it is called with first: most calls will be like it."""
+        return self.pack()
+
     @abstractmethod
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         """Call the kernel."""
@@ -72,16 +76,16 @@ class Kernel(nn.Module, ABC):
     def forward(self, *inputs: Tensor) -> Any:
         packed = self._packed
         if packed is None:
-            packed = self._pack_once()
+            packed = self._pack_once(inputs)
         return self.run(packed, *inputs)
 
-    def _pack_once(self) -> Any:
+    def _pack_once(self, inputs: tuple[Tensor, ...]) -> Any:
         with self._packing:  # several threads may come here at once
             if self._packed is None:
                 hush()
                 # what is made in inference mode could be used in no other
                 with torch.inference_mode(False), torch.no_grad():
-                    self._packed = self.pack()
+                    self._packed = self.pack_for(*inputs)
             return self._packed
 
     def forget_packed(self) -> None:

@@ -19,6 +19,7 @@ from quantc.kernels.ending import Ending
 from quantc.kernels.joining import kernels_of
 from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel
+from quantc.kernels.window import shape_to_pack_for
 from quantc.program import Program, attribute
 
 CONV: Any = torch.ops.onednn.qconv_pointwise.default
@@ -40,12 +41,21 @@ class Conv(ByteConv):
 
     def __init__(self, call: Call, ending: Ending) -> None:
         super().__init__(call, ending)
+        self.check_onednn(call)
         self.known = self.post_ops[self.window.wide.axes]
         self.post_op, self.bounds = _post_op(ending, self.known)
 
     def pack(self) -> Any:
+        return self._packed_for(None)
+
+    def pack_for(self, *inputs: Tensor) -> Any:
+        """Packed as the kernel for images of that size wants it. Without one, onednn guesses; where it guesses wrong it
+        packs the weight again at every call, which takes up to twice as long as the call itself."""
+        return self._packed_for(shape_to_pack_for(self.window, self.rows().shape, inputs[0]))
+
+    def _packed_for(self, shape: list[int] | None) -> Any:
         multiplier, window = self.get_buffer("multiplier"), self.window.wide.arguments
-        packed = torch.ops.onednn.qconv_prepack(self.rows(), multiplier, 1.0, self.x_zero_point, *window, None)
+        packed = torch.ops.onednn.qconv_prepack(self.rows(), multiplier, 1.0, self.x_zero_point, *window, shape)
         zeros, bias = torch.zeros(1, dtype=torch.int32), self.optional_buffer("bias")
         return 1.0, self.x_zero_point, packed, multiplier, zeros, bias, window
 

@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from quantc.errors import InputError
 from quantc.kernels.packed import Work
 from quantc.kernels.table import Call, NoKernelError
+from quantc.types import tensor_type
 
 FORMATS: dict[int, torch.memory_format] = {2: torch.channels_last, 3: torch.channels_last_3d}
 """The order in memory that kernels want, by the number of axes they go over."""
@@ -67,6 +68,25 @@ class Window:
         sizes = (self.stride, self.padding, self.dilation, False, [0] * self.axes, self.groups)
         return x.new_zeros(torch.convolution(read, by, None, *sizes).shape, dtype=dtype)
 
+    def check_onednn(self, x: Any, taps: Sequence[int], inputs: int) -> None:
+        """Refuse what onednn's kernels for AVX-512 compute wrongly, or write beyond the end of memory for: results that
+        see nothing but padding, and, with one input channel a group, results that are one place wide and three axes.
+
+        `x` is the node that is read, and `inputs` are those of a group. What a result sees may depend on sizes: where
+        these are not known beforehand, it is refused too. On all processors, since kernels are chosen by speed alone.
+        """
+        sizes = _sizes(x, self.axes)
+        each = list(zip(sizes, taps, self.padding, self.dilation, strict=True))
+        if any(pad > gap * (k - 1) for _, k, pad, gap in each):
+            raise NoKernelError("some of its results are of padding alone, which onednn does not compute rightly")
+        if any(k > 1 and gap > 1 and not _is_least(size, gap) for size, k, _, gap in each):
+            raise NoKernelError("some of its results may be of padding alone, which onednn does not compute rightly")
+        if inputs == 1 and self.axes == 3:
+            raise NoKernelError("onednn does not compute groups of one channel over three axes rightly")
+        size, k, pad, gap = each[-1]
+        if inputs == 1 and self.stride[-1] > 1 and not _is_least(size, self.stride[-1] + gap * (k - 1) + 1 - 2 * pad):
+            raise NoKernelError("its results may be one place wide, which onednn does not compute rightly here")
+
     def check(self, x: Tensor, kernel: str) -> None:
         """Refuse a tensor that has neither a batch of items nor one item."""
         if x.dim() not in (self.axes + 1, self.axes + 2):
@@ -101,6 +121,28 @@ class Window:
         return Work(
             kind_of("conv", taps, self.stride, self.groups, weight[1]), pixels, (inputs, outputs), ", ".join(rest)
         )
+
+
+def shape_to_pack_for(window: Window, weight: Sequence[int], x: Tensor) -> list[int] | None:
+    """The shape of images, as onednn packs a weight `[outputs, inputs of a group, …]` for them; None for any shape."""
+    batch = list(x.shape) if x.dim() == window.axes + 2 else [1, *x.shape]
+    if 0 in batch or len(batch) != window.axes + 2:
+        return None
+    if weight[1] == 1 < window.groups < weight[0]:
+        return None  # torch unpacks such a weight beyond the end of memory if it was packed for a shape
+    return batch if window.axes > 1 else [*batch[:ADDED], 1, *batch[ADDED:]]
+
+
+def _sizes(x: Any, axes: int) -> list[int | None]:
+    """The sizes of what is read on the axes that a window goes over; None for those that are not known."""
+    kind = tensor_type(x) if isinstance(x, fx.Node) else None
+    shape = [None] * axes if kind is None else kind.shape[-axes:]
+    return [size if isinstance(size, int) else None for size in shape]
+
+
+def _is_least(size: int | None, least: int) -> bool:
+    """Whether a size is known to be at least so large."""
+    return size is not None and size >= least
 
 
 def kind_of(op: str, taps: Sequence[int], stride: Sequence[int], groups: int, inputs: int) -> str:
