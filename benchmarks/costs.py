@@ -37,6 +37,8 @@ from quantc.kernels.tuning import processor
 PRODUCTS = ("conv", "conv_transpose", "linear", "matmul")
 """The ops of the integer form that are timed."""
 LEAST_ROUNDS = 15
+ELSEWHERE = torch.zeros(2**20)
+"""Read before each call: in a network, other layers have had the cache in the meantime."""
 Step = Callable[[], Any]
 WARM_UP = 3
 ALONE = "what follows, alone"
@@ -191,6 +193,7 @@ def timed(kernels: Sequence[Kernel], inputs: Sequence[Tensor], after: Step, seco
     start, rounds = time.process_time(), 0
     while rounds < LEAST_ROUNDS or time.process_time() - start < seconds:
         for name, step in (*steps.items(), (ALONE, after)):
+            ELSEWHERE.sum()
             before = time.process_time()
             step()
             after()
@@ -204,7 +207,7 @@ def timed(kernels: Sequence[Kernel], inputs: Sequence[Tensor], after: Step, seco
 
 def write(target: str, rows: Sequence[Timed]) -> Path:
     """Put rows into the table of a target, in the place of those of the same shape."""
-    path = Path(costs.__file__).parent / f"costs_{target}.json"
+    path = Path(costs.__file__).parent / costs.file_of(target)
     known = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
     by_shape = {_shape(row): row for row in (*known, *(row.to_data() for row in rows))}
     lines = ",\n".join(f"  {json.dumps(by_shape[shape])}" for shape in sorted(by_shape))

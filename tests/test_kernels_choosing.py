@@ -124,6 +124,7 @@ def test_tuning_takes_the_fastest_and_remembers(target: str, monkeypatch: pytest
     kept = json.loads((tmp_path / tuning.FILE).read_text())
     assert len(kept) == 4
     assert all("linear, 5 ×" in key and torch.__version__ in key and "1 threads" in key for key in kept)
+    assert all("quantc " in key for key in kept)
 
     monkeypatch.setattr(tuning, "measure", lambda *args: pytest.fail("it was measured before"))
     again = qc.lower(program(), target, tune=True)

@@ -45,7 +45,12 @@ def absorb_readers(program: Program) -> None:
             if reader is not None and reader.all_input_nodes == [node] and kernel.absorb(op_name(reader)):
                 node.meta[STANDS_FOR] = reader.name
                 program.forward(reader, node)
-            kernel.in_order = not all(_takes_any_order(program, user) for user in node.users)
+            kernel.in_order = is_read_in_order(program, node)
+
+
+def is_read_in_order(program: Program, node: fx.Node) -> bool:
+    """Whether somebody who reads a node asks how it lies in memory."""
+    return not all(_takes_any_order(program, user) for user in node.users)
 
 
 def erase_unread(program: Program) -> None:

@@ -16,7 +16,15 @@ from quantc.constants import forget_unread
 from quantc.integer.library import op_of
 from quantc.kernels.attention import fuse_attention
 from quantc.kernels.choosing import Choice, by_table
-from quantc.kernels.joining import PREFIX, absorb_readers, erase_unread, in_usual_order, join_siblings, kernels_of
+from quantc.kernels.joining import (
+    PREFIX,
+    absorb_readers,
+    erase_unread,
+    in_usual_order,
+    is_read_in_order,
+    join_siblings,
+    kernels_of,
+)
 from quantc.kernels.packed import Kernel
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.static_conv import settle_summands
@@ -89,6 +97,9 @@ def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     erase_unread(draft)
     if choosing.tune is not False and not choosing.saved:
         inputs = program.example_inputs if choosing.tune is True else _leaves(program, choosing.tune)
+        for node, choice in choices.items():
+            for candidate in choice.candidates:
+                candidate.in_order = is_read_in_order(draft, node)
         choices = tune(_flat(draft.module), choices, inputs, partial(_exchange, draft), choosing.progress)
     for node, choice in choices.items():
         times = {name: round(time, 1) for name, time in choice.microseconds.items()}

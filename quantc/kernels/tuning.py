@@ -1,5 +1,9 @@
 """`qc.lower(..., tune=True)`: kernels are timed on this machine, on what they are really given, and the fastest stays.
 
+They are timed where they will run: the whole module runs again and again, each time with other kernels in it. A kernel that is
+called alone in a loop finds its code and its weight in the cache, which in a module others have made use of; on ResNet-18
+that turns the order of two kernels about.
+
 What was measured is remembered in a file, by the work that was done, the kernel, the processor, the number of threads
 and the version of torch. `QUANTC_CACHE` names another folder for it.
 """
@@ -9,10 +13,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -22,14 +28,14 @@ import torch
 from torch import Tensor, fx
 
 from quantc.errors import InputError
-from quantc.kernels.choosing import Choice, by_times
+from quantc.kernels.choosing import By, Choice, by_times
 from quantc.kernels.packed import Kernel
 from quantc.progress import Style, showing
 
-ROUNDS = 5
-"""How often each kernel has its turn: the best of them counts, since a shared machine only ever adds time."""
-SECONDS_A_TURN = 0.002
-"""How long a turn lasts at least, by repeating the call."""
+TURNS = 10
+"""How often each kernel has its turn, after a first one that is not counted: weights are packed then."""
+COUNTS = 4
+"""Which part of the times counts, the lowest: a shared machine only ever adds time, but the best alone is luck."""
 FILE = "kernel-times.json"
 
 
@@ -68,7 +74,8 @@ class Times:
         if work is None:
             return None
         threads = torch.get_num_threads()
-        return f"{processor()} | torch {torch.__version__}, {threads} threads | {kernel.name} | {work}"
+        versions = f"quantc {version('quantc')}, torch {torch.__version__}, {threads} threads"
+        return f"{processor()} | {versions} | {kernel.name} | {work}"
 
     def get(self, key: str | None) -> float | None:
         return None if key is None else self.new.get(key, self.known.get(key))
@@ -106,9 +113,9 @@ def tune(
     put: Callable[[fx.Node, Kernel], None],
     progress: Style = "auto",
 ) -> dict[fx.Node, Choice]:
-    """Run a module once, and time the candidates of each kernel on what it is given; `put` sets the fastest in.
+    """Time the candidates of each kernel as the module runs, unless all are remembered; `put` sets the fastest in.
 
-    Gives the choices as they are now.
+    Gives the choices as they are now. Kernels in branches stay: nobody knows how often they run.
     """
     if inputs is None or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in inputs):
         raise InputError(
@@ -116,75 +123,95 @@ def tune(
             where="qc.lower(..., tune=True)",
             advice="give the inputs themselves, tune=(x,), as the model is called with",
         )
+    open_choices = {node: choice for node, choice in choices.items() if len(choice.candidates) > 1}
+    if not open_choices:
+        return choices
     times = Times.remembered()
-    with showing("kernels timed", progress) as told, torch.no_grad():
-        run = _Tuning(module, choices, put, times, told)
-        run.run(*[leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs], enable_io_processing=False)
+    with showing("turns taken", progress) as told, torch.no_grad():
+        turns = _Turns(module, open_choices, inputs)
+        seen = turns.take({node: choice.taken for node, choice in open_choices.items()})
+        keys = {node: _keys(open_choices[node].candidates, given.inputs, times) for node, given in seen.items()}
+        left = [node for node in seen if any(times.get(key) is None for key in keys[node].values())]
+        for node, found in (measure(turns, left, told) if left else {}).items():
+            for name, microseconds in found.items():
+                times.put(keys[node][name], microseconds)
     times.write()
-    return run.choices
+    made: dict[fx.Node, Choice] = dict(choices)
+    for node, given in seen.items():
+        candidates = open_choices[node].candidates
+        found = {name: time for name, key in keys[node].items() if (time := times.get(key)) is not None}
+        by: By = "measured" if node in left else "remembered"
+        made[node] = by_times(candidates, by, candidates[0].work(*given.inputs), found)
+    for node in open_choices:
+        put(node, made[node].taken)
+    return made
 
 
-class _Tuning(fx.Interpreter):
-    def __init__(
-        self,
-        module: fx.GraphModule,
-        choices: dict[fx.Node, Choice],
-        put: Callable[[fx.Node, Kernel], None],
-        times: Times,
-        told: Callable[[int, int | None], None],
-    ) -> None:
+def _keys(candidates: Sequence[Kernel], inputs: Sequence[Any], times: Times) -> dict[str, str]:
+    """What the times of kernels are remembered by; by their names alone where they do not say what they have to do."""
+    return {kernel.name: times.key(kernel, inputs) or f"unknown work of {id(kernel)}" for kernel in candidates}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a kernel was called with, and how long it took."""
+
+    inputs: tuple[Any, ...]
+    microseconds: float
+
+
+class _Turns(fx.Interpreter):
+    """Runs a module with some of its kernels exchanged, and notes how long each takes."""
+
+    def __init__(self, module: fx.GraphModule, choices: dict[fx.Node, Choice], inputs: Sequence[Any]) -> None:
         super().__init__(module)
-        self.choices = dict(choices)
-        self.put, self.times, self.told = put, times, told
-        self.waiting = [node for node, choice in choices.items() if len(choice.candidates) > 1]
-        self.done = 0
+        self.choices, self.inputs = choices, inputs
+        self.kernels: dict[fx.Node, Kernel] = {}
+        # the processor's time is not disturbed by others, but adds up that of all threads
+        self.clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        self.seen: dict[fx.Node, Given] = {}
+
+    def take(self, kernels: dict[fx.Node, Kernel]) -> dict[fx.Node, Given]:
+        """Run once with these kernels."""
+        self.kernels, self.seen = kernels, {}
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.inputs]
+        self.run(*leaves, enable_io_processing=False)
+        return self.seen
 
     def run_node(self, n: fx.Node) -> Any:
-        choice = self.choices.get(n)
-        if choice is not None and len(choice.candidates) > 1:
-            args, _ = self.fetch_args_kwargs_from_env(n)
-            self.choices[n] = made = fastest(choice.candidates, args, self.times)
-            self.put(n, made.taken)
-            self.done += 1
-            self.told(self.done, len(self.waiting))
-        return super().run_node(n)
+        kernel = self.kernels.get(n)
+        if kernel is None:
+            return super().run_node(n)
+        inputs = tuple(self.fetch_args_kwargs_from_env(n)[0])
+        start = self.clock()
+        made = kernel(*inputs)
+        self.seen[n] = Given(inputs, 1e6 * (self.clock() - start))
+        return made
 
 
-def fastest(candidates: Sequence[Kernel], inputs: Sequence[Any], times: Times) -> Choice:
-    """The choice by times on this machine: measured now, unless all of them are remembered."""
-    keys = {kernel.name: times.key(kernel, inputs) for kernel in candidates}
-    known = {name: time for name, key in keys.items() if (time := times.get(key)) is not None}
-    work = candidates[0].work(*inputs)
-    if len(known) == len(candidates):
-        return by_times(candidates, "remembered", work, known)
-    found = measure(candidates, inputs)
-    for name, microseconds in found.items():
-        times.put(keys[name], microseconds)
-    return by_times(candidates, "measured", work, found)
+def measure(
+    turns: _Turns, nodes: Sequence[fx.Node], told: Callable[[int, int | None], None]
+) -> dict[fx.Node, dict[str, float]]:
+    """The times of the candidates of nodes, in microseconds.
+
+    Each has as many turns as any other of its node, in an order of chance: so it runs beside now these, now those.
+    """
+    samples: dict[fx.Node, dict[str, list[float]]] = {node: {} for node in nodes}
+    chance = random.Random(0)
+    most = max((len(turns.choices[node].candidates) for node in nodes), default=0)
+    for block in range(TURNS + 1):
+        orders = {
+            node: chance.sample(choice.candidates, len(choice.candidates)) for node, choice in turns.choices.items()
+        }
+        for turn in range(most):
+            taken = {node: order[turn % len(order)] for node, order in orders.items()}
+            seen = turns.take(taken)
+            for node in nodes if block else ():
+                samples[node].setdefault(taken[node].name, []).append(seen[node].microseconds)
+        told(block, TURNS)
+    return {node: {name: _low(times) for name, times in found.items()} for node, found in samples.items()}
 
 
-def measure(kernels: Sequence[Kernel], inputs: Sequence[Any]) -> dict[str, float]:
-    """The best time of each kernel, in microseconds; they take turns."""
-    best = {kernel.name: float("inf") for kernel in kernels}
-    given = [value.clone() if isinstance(value, Tensor) else value for value in inputs]  # a kernel may write over them
-    repeats = {kernel.name: _repeats(kernel, given) for kernel in kernels}
-    for _ in range(ROUNDS):
-        for kernel in kernels:
-            count = repeats[kernel.name]
-            best[kernel.name] = min(best[kernel.name], _seconds(kernel, given, count) / count * 1e6)
-    return best
-
-
-def _repeats(kernel: Kernel, inputs: Sequence[Any]) -> int:
-    """How often a kernel is called in a turn."""
-    kernel(*inputs)  # packs the weights
-    return max(1, int(SECONDS_A_TURN / max(_seconds(kernel, inputs, 1), 1e-7)))
-
-
-def _seconds(kernel: Kernel, inputs: Sequence[Any], count: int) -> float:
-    # the processor's time is not disturbed by others, but adds up that of all threads
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    for _ in range(count):
-        kernel(*inputs)
-    return clock() - start
+def _low(times: Sequence[float]) -> float:
+    lowest = sorted(times)[: max(1, len(times) // COUNTS)]
+    return sum(lowest) / len(lowest)
