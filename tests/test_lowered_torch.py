@@ -187,6 +187,26 @@ def test_the_rest_is_compiled_on_request(program: Program) -> None:
     assert again.is_compiled
 
 
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 16)), (8, 16)),
+        (
+            nn.Sequential(nn.Conv2d(4, 4, 1), nn.SiLU(), nn.Conv2d(4, 4, 1), nn.Hardswish(), nn.Conv2d(4, 4, 1)),
+            (2, 4, 6, 6),
+        ),
+    ],
+    ids=["linear", "conv"],
+)
+def test_kernels_that_round_for_themselves_are_not_taken_for_quantize_ops(model: nn.Module, shape: Any) -> None:
+    """Of one size throughout: a layer that is left out would not be seen in a shape."""
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    found = qc.quantize(model.eval(), (x,), [(x,)]).program
+    plain, made = qc.lower(found, "x86"), qc.lower(found, "x86", compile=True)
+    assert float((made(x) - plain(x)).norm() / plain(x).norm()) < 0.02
+
+
 def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
     code = """
 import torch, quantc as qc

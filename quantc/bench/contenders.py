@@ -121,6 +121,12 @@ def quantc_tuned(task: Task) -> Built:
     return Built.of_lowered(qc.lower(_converted(task), TARGET, tune=True, progress="silent"))
 
 
+def quantc_compiled(task: Task) -> Built:
+    made = qc.lower(_converted(task), TARGET, tune=True, compile=True, progress="silent")
+    made(*task.calibration[0])  # compiles
+    return Built.of_lowered(made)
+
+
 def quantc_dynamic(task: Task) -> Built:
     prepared = qc.prepare(_captured(task), TARGET, config=mode_config(quantizer_of(TARGET), "dynamic"))
     return Built.of_lowered(qc.lower(qc.convert(prepared), TARGET))
@@ -180,6 +186,7 @@ CONTENDERS: dict[str, Contender] = {
     "compile": Contender("the float model, torch.compile with constants frozen", compiled),
     "quantc": Contender("quantc, static, x86", quantc_static),
     "quantc-tuned": Contender("quantc, static, x86, kernels chosen by timing them here", quantc_tuned),
+    "quantc-compiled": Contender("the same, and what is between kernels compiled", quantc_compiled),
     "quantc-dynamic": Contender("quantc, dynamic, x86", quantc_dynamic),
     "fx-x86": Contender("torch.ao FX graph mode, engine x86", fx_graph_mode("x86")),
     "fx-onednn": Contender("torch.ao FX graph mode, engine onednn", fx_graph_mode("onednn")),

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from quantc.errors import MissingDependencyError, QuantcError
 from quantc.kernels.joining import stands_for
 from quantc.kernels.packed import Kernel
+from quantc.kernels.static_bytes import Dequantize, Quantize
 from quantc.program import Program, attribute
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.symbols import evaluate
@@ -190,8 +191,8 @@ class _Drawing:
 
     def _open_form(self, node: fx.Node) -> fx.Node | None:
         """What a kernel that goes onto a grid, or off it, does in the program: compilers fuse that with what is around."""
-        if self._kernel(node) is None or len(node.args) != 1:
-            return None
+        if not isinstance(self._kernel(node), Quantize | Dequantize):
+            return None  # others may stand for a quantize op, and do the work of ops before it too
         found = self.written_in.get(str(stands_for(node)))
         is_grid = found is not None and (is_quantize(found) or is_dequantize(found))
         return found if is_grid and found is not None and len(found.all_input_nodes) == 1 else None

@@ -222,9 +222,17 @@ class OnOnednn(Linear):
     family: ClassVar[str] = "onednn"
 
     def pack(self) -> Any:
+        return self._packed_for(None)
+
+    def pack_for(self, *inputs: Tensor) -> Any:
+        """Packed for as many rows as come first: onednn's kernels for others may want the weight laid out otherwise."""
+        rows = inputs[0].numel() // self.shape[1]
+        return self._packed_for([rows, self.shape[1]] if rows > 0 else None)
+
+    def _packed_for(self, shape: list[int] | None) -> Any:
         activation, ending = self.activation, self.ending
         multiplier, bias = self.get_buffer("multiplier"), self.optional_buffer("bias")
-        packed = torch.ops.onednn.qlinear_prepack(self.get_buffer("weight").contiguous(), None)
+        packed = torch.ops.onednn.qlinear_prepack(self.get_buffer("weight").contiguous(), shape)
         few = Later(lambda: self.packed_for_fbgemm(_unpacked(packed), multiplier, bias))
         numbers = (multiplier, torch.zeros(1, dtype=torch.int32), bias)
         if activation is None or not activation.post_op:
