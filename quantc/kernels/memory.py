@@ -35,11 +35,16 @@ class Memory:
     def held(self) -> int:
         return self.plain + self.packed
 
+    @property
+    def share(self) -> float:
+        """Of what the weights took in float32; 1 where there are none."""
+        return self.held / self.in_float if self.in_float else 1.0
+
     def to_data(self) -> dict[str, int]:
         return asdict(self)
 
     def __str__(self) -> str:
-        share = f", {self.held / self.in_float:.2f} of float" if self.in_float else ""
+        share = f", {self.share:.2f} of float" if self.in_float else ""
         return f"weights: {_size(self.held)} ({_size(self.packed)} of it packed){share}"
 
 
