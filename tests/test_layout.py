@@ -25,6 +25,7 @@ TOP = {
     "report",
     "source",
     "summary",
+    "targets",
     "terminal",
     "testing",
 }

@@ -338,6 +338,16 @@ def lower(
         warnings.warn(
             f"{target} has a kernel for none of the {len(made.placed)} quantized ops of {own.name}, so that they run as "
             "the integer form writes them, which is slow: print(lowered) says why",
-            stacklevel=2,
+            stacklevel=4,
         )
     return made
+
+
+def lower_x86(program: Program | Lowered, **options: Any) -> Lowered:
+    """`lower` for torch's kernels on x86."""
+    return lower(program, "x86", **options)
+
+
+def lower_qnnpack(program: Program | Lowered, **options: Any) -> Lowered:
+    """`lower` for QNNPACK."""
+    return lower(program, "qnnpack", **options)
