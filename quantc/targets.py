@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quantc.program import Program
 
 TARGETS: dict[str, str] = {
+    "onnx": "quantc.onnx.module:lower",
     "qnnpack": "quantc.kernels.lowered:lower_qnnpack",
     "x86": "quantc.kernels.lowered:lower_x86",
 }

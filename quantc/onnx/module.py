@@ -1,0 +1,125 @@
+"""`qc.lower(program, "onnx")`: a program as an ONNX model that can be saved, and run in ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantc.artifact import check_quantized
+from quantc.engines.calling import Calling
+from quantc.engines.fusions import Fusions, fusions_of
+from quantc.engines.sessions import OnnxRuntime, Session
+from quantc.errors import ModeError
+from quantc.onnx.dtypes import onnx_module
+from quantc.onnx.export import LARGEST_MESSAGE, Exported, export
+from quantc.program import Program, check_program
+from quantc.store.bytes_form import as_bytes, from_bytes
+from quantc.store.programs import read
+from quantc.whole_file import whole_file
+
+
+class OnnxModel(nn.Module):
+    """A quantized program in ONNX. Called like the model it runs in ONNX Runtime; `proto` is the model itself."""
+
+    def __init__(self, program: Program, exported: Exported) -> None:
+        super().__init__()
+        self.program = program
+        self._exported = exported
+        self._calling = Calling(program.signature, exported)
+        self._session: tuple[int, Session] | None = None
+        self.eval()
+
+    @property
+    def proto(self) -> Any:
+        """The model, an `onnx.ModelProto`."""
+        return self._exported.model
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says of where it comes from."""
+        return {entry.key: entry.value for entry in self.proto.metadata_props}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file, whole or not at all. One too large for a file has its weights beside it."""
+        target = Path(path)
+        if self.proto.ByteSize() > LARGEST_MESSAGE:
+            onnx_module().save(self.proto, str(target), save_as_external_data=True, location=f"{target.name}.data")
+            return
+        with whole_file(target) as draft:
+            draft.write_bytes(self.proto.SerializeToString())
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it in ONNX Runtime, on as many threads as torch uses."""
+        threads = torch.get_num_threads()
+        if self._session is None or self._session[0] != threads:
+            self._session = threads, OnnxRuntime(self.proto.SerializeToString(), threads)
+        return self._calling(self._session[1], args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def fusions(self) -> Fusions:
+        """Which quantized ops ONNX Runtime computes on integers, and which it leaves in float."""
+        return fusions_of(self.proto)
+
+    def train(self, mode: bool = True) -> OnnxModel:
+        """`eval()`, or an error."""
+        if mode:
+            raise ModeError(
+                f"{self.program.name} is written in ONNX, which cannot be trained",
+                where='qc.lower(..., "onnx")',
+                advice="train the model itself, and quantize it again",
+            )
+        return super().train(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModel:
+        return lower(self.program)
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (as_bytes(self.program.save),)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    @property
+    def headline(self) -> str:
+        size = self.proto.ByteSize()
+        return f"{self.program.name} in ONNX: {len(self.proto.graph.node)} nodes, {size:,} bytes"
+
+    def to_data(self) -> dict[str, Any]:
+        """What is in it, for machines."""
+        return {
+            "program": self.program.name,
+            "target": "onnx",
+            "nodes": len(self.proto.graph.node),
+            "bytes": self.proto.ByteSize(),
+            "metadata": self.metadata,
+            "fusions": self.fusions().to_data(),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *(f"  {line}" for line in str(self.fusions()).splitlines())])
+
+    def __repr__(self) -> str:
+        return f"<OnnxModel {self.headline}>"
+
+
+def lower(program: Program) -> OnnxModel:
+    """A quantized program as an ONNX model; the program is not changed.
+
+    `program` is what `qc.convert` gave, in Q/DQ form. Ops that have no ONNX form are an error that lists them.
+    """
+    check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
+    check_quantized(program, "ONNX")
+    return OnnxModel(program, export(program))
+
+
+def _unpickled(content: bytes) -> OnnxModel:
+    return lower(from_bytes(content, lambda path: read(path)[0]))

@@ -1,0 +1,239 @@
+"""Products: convolutions, linear layers, products of matrices, attention, lookups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from quantc.onnx.dtypes import INT32
+from quantc.onnx.stored import Stored
+from quantc.onnx.table import Call, Value, writes
+from quantc.qdq import is_dequantize, is_quantize
+
+LARGEST = 2**31 - 1
+
+
+def quantized_bias(call: Call, bias: Any, weight: Stored | None) -> str:
+    """A bias as int32 on the scale of the sums, where kernels that compute on integers want it: constant, between a
+    quantized input and a quantized result. Anywhere else as it is."""
+    tensor = call.translation.program.tensor(bias) if isinstance(bias, fx.Node) else None
+    scale = _scale_of(call["x"])
+    if tensor is None or weight is None or weight.scale is None or weight.group is not None or scale is None:
+        return call.read(bias)
+    if weight.kind is None or not _is_quantized_next(call.node):
+        return call.read(bias)
+    step = torch.tensor(scale) * weight.scale.float()
+    levels = (tensor.detach().double() / step.double()).round()
+    if not bool((levels.abs() <= LARGEST).all()):
+        return call.read(bias)
+    axis = 0 if step.dim() else None
+    name = f"{bias.target}_quantized"
+    return Stored(name, levels.to(torch.int32), step, None, axis, kind=INT32).write(call.writer)
+
+
+def _scale_of(node: Any) -> float | None:
+    """The scale of a tensor that was quantized with a fixed one."""
+    if not isinstance(node, fx.Node) or not is_dequantize(node) or "per_tensor" not in str(node.target):
+        return None
+    scale = node.args[1]
+    return scale if isinstance(scale, float) else None
+
+
+def _is_quantized_next(node: fx.Node) -> bool:
+    """Whether all that is read of a node is its quantized value, a clip aside."""
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        if is_quantize(node):
+            return True
+        if "relu" not in str(node.target) and "clamp" not in str(node.target):
+            return False
+    return False
+
+
+def _bias(call: Call, weight: Stored | None) -> tuple[str, ...]:
+    return () if call["b"] is None else (quantized_bias(call, call["b"], weight),)
+
+
+# -- convolutions --------------------------------------------------------------------------------------------------
+
+
+def _pair(given: Any, count: int) -> list[int]:
+    return [int(given)] * count if isinstance(given, int) else [int(each) for each in given]
+
+
+def _window(call: Call, count: int) -> dict[str, list[int]]:
+    padding = _pair(call["padding"], count)
+    return {
+        "strides": _pair(call["stride"], count),
+        "dilations": _pair(call["dilation"], count),
+        "pads": padding + padding,
+    }
+
+
+def _batched(call: Call, x: str, count: int) -> tuple[str, bool]:
+    """What a convolution reads, with an axis for the batch."""
+    if call.rank() == count + 2:
+        return x, False
+    return call.emit("Unsqueeze", x, call.writer.numbers([0])), True
+
+
+def _unbatched(call: Call, y: str, was_single: bool) -> str:
+    return call.emit("Squeeze", y, call.writer.numbers([0])) if was_single else y
+
+
+@writes("conv1d", "conv2d", "conv3d")
+def conv(call: Call) -> Value:
+    weight = call.translation.stored(call["w"])
+    sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
+    x, was_single = _batched(call, call.tensor("x"), len(sizes))
+    inputs = (x, call.tensor("w"), *_bias(call, weight))
+    made = call.emit("Conv", *inputs, kernel_shape=sizes, group=int(call["groups"]), **_window(call, len(sizes)))
+    return _unbatched(call, made, was_single)
+
+
+@writes("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(call: Call) -> Value:
+    sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
+    x, was_single = _batched(call, call.tensor("x"), len(sizes))
+    bias = () if call["b"] is None else (call.tensor("b"),)
+    made = call.emit(
+        "ConvTranspose",
+        x,
+        call.tensor("w"),
+        *bias,
+        kernel_shape=sizes,
+        group=int(call["groups"]),
+        output_padding=_pair(call["output_padding"], len(sizes)),
+        **_window(call, len(sizes)),
+    )
+    return _unbatched(call, made, was_single)
+
+
+# -- matrices ------------------------------------------------------------------------------------------------------
+
+
+def _turned(call: Call, node: Any) -> str:
+    """The weight of a linear layer with its output channels last; a constant is stored so."""
+    weight = call.translation.stored(node)
+    if weight is not None:
+        return weight.transposed().write(call.writer)
+    tensor = call.translation.program.tensor(node)
+    if tensor is not None:
+        return call.writer.constant(tensor.detach().t(), f"{node.target}_transposed")
+    return call.emit("Transpose", call.read(node), perm=[1, 0])
+
+
+@writes("linear")
+def linear(call: Call) -> Value:
+    x, b = call.tensor("x"), call["b"]
+    if call.type(call["w"]).rank == 1:
+        return _plus(call, call.emit("MatMul", x, call.tensor("w")), b)
+    w = _turned(call, call["w"])
+    weight = call.translation.stored(call["w"])
+    if b is not None and call.rank() == 2 and _has_integer_bias(call, weight):
+        return call.emit("Gemm", x, w, quantized_bias(call, b, weight))
+    return _plus(call, call.emit("MatMul", x, w), b)
+
+
+def _has_integer_bias(call: Call, weight: Stored | None) -> bool:
+    """Whether a kernel can take product, bias and rounding at once."""
+    bias = call["b"]
+    tensor: Tensor | None = call.translation.program.tensor(bias) if isinstance(bias, fx.Node) else None
+    is_whole = weight is not None and weight.kind is not None and weight.group is None
+    return tensor is not None and is_whole and _scale_of(call["x"]) is not None and _is_quantized_next(call.node)
+
+
+def _plus(call: Call, product: str, bias: Any) -> str:
+    return product if bias is None else call.emit("Add", product, call.read(bias))
+
+
+@writes("matmul", "aten.bmm.default", "aten.mm.default", "aten.mv.default", "aten.dot.default")
+def matmul(call: Call) -> Value:
+    left, right = call.node.args[:2]
+    return call.emit("MatMul", call.read(left), call.read(right))
+
+
+@writes("addmm", "baddbmm")
+def addmm(call: Call) -> Value:
+    product = call.emit("MatMul", call.tensor("x"), call.tensor("y"))
+    dtype = call.result.dtype
+    if call["alpha"] != 1:
+        product = call.emit("Mul", product, call.writer.scalar(call["alpha"], dtype))
+    bias = call.tensor("b")
+    if call["beta"] != 1:
+        bias = call.emit("Mul", bias, call.writer.scalar(call["beta"], dtype))
+    return call.emit("Add", product, bias)
+
+
+@writes("einsum")
+def einsum(call: Call) -> Value:
+    equation = str(call["equation"]).replace(" ", "")
+    return call.emit("Einsum", *(call.read(each) for each in call["operands"]), equation=equation)
+
+
+@writes("bilinear")
+def bilinear(call: Call) -> Value:
+    if call.rank("x") != 2:
+        raise call.refuse(f"{call.node.name} reads more than matrices")
+    made = call.emit("Einsum", call.tensor("x"), call.tensor("w"), call.tensor("y"), equation="ni,oij,nj->no")
+    return _plus(call, made, call["b"])
+
+
+@writes("sdpa")
+def attention(call: Call) -> Value:
+    """softmax(q kᵀ · scale + mask) v."""
+    if float(call["dropout_p"]) or call["enable_gqa"]:
+        raise call.refuse(f"{call.node.name} drops values or shares heads")
+    rank, dtype = call.rank("q"), call.result.dtype
+    q, k, v = (call.tensor(name) for name in ("q", "k", "v"))
+    depth = call.type(call["q"]).shape[-1]
+    scale = call["scale"] if call["scale"] is not None else 1 / math.sqrt(int(depth))
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    scores = call.emit("MatMul", q, call.emit("Transpose", k, perm=order))
+    scores = call.emit("Mul", scores, call.writer.scalar(float(scale), dtype))
+    mask = call["mask"]
+    if mask is not None:
+        scores = _masked(call, scores, mask)
+    if call["is_causal"]:
+        scores = _causal(call, scores, rank)
+    return call.emit("MatMul", call.emit("Softmax", scores, axis=-1), v)
+
+
+def _masked(call: Call, scores: str, mask: fx.Node) -> str:
+    if call.type(mask).dtype is not torch.bool:
+        return call.emit("Add", scores, call.read(mask, call.result.dtype))
+    lowest = call.writer.scalar(-math.inf, call.result.dtype)
+    return call.emit("Where", call.read(mask), scores, lowest)
+
+
+def _causal(call: Call, scores: str, rank: int) -> str:
+    rows = call.emit("Shape", scores, start=rank - 2, end=rank)
+    seen = call.emit("Trilu", call.emit("Expand", call.writer.scalar(1.0, torch.float32), rows), upper=0)
+    lowest = call.writer.scalar(-math.inf, call.result.dtype)
+    return call.emit("Where", call.writer.cast(seen, torch.bool), scores, lowest)
+
+
+@writes("embedding")
+def embedding(call: Call) -> Value:
+    """Rows are looked up as they are stored, and only those are brought back to float."""
+    weight = call.translation.stored(call["w"])
+    indices = call.tensor("indices")
+    if weight is None or weight.kind is None or weight.group is not None or weight.axis not in (0, None):
+        return call.emit("Gather", call.tensor("w"), indices, axis=0)
+    scale, zero_point = weight.constants(call.writer)
+    levels = call.emit("Gather", call.writer.constant(weight.levels, weight.name), indices, axis=0)
+    wide = call.writer.cast(levels, torch.float32)
+    if weight.zero_point is not None and bool(weight.zero_point.any()):
+        offset = _row(call, call.writer.cast(zero_point, torch.float32), indices, weight)
+        wide = call.emit("Sub", wide, offset)
+    return call.emit("Mul", wide, _row(call, scale, indices, weight))
+
+
+def _row(call: Call, values: str, indices: str, weight: Stored) -> str:
+    """What each looked-up row has of something that rows have one of."""
+    if weight.axis is None:
+        return values
+    return call.emit("Unsqueeze", call.emit("Gather", values, indices, axis=0), call.writer.numbers([-1]))
