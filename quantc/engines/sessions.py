@@ -14,6 +14,11 @@ from torch import Tensor
 from quantc.extras import extra
 
 
+FLOAT_SUMS = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""Products with weights that alone are quantized are computed in float. By default ONNX Runtime rounds the other factor
+to 8 bits for them."""
+
+
 class Session(Protocol):
     """A loaded model."""
 
@@ -41,6 +46,7 @@ class OnnxRuntime:
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3  # warnings go to stderr
+        options.add_session_config_entry(*FLOAT_SUMS)
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
         self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

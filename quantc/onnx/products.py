@@ -11,27 +11,30 @@ from torch import Tensor, fx
 from quantc.onnx.dtypes import INT32
 from quantc.onnx.stored import Stored
 from quantc.onnx.table import Call, Value, writes
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.qdq import is_dequantize
 
 LARGEST = 2**31 - 1
 
 
-def quantized_bias(call: Call, bias: Any, weight: Stored | None) -> str:
-    """A bias as int32 on the scale of the sums, where kernels that compute on integers want it: constant, between a
-    quantized input and a quantized result. Anywhere else as it is."""
-    tensor = call.translation.program.tensor(bias) if isinstance(bias, fx.Node) else None
-    scale = _scale_of(call["x"])
-    if tensor is None or weight is None or weight.scale is None or weight.group is not None or scale is None:
+def bias_of(call: Call, bias: Any, weight: Stored | None) -> str:
+    """A bias, as int32 on the scale of the sums where input and weight are quantized: kernels on integers want it so,
+    and a float one keeps ONNX Runtime from using them. Anything else as it is."""
+    step, tensor = _step(call["x"], weight), call.translation.program.tensor(bias)
+    if step is None or tensor is None or tensor.dim() != 1:
         return call.read(bias)
-    if weight.kind is None or not _is_quantized_next(call.node):
-        return call.read(bias)
-    step = torch.tensor(scale) * weight.scale.float()
     levels = (tensor.detach().double() / step.double()).round()
     if not bool((levels.abs() <= LARGEST).all()):
         return call.read(bias)
     axis = 0 if step.dim() else None
-    name = f"{bias.target}_quantized"
-    return Stored(name, levels.to(torch.int32), step, None, axis, kind=INT32).write(call.writer)
+    return Stored(f"{bias.target}_quantized", levels.to(torch.int32), step, None, axis, kind=INT32).write(call.writer)
+
+
+def _step(node: Any, weight: Stored | None) -> Tensor | None:
+    """The scale of sums of products: that of the input times those of the weight. None if either has none."""
+    scale = _scale_of(node)
+    if weight is None or weight.scale is None or weight.group is not None or weight.kind is None or scale is None:
+        return None
+    return torch.tensor(scale) * weight.scale.float()
 
 
 def _scale_of(node: Any) -> float | None:
@@ -40,21 +43,6 @@ def _scale_of(node: Any) -> float | None:
         return None
     scale = node.args[1]
     return scale if isinstance(scale, float) else None
-
-
-def _is_quantized_next(node: fx.Node) -> bool:
-    """Whether all that is read of a node is its quantized value, a clip aside."""
-    while len(node.users) == 1:
-        node = next(iter(node.users))
-        if is_quantize(node):
-            return True
-        if "relu" not in str(node.target) and "clamp" not in str(node.target):
-            return False
-    return False
-
-
-def _bias(call: Call, weight: Stored | None) -> tuple[str, ...]:
-    return () if call["b"] is None else (quantized_bias(call, call["b"], weight),)
 
 
 # -- convolutions --------------------------------------------------------------------------------------------------
@@ -89,7 +77,8 @@ def conv(call: Call) -> Value:
     weight = call.translation.stored(call["w"])
     sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
     x, was_single = _batched(call, call.tensor("x"), len(sizes))
-    inputs = (x, call.tensor("w"), *_bias(call, weight))
+    bias = () if call["b"] is None else (bias_of(call, call["b"], weight),)
+    inputs = (x, call.tensor("w"), *bias)
     made = call.emit("Conv", *inputs, kernel_shape=sizes, group=int(call["groups"]), **_window(call, len(sizes)))
     return _unbatched(call, made, was_single)
 
@@ -128,38 +117,56 @@ def _turned(call: Call, node: Any) -> str:
 
 @writes("linear")
 def linear(call: Call) -> Value:
-    x, b = call.tensor("x"), call["b"]
     if call.type(call["w"]).rank == 1:
-        return _plus(call, call.emit("MatMul", x, call.tensor("w")), b)
-    w = _turned(call, call["w"])
+        product = call.emit("MatMul", call.tensor("x"), call.tensor("w"))
+        return product if call["b"] is None else call.emit("Add", product, call.tensor("b"))
     weight = call.translation.stored(call["w"])
-    if b is not None and call.rank() == 2 and _has_integer_bias(call, weight):
-        return call.emit("Gemm", x, w, quantized_bias(call, b, weight))
-    return _plus(call, call.emit("MatMul", x, w), b)
+    return _weighted(call, None if weight is None else weight.transposed(), _turned(call, call["w"]), call["b"])
 
 
-def _has_integer_bias(call: Call, weight: Stored | None) -> bool:
-    """Whether a kernel can take product, bias and rounding at once."""
-    bias = call["b"]
-    tensor: Tensor | None = call.translation.program.tensor(bias) if isinstance(bias, fx.Node) else None
-    is_whole = weight is not None and weight.kind is not None and weight.group is None
-    return tensor is not None and is_whole and _scale_of(call["x"]) is not None and _is_quantized_next(call.node)
+def _weighted(call: Call, weight: Stored | None, w: str, bias: Any) -> str:
+    """x w + b. `weight` is behind `w` if that is stored quantized."""
+    if weight is not None and (levels := call.translation.levels_of(call["x"])) is not None and weight.is_bytes:
+        product = _of_integers(call, levels, weight)
+        return product if bias is None else call.emit("Add", product, call.read(bias))
+    x = call.tensor("x")
+    if bias is None:
+        return call.emit("MatMul", x, w)
+    b = bias_of(call, bias, weight)
+    if call.rank() == 2 and call.type(bias).rank == 1:
+        return call.emit("Gemm", x, w, b)
+    return call.emit("Add", call.emit("MatMul", x, w), b)
 
 
-def _plus(call: Call, product: str, bias: Any) -> str:
-    return product if bias is None else call.emit("Add", product, call.read(bias))
+def _of_integers(call: Call, levels: tuple[str, str, str], weight: Stored) -> str:
+    """The product with what DynamicQuantizeLinear quantized, as ONNX Runtime's kernel for that is made of."""
+    x, scale, zero_point = levels
+    steps, offsets = weight.constants(call.writer)
+    w = call.writer.constant(weight.levels, weight.name, weight.kind)
+    sums = call.emit("MatMulInteger", x, w, zero_point, *([offsets] if offsets else []))
+    return call.emit("Mul", call.writer.cast(sums, torch.float32), call.emit("Mul", scale, steps))
 
 
-@writes("matmul", "aten.bmm.default", "aten.mm.default", "aten.mv.default", "aten.dot.default")
+@writes("matmul")
 def matmul(call: Call) -> Value:
+    weight = call.translation.stored(call["y"])
+    if weight is None or weight.levels.dim() != 2:
+        return call.emit("MatMul", call.tensor("x"), call.tensor("y"))
+    return _weighted(call, weight, call.tensor("y"), None)
+
+
+@writes("aten.bmm.default", "aten.mm.default", "aten.mv.default", "aten.dot.default")
+def plain_matmul(call: Call) -> Value:
     left, right = call.node.args[:2]
     return call.emit("MatMul", call.read(left), call.read(right))
 
 
 @writes("addmm", "baddbmm")
 def addmm(call: Call) -> Value:
-    product = call.emit("MatMul", call.tensor("x"), call.tensor("y"))
-    dtype = call.result.dtype
+    weight = call.translation.stored(call["y"])
+    if (call["alpha"], call["beta"]) == (1, 1) and weight is not None and weight.levels.dim() == 2:
+        return _weighted(call, weight, call.tensor("y"), call["b"])
+    dtype, product = call.result.dtype, call.emit("MatMul", call.tensor("x"), call.tensor("y"))
     if call["alpha"] != 1:
         product = call.emit("Mul", product, call.writer.scalar(call["alpha"], dtype))
     bias = call.tensor("b")
@@ -179,7 +186,7 @@ def bilinear(call: Call) -> Value:
     if call.rank("x") != 2:
         raise call.refuse(f"{call.node.name} reads more than matrices")
     made = call.emit("Einsum", call.tensor("x"), call.tensor("w"), call.tensor("y"), equation="ni,oij,nj->no")
-    return _plus(call, made, call["b"])
+    return made if call["b"] is None else call.emit("Add", made, call.tensor("b"))
 
 
 @writes("sdpa")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -122,13 +120,15 @@ def _symmetric(call: Call, low: str, high: str, zero_point: int, span: float, ep
 
 @writes(target_name(run_time.CHOOSE))
 def choose_own(call: Call) -> Value:
-    """Scale and zero point, both float: the ops for tokens compute with them, others cast."""
+    """A zero point for each token stays float, as the ops for tokens compute with it; one for all has its own type."""
     per_token, zero_point = call["per_token"], call["zero_point"]
     qmin, qmax, eps = int(call["qmin"]), int(call["qmax"]), float(call["eps"])
     low, high = _extremes(call, call.tensor("x", torch.float32), -1 if per_token else None)
     if zero_point is None:
-        return _affine(call, low, high, qmin, qmax, eps)
-    return _symmetric(call, low, high, int(zero_point), qmax - qmin, eps)
+        scale, zero = _affine(call, low, high, qmin, qmax, eps)
+    else:
+        scale, zero = _symmetric(call, low, high, int(zero_point), qmax - qmin, eps)
+    return scale, zero if per_token else call.writer.cast(zero, torch.int8 if qmin < 0 else torch.uint8)
 
 
 @writes(_name("quantize_per_tensor.tensor"))
@@ -137,23 +137,15 @@ def quantize_chosen(call: Call) -> Value:
     choice = scale.args[0] if isinstance(scale, fx.Node) and scale.args else None
     if isinstance(choice, fx.Node) and choice in call.translation.chosen and choice.args[0] is source:
         return call.translation.chosen[choice]
-    qparams = _chosen(call, scale, zero_point, dtype)
+    qparams = [call.translation.value(given) for given in (scale, zero_point)]  # type: ignore[arg-type]
     levels = call.emit("QuantizeLinear", call.read(source, torch.float32), *qparams)
     return _clipped(call, levels, (int(qmin), int(qmax)), dtype)  # type: ignore[arg-type]
 
 
 @writes(_name("dequantize_per_tensor.tensor"))
 def dequantize_chosen(call: Call) -> Value:
-    source, scale, zero_point, _, _, dtype = call.node.args[:6]
-    return call.emit("DequantizeLinear", call.read(source), *_chosen(call, scale, zero_point, dtype))
-
-
-def _chosen(call: Call, scale: Any, zero_point: Any, dtype: Any) -> tuple[str, str]:
-    """Names of a scale and a zero point that were chosen: torch's op yields the type of levels, ours float."""
-    zero = call.translation.value(zero_point)
-    choice = zero_point.args[0] if zero_point.args else None
-    is_own = isinstance(choice, fx.Node) and choice.target is run_time.CHOOSE
-    return call.translation.value(scale), call.writer.cast(zero, dtype) if is_own else zero
+    names = [call.translation.value(given) for given in call.node.args[:3]]  # type: ignore[arg-type]
+    return call.emit("DequantizeLinear", *names)
 
 
 @writes(_name("quantize_per_token.default"))

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from quantc import float_formats
 from quantc.dialect import short_name
 from quantc.layout import normal_axis
-from quantc.onnx.dtypes import integer_type
+from quantc.onnx.dtypes import INT8, UINT8, integer_type
 from quantc.onnx.writer import Writer
 from quantc.program import Program
 
@@ -29,6 +29,11 @@ class Stored:
     group: int | None = None
     kind: int | None = None
     """The type of the levels; None for narrower floats, which are cast."""
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether it is multiplied as it is by kernels on integers: bytes, with a scale for the whole or each column."""
+        return self.kind in (INT8, UINT8) and self.group is None and self.axis in (None, 1)
 
     def transposed(self) -> Stored:
         """The same for a matrix on its side: products of ONNX have the output channels last."""

@@ -15,7 +15,7 @@ from quantc.errors import RefusedError
 from quantc.onnx.stored import Stored, stored
 from quantc.onnx.writer import Writer
 from quantc.program import Program
-from quantc.types import ScalarType, TensorType, tensor_type, type_of
+from quantc.types import ScalarType, TensorType, dtype_of, tensor_type, type_of
 
 Value = str | tuple[str, ...]
 """The name of a result, or the names of several."""
@@ -57,6 +57,14 @@ class Translation:
         name = weight.write(self.writer)
         self.writer.scope = before
         return name
+
+    def levels_of(self, node: Any) -> tuple[str, str, str] | None:
+        """Levels, scale and zero point of a tensor that `node` brings back to float, if it has one scale that was found
+        as the model runs."""
+        if not isinstance(node, fx.Node) or op_name(node) != "quantized_decomposed.dequantize_per_tensor.tensor":
+            return None
+        levels, scale, zero_point = (self.value(given) for given in node.args[:3])  # type: ignore[arg-type]
+        return (levels, scale, zero_point) if dtype_of(node.args[0]) in (torch.int8, torch.uint8) else None
 
     def stored(self, node: Any) -> Stored | None:
         """The constant behind a node that brings one back to float."""
