@@ -16,6 +16,7 @@ from quantc.backends.parts import product, rule
 from quantc.capability import Capability
 from quantc.dialect import is_op
 from quantc.formats import DType, Offer, Role, Scheme, Timing
+from quantc.passes.snap_bias import SnapBias
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.match import Match
@@ -84,6 +85,7 @@ ONNX = Backend(
     # DynamicQuantizeLinear has neither a smallest scale nor another range
     modes={"dynamic": UINT8_DYNAMIC.but(eps=FLOAT32_EPS), "weight-only": parts.MODES["weight-only"]},
     before=parts.taken_apart(Offer.NAMED),
+    after=(SnapBias(),),  # kernels add biases to sums of integers
     instruction_set="avx2",
     summary="Q/DQ in ONNX, for ONNX Runtime: convolutions yield uint8, products of matrices float.",
 )

@@ -336,11 +336,6 @@ def lower(
     return made
 
 
-def lower_x86(program: Program | Lowered, **options: Any) -> Lowered:
-    """`lower` for torch's kernels on x86."""
-    return lower(program, "x86", **options)
-
-
 def lower_qnnpack(program: Program | Lowered, **options: Any) -> Lowered:
     """`lower` for QNNPACK."""
     return lower(program, "qnnpack", **options)

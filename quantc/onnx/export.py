@@ -12,6 +12,7 @@ from torch import fx
 from quantc.artifact import metadata
 from quantc.dialect import argument, is_op
 from quantc.onnx.dtypes import onnx_module, onnx_type
+from quantc.onnx.profiles import Profile
 from quantc.onnx.stored import stored
 from quantc.onnx.table import Call, NoOnnxFormError, Translation, entry_for
 from quantc.onnx.writer import Writer
@@ -43,17 +44,17 @@ class Literal:
     value: Any
 
 
-def export(program: Program) -> Exported:
-    """Write a program. NoOnnxFormError, listing every op that has no ONNX form."""
+def export(program: Program, profile: Profile) -> Exported:
+    """Write a program for a runtime. NoOnnxFormError, listing every op that has no ONNX form."""
     onnx = onnx_module()
-    translation = Translation(program, Writer())
+    translation = Translation(program, Writer(), profile)
     taken, inputs = _inputs(program, translation)
     _write_nodes(program, translation)
     places, outputs = _outputs(program, translation)
     graph = onnx.helper.make_graph(
         translation.writer.nodes, program.name, inputs, outputs, translation.writer.initializers
     )
-    facts = metadata(program)
+    facts = {**metadata(program), "quantc.profile": profile.name}
     model = onnx.helper.make_model(
         graph,
         opset_imports=[onnx.helper.make_opsetid("", OPSET)],
@@ -131,7 +132,7 @@ def _write_nodes(program: Program, translation: Translation) -> None:
 
 def _leaves_clip(node: fx.Node, translation: Translation) -> bool:
     """Leave a clip to the quantize op that alone reads it: there it is a clip of integers, or none is needed."""
-    if not is_op(node, "relu", "clamp") or dtype_of(node) is not torch.float32 or len(node.users) != 1:
+    if translation.profile.clips == "float" or not is_op(node, "relu", "clamp") or dtype_of(node) is not torch.float32 or len(node.users) != 1:
         return False
     user, source = next(iter(node.users)), node.args[0]
     if str(user.target) != "quantized_decomposed.quantize_per_tensor.default" or not isinstance(source, fx.Node):

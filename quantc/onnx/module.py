@@ -17,6 +17,7 @@ from quantc.engines.sessions import OnnxRuntime, Session
 from quantc.errors import ModeError
 from quantc.onnx.dtypes import onnx_module
 from quantc.onnx.export import LARGEST_MESSAGE, Exported, export
+from quantc.onnx.profiles import profile_of
 from quantc.program import Program, check_program
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import read
@@ -43,6 +44,11 @@ class OnnxModel(nn.Module):
     def metadata(self) -> dict[str, str]:
         """What the file says of where it comes from."""
         return {entry.key: entry.value for entry in self.proto.metadata_props}
+
+    @property
+    def profile(self) -> str:
+        """The runtime it is written for."""
+        return self.metadata["quantc.profile"]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a file, whole or not at all. One too large for a file has its weights beside it."""
@@ -78,10 +84,10 @@ class OnnxModel(nn.Module):
         return super().train(False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModel:
-        return lower(self.program)
+        return lower(self.program, profile=self.profile)
 
     def __reduce__(self) -> Any:
-        return _unpickled, (as_bytes(self.program.save),)
+        return _unpickled, (as_bytes(self.program.save), self.profile)
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
@@ -111,15 +117,17 @@ class OnnxModel(nn.Module):
         return f"<OnnxModel {self.headline}>"
 
 
-def lower(program: Program) -> OnnxModel:
+def lower(program: Program, *, profile: str | None = None) -> OnnxModel:
     """A quantized program as an ONNX model; the program is not changed.
 
     `program` is what `qc.convert` gave, in Q/DQ form. Ops that have no ONNX form are an error that lists them.
+    `profile` says which runtime it is written for, "onnxruntime", "openvino" or "tensorrt"; by default that of the
+    backend it was prepared for.
     """
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     check_quantized(program, "ONNX")
-    return OnnxModel(program, export(program))
+    return OnnxModel(program, export(program, profile_of(program, profile)))
 
 
-def _unpickled(content: bytes) -> OnnxModel:
-    return lower(from_bytes(content, lambda path: read(path)[0]))
+def _unpickled(content: bytes, profile: str) -> OnnxModel:
+    return lower(from_bytes(content, lambda path: read(path)[0]), profile=profile)

@@ -20,7 +20,9 @@ def bias_of(call: Call, bias: Any, weight: Stored | None) -> str:
     """A bias, as int32 on the scale of the sums where input and weight are quantized: kernels on integers want it so,
     and a float one keeps ONNX Runtime from using them. Anything else as it is."""
     step, tensor = _step(call["x"], weight), call.translation.program.tensor(bias)
-    if step is None or tensor is None or tensor.dim() != 1:
+    wanted = call.translation.profile.bias
+    is_taken = wanted == "int32" or (wanted == "convolutions" and "conv" in str(call.node.target))
+    if step is None or tensor is None or tensor.dim() != 1 or not is_taken:
         return call.read(bias)
     levels = (tensor.detach().double() / step.double()).round()
     if not bool((levels.abs() <= LARGEST).all()):
@@ -126,7 +128,8 @@ def linear(call: Call) -> Value:
 
 def _weighted(call: Call, weight: Stored | None, w: str, bias: Any) -> str:
     """x w + b. `weight` is behind `w` if that is stored quantized."""
-    if weight is not None and (levels := call.translation.levels_of(call["x"])) is not None and weight.is_bytes:
+    levels = call.translation.levels_of(call["x"]) if call.translation.profile.dynamic == "integer" else None
+    if weight is not None and weight.is_bytes and levels is not None:
         product = _of_integers(call, levels, weight)
         return product if bias is None else call.emit("Add", product, call.read(bias))
     x = call.tensor("x")

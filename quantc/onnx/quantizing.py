@@ -45,8 +45,23 @@ def quantize(call: Call) -> Value:
     bounds = call.translation.bounds.get(source, (None, None))  # type: ignore[arg-type]
     ends = quantized_bounds(bounds, float(scale), int(zero_point), (int(qmin), int(qmax)))  # type: ignore[arg-type]
     qparams = _constants(call, float(scale), int(zero_point), dtype)  # type: ignore[arg-type]
-    levels = call.emit("QuantizeLinear", call.read(source, torch.float32), *qparams)
-    return _clipped(call, levels, ends, dtype)  # type: ignore[arg-type]
+    x = call.read(source, torch.float32)
+    if call.translation.profile.clips == "float":
+        x = _clipped_before(call, x, ends, (float(scale), int(zero_point)), dtype)  # type: ignore[arg-type]
+        return call.emit("QuantizeLinear", x, *qparams)
+    return _clipped(call, call.emit("QuantizeLinear", x, *qparams), ends, dtype)  # type: ignore[arg-type]
+
+
+def _clipped_before(
+    call: Call, x: str, ends: tuple[int, int], qparams: tuple[float, int], dtype: torch.dtype
+) -> str:
+    """Numbers within what a narrower range stands for. An end, divided by the scale, is within one part in 2^22 of its
+    level, and rounds to it."""
+    if ends == BOUNDS[onnx_type(dtype)]:
+        return x
+    scale, zero_point = qparams
+    bounds = (call.writer.scalar((end - zero_point) * scale, torch.float32) for end in ends)
+    return call.emit("Clip", x, *bounds)
 
 
 def _constants(call: Call, scale: float, zero_point: int, dtype: torch.dtype) -> tuple[str, str]:

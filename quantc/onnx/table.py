@@ -12,6 +12,7 @@ from torch import fx
 
 from quantc.dialect import argument, op_name
 from quantc.errors import RefusedError
+from quantc.onnx.profiles import Profile
 from quantc.onnx.stored import Stored, stored
 from quantc.onnx.writer import Writer
 from quantc.program import Program
@@ -31,6 +32,7 @@ class Translation:
 
     program: Program
     writer: Writer
+    profile: Profile
     values: dict[fx.Node, Value] = field(default_factory=dict)
     bounds: dict[fx.Node, tuple[float | None, float | None]] = field(default_factory=dict)
     """Activations that are left to the quantize op after them, by what they clip to."""

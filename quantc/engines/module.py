@@ -1,0 +1,102 @@
+"""`qc.lower(program, "x86", engine=...)`: a module whichever engine runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantc.engines.calling import Calling
+from quantc.engines.sessions import Session
+from quantc.engines.table import Engine, engine_of
+from quantc.errors import ModeError
+from quantc.onnx.export import Exported, export
+from quantc.onnx.profiles import PROFILES
+from quantc.program import Program
+from quantc.store.bytes_form import as_bytes, from_bytes
+from quantc.store.programs import read
+
+
+class OnEngine(nn.Module):
+    """A quantized program that an engine outside torch runs. Called like the model; several threads may call it.
+
+    `threads` is how many the engine may use: as many as torch, if it is None, also when that is changed later.
+    """
+
+    def __init__(self, program: Program, engine: Engine, threads: int | None = None) -> None:
+        super().__init__()
+        self.program = program
+        self.engine = engine
+        self.threads = threads
+        self._exported: Exported = export(program, PROFILES[engine.profile])
+        self._calling = Calling(program.signature, self._exported)
+        self._loaded: dict[int, Session] = {}
+        self._session()
+        self.eval()
+
+    def _session(self) -> Session:
+        """The model as loaded for the number of threads that is wanted now."""
+        threads = torch.get_num_threads() if self.threads is None else self.threads
+        if threads not in self._loaded:
+            self._loaded = {threads: self.engine.load(self._exported.model.SerializeToString(), threads)}
+        return self._loaded[threads]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling(self._session(), args, kwargs)
+
+    @property
+    def proto(self) -> Any:
+        """The model that the engine was given, an `onnx.ModelProto`."""
+        return self._exported.model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file that `qc.load` reads; lower it again for an engine."""
+        self.program.save(path)
+
+    def train(self, mode: bool = True) -> OnEngine:
+        """`eval()`, or an error."""
+        if mode:
+            raise ModeError(
+                f"{self.program.name} is run by {self.engine.name}, which cannot train it",
+                where=f'qc.lower(..., "x86", engine="{self.engine.name}")',
+                advice="train the model itself, and quantize it again",
+            )
+        return super().train(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnEngine:
+        return OnEngine(self.program.clone(), self.engine, self.threads)
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (as_bytes(self.program.save), self.engine.name, self.threads)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    @property
+    def headline(self) -> str:
+        return f"{self.program.name} on x86, run by {self.engine.name}"
+
+    def to_data(self) -> dict[str, Any]:
+        """What runs it, for machines."""
+        return {
+            "program": self.program.name,
+            "target": "x86",
+            "engine": self.engine.name,
+            "bytes": self.proto.ByteSize(),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        return f"{self.headline}: {len(self.proto.graph.node)} nodes, {self.proto.ByteSize():,} bytes in ONNX"
+
+    def __repr__(self) -> str:
+        return f"<OnEngine {self.headline}>"
+
+
+def _unpickled(content: bytes, engine: str, threads: int | None) -> OnEngine:
+    program = from_bytes(content, lambda path: read(path)[0])
+    return OnEngine(program, engine_of(engine), threads)
