@@ -96,6 +96,7 @@ SYMMETRIC = INT8.but(scheme=Scheme.SYMMETRIC, observe="mse")
 TENSORRT = replace(
     ONNX,
     name="tensorrt",
+    table=replace(TABLE, rules=tuple(replace(each, dynamic=Offer.NO) for each in TABLE)),
     roles={"act": SYMMETRIC, **WEIGHTS},
     takes=(
         Capability(role=Role.ACT, dtypes=(DType.INT8,), schemes=(Scheme.SYMMETRIC,)),

@@ -98,12 +98,29 @@ def masked_softmax() -> tuple[nn.Module, tuple[Any, ...]]:
     return MaskedSoftmax(), (torch.randn(4, 6, 6, generator=generator), torch.ones(6, 6, dtype=torch.bool).triu(1))
 
 
-EXAMPLES = {"qnnpack": {"softmax-of-float": masked_softmax}}
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x) + x)
+
+
+def residual() -> tuple[nn.Module, tuple[Any, ...]]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Residual(), (torch.randn(2, 4, 6, 6),)
+
+
+ADDED = {"add-convolutions": residual}
+SLOW_BACKENDS = ("onnx", "openvino", "qnnpack", "tensorrt", "x86")
+EXAMPLES = {"qnnpack": {"softmax-of-float": masked_softmax}, "onnx": ADDED, "openvino": ADDED, "tensorrt": ADDED}
 
 
 @pytest.mark.parametrize(
     "backend",
-    ["executorch", pytest.param("qnnpack", marks=pytest.mark.slow), pytest.param("x86", marks=pytest.mark.slow)],
+    ["executorch", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_BACKENDS)],
 )
 def test_the_backends_that_come_with_quantc_conform(backend: str) -> None:
     found = check_backend(backend, examples=EXAMPLES.get(backend))

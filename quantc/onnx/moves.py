@@ -35,8 +35,12 @@ def cat(call: Call) -> Value:
 
 @writes("stack")
 def stack(call: Call) -> Value:
-    axis = call.axis(call["dim"], call.result.rank)
+    axis, shape = call.axis(call["dim"], call.result.rank), call.result.shape
     dtype = call.result.dtype
+    if axis < call.result.rank - 1 and sum(not isinstance(size, int) for size in shape) <= 1:
+        # joined and cut again: ONNX Runtime 1.31 does not load int8 tensors that are joined along a new axis
+        joined = call.emit("Concat", *(call.read(each, dtype) for each in call["xs"]), axis=axis)
+        return call.emit("Reshape", joined, call.writer.numbers([_or_found(size) for size in shape]))
     parts = [call.emit("Unsqueeze", call.read(each, dtype), call.writer.numbers([axis])) for each in call["xs"]]
     return call.emit("Concat", *parts, axis=axis)
 
@@ -153,6 +157,7 @@ def turned(call: Call) -> Value:
 
 @writes("expand", "aten.expand_as.default")
 def expand(call: Call) -> Value:
+    """A size of -1 is that of the tensor, which a 1 is for ONNX."""
     source, size = call.node.args[:2]
     if isinstance(size, fx.Node):
         return call.emit("Expand", call.read(source), call.shape_of(size))
@@ -166,6 +171,24 @@ def repeat(call: Call) -> Value:
     if more := len(counts) - call.rank():
         x = call.emit("Unsqueeze", x, call.writer.numbers(range(more)))
     return call.emit("Tile", x, call.sizes(counts))
+
+
+@writes("aten.repeat_interleave.self_int")
+def repeat_interleave(call: Call) -> Value:
+    source, count = call.node.args[:2]
+    axis, kind = call["dim"], call.type(source)
+    if axis is None or not isinstance(count, int):
+        raise call.refuse(f"{call.node.name} repeats a flattened tensor, or as often as varies")
+    size = kind.shape[call.axis(axis, kind.rank)]
+    if not isinstance(size, int):
+        raise call.refuse(f"{call.node.name} repeats along an axis whose size varies")
+    places = call.writer.numbers([place for place in range(size) for _ in range(count)])
+    return call.emit("Gather", call.read(source), places, axis=call.axis(axis, kind.rank))
+
+
+@writes("aten.broadcast_to.default")
+def broadcast_to(call: Call) -> Value:
+    return expand(call)
 
 
 # -- turning, padding ----------------------------------------------------------------------------------------------
@@ -182,8 +205,13 @@ def flip(call: Call) -> Value:
 def roll(call: Call) -> Value:
     if not call["dims"]:
         raise call.refuse(f"{call.node.name} rolls a flattened tensor")
-    x = call.tensor("x")
+    x, sizes = call.tensor("x"), call.type(call["x"]).shape
     for shift, axis in zip(call["shifts"], call.axes(call["dims"]), strict=True):
+        size = sizes[axis]
+        if isinstance(size, int):
+            places = call.writer.numbers([(place - int(shift)) % size for place in range(size)])
+            x = call.emit("Gather", x, places, axis=axis)
+            continue
         cut = call.writer.numbers([-int(shift)])
         tail = call.emit("Slice", x, cut, call.writer.numbers([FAR]), call.writer.numbers([axis]))
         head = call.emit("Slice", x, call.writer.numbers([0]), cut, call.writer.numbers([axis]))
