@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -110,6 +111,8 @@ def _outputs(program: Program, translation: Translation) -> tuple[tuple[Any, ...
 
 def _write_nodes(program: Program, translation: Translation) -> None:
     refused: list[str] = []
+    parts: set[fx.Node] = set()
+    """What has no form, and what is taken out of it, which is told once."""
     for node in program.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or stored(program, node) is not None:
             continue
@@ -119,7 +122,9 @@ def _write_nodes(program: Program, translation: Translation) -> None:
                 continue
             translation.values[node] = entry_for(node)(Call(translation, node))
         except NoOnnxFormError as error:
-            refused.append(f"{program.describe(node)}: {error.what}")
+            if node.target is not getitem or node.args[0] not in parts:
+                refused.append(f"{program.describe(node)}: {error.what}")
+            parts.add(node)
             translation.values[node] = node.name  # go on, to find all there are
     if refused:
         more = [f"… and {len(refused) - MOST_LISTED} more"] if len(refused) > MOST_LISTED else []

@@ -195,10 +195,10 @@ def bilinear(call: Call) -> Value:
 @writes("sdpa")
 def attention(call: Call) -> Value:
     """softmax(q kᵀ · scale + mask) v."""
-    if float(call["dropout_p"]) or call["enable_gqa"]:
-        raise call.refuse(f"{call.node.name} drops values or shares heads")
+    if float(call["dropout_p"]):
+        raise call.refuse(f"{call.node.name} drops values")
     rank, dtype = call.rank("q"), call.result.dtype
-    q, k, v = (call.tensor(name) for name in ("q", "k", "v"))
+    q, k, v = call.tensor("q"), _heads(call, "k"), _heads(call, "v")
     depth = call.type(call["q"]).shape[-1]
     scale = call["scale"] if call["scale"] is not None else 1 / math.sqrt(int(depth))
     order = [*range(rank - 2), rank - 1, rank - 2]
@@ -210,6 +210,17 @@ def attention(call: Call) -> Value:
     if call["is_causal"]:
         scores = _causal(call, scores, rank)
     return call.emit("MatMul", call.emit("Softmax", scores, axis=-1), v)
+
+
+def _heads(call: Call, name: str) -> str:
+    """Keys or values, each head as often as queries share it."""
+    heads, own = call.type(call["q"]).shape[-3], call.type(call[name]).shape[-3] if call.rank(name) > 2 else None
+    if not call["enable_gqa"] or heads == own:
+        return call.tensor(name)
+    if not isinstance(heads, int) or not isinstance(own, int):
+        raise call.refuse(f"how many heads {call.node.name} has varies")
+    places = call.writer.numbers([head for head in range(own) for _ in range(heads // own)])
+    return call.emit("Gather", call.tensor(name), places, axis=call.rank(name) - 3)
 
 
 def _masked(call: Call, scores: str, mask: fx.Node) -> str:

@@ -16,8 +16,9 @@ REDUCTIONS = {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "am
 def _reduced(op: str, call: Call) -> Value:
     axes = call.axes(call["dim"])
     x = call.tensor("x", call.result.dtype)
-    if op == "ReduceMean" and call["keepdim"] and call.rank() == 4 and sorted(axes) == [2, 3]:
-        return call.emit("GlobalAveragePool", x)  # which runtimes have on integers
+    if op == "ReduceMean" and call.rank() == 4 and sorted(axes) == [2, 3]:
+        pooled = call.emit("GlobalAveragePool", x)  # which runtimes have on integers
+        return pooled if call["keepdim"] else call.emit("Squeeze", pooled, call.writer.numbers([2, 3]))
     return call.emit(op, x, call.writer.numbers(axes), keepdims=int(call["keepdim"]))
 
 

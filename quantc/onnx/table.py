@@ -183,7 +183,7 @@ class Call:
 Entry = Callable[[Call], Value]
 ENTRIES: dict[str, Entry] = {}
 """By the name of the op."""
-MODULES = ("elements", "moves", "pictures", "products", "quantizing", "recurrent", "reductions", "selections", "sizes")
+MODULES = ("compositions", "elements", "moves", "pictures", "products", "quantizing", "recurrent", "reductions", "selections", "sizes")
 """Where the entries are."""
 
 
