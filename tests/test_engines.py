@@ -175,11 +175,8 @@ def test_auto_keeps_the_fastest(program: qc.Program, monkeypatch: pytest.MonkeyP
 class Wrong:
     """A session that is fast, and off by a tenth."""
 
-    def __init__(self, model: bytes, threads: int) -> None:
-        self.shapes = [(2, 4), (2, 8)]
-
-    def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.ones(shape) for shape in self.shapes]
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.ones(2, 4), torch.ones(2, 8)]
 
 
 def failing(model: bytes, threads: int) -> Any:
@@ -191,7 +188,7 @@ def test_auto_takes_no_engine_that_computes_something_else(
 ) -> None:
     real = table.ENGINES["onnxruntime"]
     engines = {
-        "wrong": replace(real, name="wrong", load=Wrong),
+        "wrong": replace(real, name="wrong", load=lambda model, threads: Wrong()),
         "broken": replace(real, name="broken", load=failing),
         "missing": replace(real, name="missing", packages=("no_such_package",)),
     }

@@ -207,7 +207,9 @@ def test_scales_that_are_found_as_the_model_runs() -> None:
     assert close(made(5 * x), model(5 * x)) > 60
 
 
-@pytest.mark.parametrize("spec", [qc.INT8_TOKEN, qc.UINT8_TOKEN, qc.INT8_DYNAMIC, qc.UINT8_DYNAMIC.but(qmax=127)], ids=str)
+@pytest.mark.parametrize(
+    "spec", [qc.INT8_TOKEN, qc.UINT8_TOKEN, qc.INT8_DYNAMIC, qc.UINT8_DYNAMIC.but(qmax=127)], ids=str
+)
 @pytest.mark.parametrize("profile", ["onnxruntime", "openvino"])
 def test_other_scales_that_are_found_as_the_model_runs(spec: qc.QuantSpec, profile: str) -> None:
     x = seeded(lambda: torch.randn(4, 64))
@@ -240,7 +242,7 @@ def test_sizes_that_vary_still_do() -> None:
         def forward(self, x: Tensor) -> Tensor:
             heads = self.inner(x).reshape(x.shape[0], x.shape[1], 4, 8).transpose(1, 2)
             scores = torch.softmax(heads @ heads.transpose(2, 3), -1) @ heads
-            return self.outer(scores.transpose(1, 2).flatten(2)) + x
+            return x + torch.as_tensor(self.outer(scores.transpose(1, 2).flatten(2)))
 
     sizes = {0: Dim("batch", max=64), 1: Dim("length", max=128)}
     x = seeded(lambda: torch.randn(2, 6, 16))
@@ -293,7 +295,7 @@ def test_every_op_without_a_form_is_named() -> None:
             self.layer = nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.special.i0(self.layer(x)) + torch.digamma(x)
+            return torch.digamma(x) + torch.special.i0(self.layer(x))
 
     made = quantized(Odd(), [(torch.rand(2, 8) + 1,)])
     with pytest.raises(NoOnnxFormError) as caught:

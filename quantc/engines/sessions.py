@@ -14,7 +14,6 @@ from torch import Tensor
 
 from quantc.extras import extra
 
-
 FLOAT_SUMS = ("session.qdq_matmulnbits_accuracy_level", "1")
 """Products with weights that alone are quantized are computed in float. By default ONNX Runtime rounds the other factor
 to 8 bits for them."""

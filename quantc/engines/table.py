@@ -27,7 +27,11 @@ class Engine:
 
     def why_not(self) -> str | None:
         """Why it cannot be used here."""
-        return None if is_installed(*self.packages) else f"{self.extra} is not installed: pip install 'quantc[{self.extra}]'"
+        return (
+            None
+            if is_installed(*self.packages)
+            else f"{self.extra} is not installed: pip install 'quantc[{self.extra}]'"
+        )
 
 
 TORCH = "torch"

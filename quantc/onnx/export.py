@@ -137,7 +137,12 @@ def _write_nodes(program: Program, translation: Translation) -> None:
 
 def _leaves_clip(node: fx.Node, translation: Translation) -> bool:
     """Leave a clip to the quantize op that alone reads it: there it is a clip of integers, or none is needed."""
-    if translation.profile.clips == "float" or not is_op(node, "relu", "clamp") or dtype_of(node) is not torch.float32 or len(node.users) != 1:
+    if (
+        translation.profile.clips == "float"
+        or not is_op(node, "relu", "clamp")
+        or dtype_of(node) is not torch.float32
+        or len(node.users) != 1
+    ):
         return False
     user, source = next(iter(node.users)), node.args[0]
     if str(user.target) != "quantized_decomposed.quantize_per_tensor.default" or not isinstance(source, fx.Node):

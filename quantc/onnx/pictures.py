@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantc.onnx.products import _pair
+import torch
+
+from quantc.onnx.products import pair
 from quantc.onnx.table import Call, Value, writes
 
 
 def _window(call: Call, count: int) -> dict[str, Any]:
-    kernel = _pair(call["kernel_size"], count)
-    padding = _pair(call["padding"], count)
+    kernel = pair(call["kernel_size"], count)
+    padding = pair(call["padding"], count)
     return {
         "kernel_shape": kernel,
-        "strides": _pair(call["stride"] or kernel, count),
+        "strides": pair(call["stride"] or kernel, count),
         "pads": padding + padding,
         "ceil_mode": int(call["ceil_mode"]),
     }
@@ -38,7 +40,7 @@ def _unbatched(call: Call, y: str, was_single: bool) -> str:
 def max_pool(call: Call) -> Value:
     count = _axes(call)
     x, was_single = _batched(call)
-    made = call.emit("MaxPool", x, dilations=_pair(call["dilation"], count), **_window(call, count))
+    made = call.emit("MaxPool", x, dilations=pair(call["dilation"], count), **_window(call, count))
     made = _unbatched(call, made, was_single)
     return (made, "") if "indices" in str(call.node.target) else made
 
@@ -63,11 +65,17 @@ def _adaptive(call: Call, whole: str, part: str) -> Value:
     if all(cell == 1 for cell in cells):
         return _unbatched(call, call.emit(whole, x), was_single)
     sizes = call.type(source).shape[-count:]
-    cells = [size if cell is None else cell for size, cell in zip(sizes, cells, strict=True)]
-    if not all(isinstance(size, int) and size % cell == 0 for size, cell in zip(sizes, cells, strict=True)):
+    kernel = [_cell(size, cell) for size, cell in zip(sizes, cells, strict=True)]
+    if None in kernel:
         raise call.refuse(f"{call.node.name} makes {cells} of {list(sizes)}, which are cells of several sizes")
-    kernel = [int(size) // int(cell) for size, cell in zip(sizes, cells, strict=True)]
     return _unbatched(call, call.emit(part, x, kernel_shape=kernel, strides=kernel), was_single)
+
+
+def _cell(size: int | str, count: int | None) -> int | None:
+    """How large each of so many cells is; None if they are not all as large."""
+    if count is None:
+        return 1
+    return size // count if isinstance(size, int) and size % count == 0 else None
 
 
 @writes("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
@@ -98,8 +106,6 @@ def upsample(call: Call) -> Value:
     }
     x = call.tensor("x")
     if call["scale_factors"] is not None:
-        import torch
-
         factors = torch.tensor([1.0, 1.0, *map(float, call["scale_factors"])])
         return call.emit("Resize", x, "", call.writer.constant(factors, "factors"), **how)
     first = call.emit("Shape", x, start=0, end=2)

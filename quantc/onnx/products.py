@@ -50,15 +50,16 @@ def _scale_of(node: Any) -> float | None:
 # -- convolutions --------------------------------------------------------------------------------------------------
 
 
-def _pair(given: Any, count: int) -> list[int]:
+def pair(given: Any, count: int) -> list[int]:
+    """A setting for each axis; a lone number is for all."""
     return [int(given)] * count if isinstance(given, int) else [int(each) for each in given]
 
 
 def _window(call: Call, count: int) -> dict[str, list[int]]:
-    padding = _pair(call["padding"], count)
+    padding = pair(call["padding"], count)
     return {
-        "strides": _pair(call["stride"], count),
-        "dilations": _pair(call["dilation"], count),
+        "strides": pair(call["stride"], count),
+        "dilations": pair(call["dilation"], count),
         "pads": padding + padding,
     }
 
@@ -97,7 +98,7 @@ def conv_transpose(call: Call) -> Value:
         *bias,
         kernel_shape=sizes,
         group=int(call["groups"]),
-        output_padding=_pair(call["output_padding"], len(sizes)),
+        output_padding=pair(call["output_padding"], len(sizes)),
         **_window(call, len(sizes)),
     )
     return _unbatched(call, made, was_single)
@@ -106,7 +107,7 @@ def conv_transpose(call: Call) -> Value:
 # -- matrices ------------------------------------------------------------------------------------------------------
 
 
-def _turned(call: Call, node: Any) -> str:
+def turned(call: Call, node: Any) -> str:
     """The weight of a linear layer with its output channels last; a constant is stored so."""
     weight = call.translation.stored(node)
     if weight is not None:
@@ -123,7 +124,7 @@ def linear(call: Call) -> Value:
         product = call.emit("MatMul", call.tensor("x"), call.tensor("w"))
         return product if call["b"] is None else call.emit("Add", product, call.tensor("b"))
     weight = call.translation.stored(call["w"])
-    return _weighted(call, None if weight is None else weight.transposed(), _turned(call, call["w"]), call["b"])
+    return _weighted(call, None if weight is None else weight.transposed(), turned(call, call["w"]), call["b"])
 
 
 def _weighted(call: Call, weight: Stored | None, w: str, bias: Any) -> str:

@@ -52,9 +52,7 @@ def quantize(call: Call) -> Value:
     return _clipped(call, call.emit("QuantizeLinear", x, *qparams), ends, dtype)  # type: ignore[arg-type]
 
 
-def _clipped_before(
-    call: Call, x: str, ends: tuple[int, int], qparams: tuple[float, int], dtype: torch.dtype
-) -> str:
+def _clipped_before(call: Call, x: str, ends: tuple[int, int], qparams: tuple[float, int], dtype: torch.dtype) -> str:
     """Numbers within what a narrower range stands for. An end, divided by the scale, is within one part in 2^22 of its
     level, and rounds to it."""
     if ends == BOUNDS[onnx_type(dtype)]:

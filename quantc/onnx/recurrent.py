@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantc.onnx.products import turned
 from quantc.onnx.table import Call, Value, writes
 
 
@@ -34,8 +35,6 @@ def _ordered(call: Call, node: Any, kind: Kind) -> str:
     tensor = call.translation.program.tensor(node)
     weight = call.translation.stored(node)
     if weight is not None and weight.kind is not None and weight.group is None and weight.axis in (0, None):
-        from dataclasses import replace
-
         moved = replace(
             weight,
             name=f"{weight.name}_ordered",
@@ -47,9 +46,17 @@ def _ordered(call: Call, node: Any, kind: Kind) -> str:
     elif tensor is not None:
         made = call.writer.constant(_gates(tensor.detach(), kind), f"{node.target}_ordered")
     else:
-        parts = call.many("Split", [call.read(node)], len(kind.gates), axis=0, num_outputs=len(kind.gates))
-        made = call.emit("Concat", *(parts[gate] for gate in kind.gates), axis=0) if len(parts) > 1 else parts[0]
+        made = _reordered(call, call.read(node), kind)
     return call.emit("Unsqueeze", made, call.writer.numbers([0]))
+
+
+def _reordered(call: Call, rows: str, kind: Kind) -> str:
+    """The gates of what is computed."""
+    count = len(kind.gates)
+    if count == 1:
+        return rows
+    parts = call.many("Split", [rows], count, axis=0, num_outputs=count)
+    return call.emit("Concat", *(parts[gate] for gate in kind.gates), axis=0)
 
 
 def _gates(rows: Tensor, kind: Kind) -> Tensor:
@@ -141,9 +148,7 @@ def _layer_of(call: Call, state: str, index: int, directions: int) -> str:
 
 def _gate_sums(call: Call, state: Any, prefix: str, x: Any) -> str:
     """x wᵀ + b."""
-    from quantc.onnx.products import _turned
-
-    product = call.emit("MatMul", call.read(x), _turned(call, call[f"w_{prefix}"]))
+    product = call.emit("MatMul", call.read(x), turned(call, call[f"w_{prefix}"]))
     bias = call[f"b_{prefix}"]
     return product if bias is None else call.emit("Add", product, call.read(bias))
 

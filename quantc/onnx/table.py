@@ -105,9 +105,7 @@ class Call:
         """The type of what a node yields, which has to be known."""
         found = tensor_type(node)
         if found is None:
-            raise NoOnnxFormError(
-                f"the shape of {getattr(node, 'name', node)} is unknown: capture with example inputs"
-            )
+            raise NoOnnxFormError(f"the shape of {getattr(node, 'name', node)} is unknown: capture with example inputs")
         return found
 
     def rank(self, name: str = "x") -> int:
@@ -183,7 +181,18 @@ class Call:
 Entry = Callable[[Call], Value]
 ENTRIES: dict[str, Entry] = {}
 """By the name of the op."""
-MODULES = ("compositions", "elements", "moves", "pictures", "products", "quantizing", "recurrent", "reductions", "selections", "sizes")
+MODULES = (
+    "compositions",
+    "elements",
+    "moves",
+    "pictures",
+    "products",
+    "quantizing",
+    "recurrent",
+    "reductions",
+    "selections",
+    "sizes",
+)
 """Where the entries are."""
 
 
