@@ -295,7 +295,8 @@ def test_every_op_without_a_form_is_named() -> None:
             self.layer = nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.digamma(x) + torch.special.i0(self.layer(x))
+            made: Tensor = torch.digamma(x) + torch.special.i0(self.layer(x))
+            return made
 
     made = quantized(Odd(), [(torch.rand(2, 8) + 1,)])
     with pytest.raises(NoOnnxFormError) as caught:

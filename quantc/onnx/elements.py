@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from quantc.dialect import is_op
 from quantc.onnx.table import Call, Value, writes
 from quantc.types import dtype_of
 
@@ -85,7 +86,9 @@ def _scaled(call: Call, given: Any) -> str:
 
 @writes("add")
 def add(call: Call) -> Value:
-    return call.emit("Add", call.tensor("x", call.result.dtype), _scaled(call, call["y"]))
+    is_before_norm = any(is_op(user, "layer_norm") for user in call.node.users)
+    op = call.translation.profile.before_norm if is_before_norm else "Add"
+    return call.emit(op, call.tensor("x", call.result.dtype), _scaled(call, call["y"]))
 
 
 @writes("sub")

@@ -81,7 +81,8 @@ def conv(call: Call) -> Value:
     sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
     x, was_single = _batched(call, call.tensor("x"), len(sizes))
     bias = () if call["b"] is None else (bias_of(call, call["b"], weight),)
-    inputs = (x, call.tensor("w"), *bias)
+    w = call.for_float(call["w"]) if _scale_of(call["x"]) is None else call.tensor("w")
+    inputs = (x, w, *bias)
     made = call.emit("Conv", *inputs, kernel_shape=sizes, group=int(call["groups"]), **_window(call, len(sizes)))
     return _unbatched(call, made, was_single)
 
@@ -94,7 +95,7 @@ def conv_transpose(call: Call) -> Value:
     made = call.emit(
         "ConvTranspose",
         x,
-        call.tensor("w"),
+        call.for_float(call["w"]),
         *bias,
         kernel_shape=sizes,
         group=int(call["groups"]),

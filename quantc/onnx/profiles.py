@@ -23,14 +23,44 @@ class Profile:
     """Where activations and ranges narrower than a type are clipped: after quantizing, or before."""
     dynamic: Literal["integer", "qdq"]
     """How products with run-time scales are written: on integers, or between Q and DQ."""
+    float_ops: Literal["folded", "qdq"]
+    """How quantized weights are written for ops that compute in float: by ops that are folded as the model is loaded, or by
+    DequantizeLinear, which ONNX Runtime runs each time."""
+    before_norm: Literal["Add", "Sum"]
+    """How a sum is written that a layer norm reads. ONNX Runtime makes one kernel of Add and norm, which is several times
+    slower than the two; a Sum it leaves alone."""
 
 
 PROFILES: Mapping[str, Profile] = {
     found.name: found
     for found in (
-        Profile("onnxruntime", "uint8 × int8; a float bias keeps it from fusing", "int32", "levels", "integer"),
-        Profile("openvino", "a linear layer is fastest with a float bias", "convolutions", "levels", "qdq"),
-        Profile("tensorrt", "int8, symmetric; biases are float", "float", "float", "qdq"),
+        Profile(
+            "onnxruntime",
+            "uint8 × int8; a float bias keeps it from fusing",
+            bias="int32",
+            clips="levels",
+            dynamic="integer",
+            float_ops="folded",
+            before_norm="Sum",
+        ),
+        Profile(
+            "openvino",
+            "a linear layer is fastest with a float bias",
+            bias="convolutions",
+            clips="levels",
+            dynamic="qdq",
+            float_ops="qdq",
+            before_norm="Add",
+        ),
+        Profile(
+            "tensorrt",
+            "int8, symmetric; biases are float",
+            bias="float",
+            clips="float",
+            dynamic="qdq",
+            float_ops="qdq",
+            before_norm="Add",
+        ),
     )
 }
 """By name."""

@@ -42,7 +42,7 @@ def _ordered(call: Call, node: Any, kind: Kind) -> str:
             scale=_per_row(weight.scale, kind),
             zero_point=_per_row(weight.zero_point, kind),
         )
-        made = moved.write(call.writer)
+        made = call.write_for_float(moved)
     elif tensor is not None:
         made = call.writer.constant(_gates(tensor.detach(), kind), f"{node.target}_ordered")
     else:

@@ -60,6 +60,22 @@ class Stored:
         inputs = (levels, scale) if not zero_point else (levels, scale, zero_point)
         return writer.emit("DequantizeLinear", *inputs, axis=self.axis, block_size=self.group)
 
+    def write_folded(self, writer: Writer) -> str:
+        """The same in ops that runtimes compute once, as they load the model."""
+        if self.kind is None or self.group is not None or self.scale is None:
+            return self.write(writer)
+        wide = writer.cast(writer.constant(self.levels, self.name, self.kind), torch.float32)
+        if self.zero_point is not None and bool(self.zero_point.any()):
+            wide = writer.emit("Sub", wide, self._along(writer, self.zero_point.float(), "zero_point"))
+        return writer.emit("Mul", wide, self._along(writer, self.scale, "scale"))
+
+    def _along(self, writer: Writer, values: Tensor, what: str) -> str:
+        """What each index of the axis has one of, shaped so that it goes with the levels."""
+        shape = [1] * self.levels.dim()
+        if self.axis is not None:
+            shape[self.axis] = -1
+        return writer.constant(values.reshape(shape), f"{self.name}_{what}")
+
     def constants(self, writer: Writer) -> tuple[str, str]:
         """The names of scale and zero point; an empty one if the zero point is left out."""
         if self.scale is None:
@@ -74,10 +90,7 @@ class Stored:
         wide = writer.cast(levels, torch.float32)
         if self.scale is None:
             return wide
-        shape = [1] * self.levels.dim()
-        if self.axis is not None:
-            shape[self.axis] = -1
-        return writer.emit("Mul", wide, writer.constant(self.scale.reshape(shape), f"{self.name}_scale"))
+        return writer.emit("Mul", wide, self._along(writer, self.scale, "scale"))
 
 
 def stored(program: Program, node: Any) -> Stored | None:

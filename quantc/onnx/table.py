@@ -144,9 +144,16 @@ class Call:
         own = torch.int64 if isinstance(kind, ScalarType) else None if not isinstance(kind, TensorType) else kind.dtype
         return name if dtype is None or own == dtype else self.writer.cast(name, dtype)
 
-    def optional(self, name: str) -> str:
-        """An operand that may be left out: then it has the empty name."""
-        return "" if self[name] is None else self.tensor(name)
+    def for_float(self, node: Any) -> str:
+        """A weight for an op that computes in float, in the form that its runtime wants."""
+        weight = self.translation.stored(node)
+        if weight is None:
+            return self.read(node)
+        return self.write_for_float(weight)
+
+    def write_for_float(self, weight: Stored) -> str:
+        is_folded = self.translation.profile.float_ops == "folded"
+        return weight.write_folded(self.writer) if is_folded else weight.write(self.writer)
 
     def sizes(self, given: Sequence[Any]) -> str:
         """Sizes as a vector; those that vary are computed."""
