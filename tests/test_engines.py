@@ -155,7 +155,7 @@ def test_it_copies_and_tells(program: qc.Program, engine: str, tmp_path: Any) ->
     assert "Net on x86, run by" in repr(module)
     module.save(tmp_path / "program.qc")
     assert close(qc.load(tmp_path / "program.qc", portable=True)(*inputs(2)), program(*inputs(2))) > 50
-    with pytest.raises(ModeError, match="cannot train"):
+    with pytest.raises(ModeError, match="cannot be trained"):
         module.train()
 
 

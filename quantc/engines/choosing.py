@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from quantc.deployed import Deployed
 from quantc.engines.table import TORCH
-from quantc.errors import ModeError, QuantcError
+from quantc.errors import QuantcError
 from quantc.inspect.noise import Noise, as_data, shown
 from quantc.program import Program
 from quantc.terminal import plain_rows
@@ -43,19 +43,20 @@ class Measured:
     """Why it was not taken into account."""
 
 
-class Chosen(nn.Module):
+class Chosen(Deployed):
     """The fastest engine's module, and what all were measured to do."""
 
-    def __init__(self, made: nn.Module, engine: str, measured: tuple[Measured, ...]) -> None:
+    def __init__(self, made: nn.Module, name: str, engine: str, measured: tuple[Measured, ...]) -> None:
         super().__init__()
         self.chosen = made
+        self._name = name
         self.engine = engine
         self.measured = measured
         self.eval()
 
     @property
     def program(self) -> Program:
-        """The program that is run."""
+        """As the engine has it: torch's kernels keep no other than the integer form."""
         found: Program = self.chosen.program  # type: ignore[assignment]
         return found
 
@@ -66,32 +67,19 @@ class Chosen(nn.Module):
         """Write the program to a file that `qc.load` reads."""
         self.chosen.save(path)  # type: ignore[operator]
 
-    def train(self, mode: bool = True) -> Chosen:
-        """`eval()`, or an error."""
-        if mode:
-            raise ModeError(
-                f"{self.program.name} is run by {self.engine}, which cannot train it",
-                where='qc.lower(..., "x86", engine="auto")',
-                advice="train the model itself, and quantize it again",
-            )
-        return super().train(False)
-
     @property
     def headline(self) -> str:
-        return f"{self.program.name} on x86, run by {self.engine}, the fastest of {len(self.measured)} engines"
+        return f"{self._name} on x86, run by {self.engine}, the fastest of {len(self.measured)} engines"
 
     def to_data(self) -> dict[str, Any]:
         """What was chosen and why, for machines."""
         return {
-            "program": self.program.name,
+            "program": self._name,
             "target": "x86",
             "engine": self.engine,
             "measured": [{**asdict(row), "sqnr": as_data(row.sqnr)} for row in self.measured],
             "chosen": self.chosen.to_data(),  # type: ignore[operator]
         }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
         rows = [
@@ -99,9 +87,6 @@ class Chosen(nn.Module):
             for row in self.measured
         ]
         return "\n".join([self.headline, *plain_rows(("engine", "ms", "SQNR, dB", "why not"), rows)])
-
-    def __repr__(self) -> str:
-        return f"<Chosen {self.headline}>"
 
 
 def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reasons: Mapping[str, str]) -> Chosen:
@@ -133,7 +118,7 @@ def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reas
     for name, seconds in times.items():
         rows[name] = Measured(name, seconds * 1e3, rows[name].sqnr)
     fastest = min(times, key=lambda name: times[name])
-    return Chosen(fit[fastest], fastest, tuple(rows.values()))
+    return Chosen(fit[fastest], program.name, fastest, tuple(rows.values()))
 
 
 def _built(make: Callable[[], nn.Module]) -> nn.Module | str:

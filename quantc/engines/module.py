@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import torch
-from torch import nn
 
+from quantc.deployed import Deployed
 from quantc.engines.calling import Calling
 from quantc.engines.sessions import Session
 from quantc.engines.table import Engine, engine_of
-from quantc.errors import ModeError
 from quantc.onnx.export import Exported, export
 from quantc.onnx.profiles import PROFILES
 from quantc.program import Program
@@ -20,7 +18,7 @@ from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import read
 
 
-class OnEngine(nn.Module):
+class OnEngine(Deployed):
     """A quantized program that an engine outside torch runs. Called like the model; several threads may call it.
 
     `threads` is how many the engine may use: as many as torch, if it is None, also when that is changed later.
@@ -28,7 +26,7 @@ class OnEngine(nn.Module):
 
     def __init__(self, program: Program, engine: Engine, threads: int | None = None) -> None:
         super().__init__()
-        self.program = program
+        self._program = program
         self.engine = engine
         self.threads = threads
         self._exported: Exported = export(program, PROFILES[engine.profile])
@@ -36,6 +34,11 @@ class OnEngine(nn.Module):
         self._loaded: dict[int, Session] = {}
         self._session()
         self.eval()
+
+    @property
+    def program(self) -> Program:
+        """The program in Q/DQ form."""
+        return self._program
 
     def _session(self) -> Session:
         """The model as loaded for the number of threads that is wanted now."""
@@ -55,16 +58,6 @@ class OnEngine(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file that `qc.load` reads; lower it again for an engine."""
         self.program.save(path)
-
-    def train(self, mode: bool = True) -> OnEngine:
-        """`eval()`, or an error."""
-        if mode:
-            raise ModeError(
-                f"{self.program.name} is run by {self.engine.name}, which cannot train it",
-                where=f'qc.lower(..., "x86", engine="{self.engine.name}")',
-                advice="train the model itself, and quantize it again",
-            )
-        return super().train(False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnEngine:
         return OnEngine(self.program.clone(), self.engine, self.threads)
@@ -87,14 +80,8 @@ class OnEngine(nn.Module):
             "bytes": self.proto.ByteSize(),
         }
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
-
     def __str__(self) -> str:
         return f"{self.headline}: {len(self.proto.graph.node)} nodes, {self.proto.ByteSize():,} bytes in ONNX"
-
-    def __repr__(self) -> str:
-        return f"<OnEngine {self.headline}>"
 
 
 def _unpickled(content: bytes, engine: str, threads: int | None) -> OnEngine:

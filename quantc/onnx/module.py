@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from quantc.artifact import check_quantized
+from quantc.deployed import Deployed
 from quantc.engines.calling import Calling
 from quantc.engines.fusions import Fusions, fusions_of
 from quantc.engines.sessions import OnnxRuntime, Session
-from quantc.errors import ModeError
 from quantc.onnx.dtypes import onnx_module
 from quantc.onnx.export import LARGEST_MESSAGE, Exported, export
 from quantc.onnx.profiles import profile_of
@@ -24,16 +22,21 @@ from quantc.store.programs import read
 from quantc.whole_file import whole_file
 
 
-class OnnxModel(nn.Module):
+class OnnxModel(Deployed):
     """A quantized program in ONNX. Called like the model it runs in ONNX Runtime; `proto` is the model itself."""
 
     def __init__(self, program: Program, exported: Exported) -> None:
         super().__init__()
-        self.program = program
+        self._program = program
         self._exported = exported
         self._calling = Calling(program.signature, exported)
         self._session: tuple[int, Session] | None = None
         self.eval()
+
+    @property
+    def program(self) -> Program:
+        """The program in Q/DQ form."""
+        return self._program
 
     @property
     def proto(self) -> Any:
@@ -73,16 +76,6 @@ class OnnxModel(nn.Module):
         """Which quantized ops ONNX Runtime computes on integers, and which it leaves in float."""
         return fusions_of(self.proto)
 
-    def train(self, mode: bool = True) -> OnnxModel:
-        """`eval()`, or an error."""
-        if mode:
-            raise ModeError(
-                f"{self.program.name} is written in ONNX, which cannot be trained",
-                where='qc.lower(..., "onnx")',
-                advice="train the model itself, and quantize it again",
-            )
-        return super().train(False)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModel:
         return lower(self.program, profile=self.profile)
 
@@ -107,14 +100,8 @@ class OnnxModel(nn.Module):
             "fusions": self.fusions().to_data(),
         }
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
-
     def __str__(self) -> str:
         return "\n".join([self.headline, *(f"  {line}" for line in str(self.fusions()).splitlines())])
-
-    def __repr__(self) -> str:
-        return f"<OnnxModel {self.headline}>"
 
 
 def lower(program: Program, *, profile: str | None = None) -> OnnxModel:
