@@ -159,6 +159,13 @@ def test_it_copies_and_tells(program: qc.Program, engine: str, tmp_path: Any) ->
         module.train()
 
 
+def test_it_says_if_another_backend_suits_the_engine(program: qc.Program) -> None:
+    assert "prepared for" not in str(qc.lower(program, "x86", engine="onnxruntime"))
+    other = qc.lower(quantized(seeded(Net), [inputs(2)], "x86"), "x86", engine="onnxruntime")
+    assert "than if prepared for onnx" in str(other)
+    assert other.to_data()["note"] == other.note
+
+
 # -- auto ----------------------------------------------------------------------------------------------------------
 
 

@@ -78,10 +78,27 @@ class OnEngine(Deployed):
             "target": "x86",
             "engine": self.engine.name,
             "bytes": self.proto.ByteSize(),
+            "note": self.note,
         }
 
+    @property
+    def note(self) -> str:
+        """That another backend's rules would suit the engine better, if so."""
+        quantizer = self.program.plan.quantizer
+        if quantizer is None or quantizer.name in self.engine.suited:
+            return ""
+        return f"prepared for {quantizer.name}: more of it may be left in float than if prepared for {self.engine.suited[0]}"
+
     def __str__(self) -> str:
-        return f"{self.headline}: {len(self.proto.graph.node)} nodes, {self.proto.ByteSize():,} bytes in ONNX"
+        size = f"{len(self.proto.graph.node)} nodes, {self.proto.ByteSize():,} bytes in ONNX"
+        return "\n".join(
+            [
+                self.headline,
+                f"  {size}",
+                f"  {self.engine.name}: {self.engine.told}",
+                *([f"  {self.note}"] if self.note else []),
+            ]
+        )
 
 
 def _unpickled(content: bytes, engine: str, threads: int | None) -> OnEngine:

@@ -22,8 +22,8 @@ class Engine:
     """How the model is written for it (`quantc.onnx.profiles`)."""
     packages: tuple[str, ...]
     extra: str
-    best_for: str
-    """Which backend's rules suit it: a program prepared for another runs too, with more of it in float."""
+    suited: tuple[str, ...]
+    """Which backends' rules suit it, the best first: a program for another runs too, with more of it in float."""
 
     def why_not(self) -> str | None:
         """Why it cannot be used here."""
@@ -46,7 +46,7 @@ ENGINES: Mapping[str, Engine] = {
             "onnxruntime",
             ("onnx", "onnxruntime"),
             "onnx",
-            "onnx",
+            ("onnx",),
         ),
         Engine(
             "openvino",
@@ -55,7 +55,7 @@ ENGINES: Mapping[str, Engine] = {
             "openvino",
             ("onnx", "openvino"),
             "openvino",
-            "openvino",
+            ("openvino", "onnx"),
         ),
     )
 }
