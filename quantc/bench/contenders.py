@@ -24,7 +24,9 @@ from quantc.bench.models import Task
 from quantc.bench.race import EAGER
 from quantc.errors import MissingDependencyError, QuantcError, UnknownNameError, suggest
 from quantc.inspect.size import size_of
+from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.kernels.engines import engine
+from quantc.kernels.saturation import adds_in_16_bits
 from quantc.program import Program
 from quantc.quantizer import mode_config, quantizer_of
 
@@ -108,10 +110,10 @@ def _captured(task: Task) -> Program:
     return task.program if isinstance(task.program, Program) else qc.capture(task.model, task.calibration[0])
 
 
-def _converted(task: Task, backend: str = TARGET) -> Program:
+def _converted(task: Task, backend: str = TARGET, reduce_range: RangeReduction = "auto") -> Program:
     prepared = qc.prepare(_captured(task), backend)
     qc.calibrate(prepared, task.calibration, progress="silent")
-    return qc.convert(prepared)
+    return qc.convert(prepared, reduce_range=reduce_range)
 
 
 def quantc_static(task: Task) -> Built:
@@ -128,10 +130,12 @@ def quantc_dynamic(task: Task) -> Built:
 
 
 def on_engine(backend: str, engine: str) -> Callable[[Task], Built]:
-    """quantc, static, for a backend whose rules suit an engine, run by that."""
+    """quantc, static, for a backend whose rules suit an engine, run by that. Where the processor adds no pairs in 16 bits
+    weights have all their bits, as other tools' have everywhere."""
 
     def build(task: Task) -> Built:
-        made = qc.lower(_converted(task, backend), TARGET, engine=engine)
+        reduce_range: RangeReduction = "auto" if adds_in_16_bits() else "no"
+        made = qc.lower(_converted(task, backend, reduce_range), TARGET, engine=engine)
         return Built(made, size_of(made.program))
 
     return build

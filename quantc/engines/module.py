@@ -11,6 +11,7 @@ from quantc.deployed import Deployed
 from quantc.engines.calling import Calling
 from quantc.engines.sessions import Session
 from quantc.engines.table import Engine, engine_of
+from quantc.kernels.saturation import warn_of_products
 from quantc.onnx.export import Exported, export
 from quantc.onnx.profiles import PROFILES
 from quantc.program import Program
@@ -33,6 +34,7 @@ class OnEngine(Deployed):
         self._calling = Calling(program.signature, self._exported)
         self._loaded: dict[int, Session] = {}
         self._session()
+        warn_of_products(program)
         self.eval()
 
     @property
