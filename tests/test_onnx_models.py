@@ -52,7 +52,7 @@ WITHOUT_FORM = frozenset(
 NOT_TRIED = {"cond": "a branch that no batch enters", "spell_dtypes": "it yields bfloat16, which numpy does not have"}
 CHAOTIC = {"resnet18": 6.0}
 """Deep models with random weights, in which one rounding that goes the other way grows: how far, in dB, less than."""
-LARGE = {"mobilenet_v2", "mobilenet_v3", "resnet18", "efficientnet", "swin", "convnext", "wavenet", "whisper", "video"}
+LARGE = {case.name for case in ARCHITECTURES} | {"dense_block", "encoder", "decoder_layer", "mbconv", "resnet18", "vit"}
 
 
 @pytest.fixture(scope="module", autouse=True)

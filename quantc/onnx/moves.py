@@ -246,7 +246,7 @@ def _regrouped(call: Call, middle: list[Any], order: list[int], last: list[Any])
 @writes("pixel_unshuffle")
 def pixel_unshuffle(call: Call) -> Value:
     factor = int(call["downscale_factor"])
-    _, channels, height, width = call.static()
+    channels, height, width = call.fixed()
     high, wide = height // factor, width // factor
     return _regrouped(
         call,
@@ -259,6 +259,6 @@ def pixel_unshuffle(call: Call) -> Value:
 @writes("channel_shuffle")
 def channel_shuffle(call: Call) -> Value:
     groups = int(call["groups"])
-    _, channels, *rest = call.static()
+    channels, *rest = call.fixed()
     order = [0, 2, 1, *range(3, 3 + len(rest))]
     return _regrouped(call, [-1, groups, channels // groups, *rest], order, [-1, channels, *rest])

@@ -122,12 +122,12 @@ class Call:
         listed = [given] if isinstance(given, int) else list(given or range(rank))
         return [self.axis(each, rank) for each in listed]
 
-    def static(self, name: str = "x") -> tuple[int, ...]:
-        """The sizes of an operand, all of which have to be fixed."""
+    def fixed(self, name: str = "x") -> tuple[int, ...]:
+        """The sizes of an operand but for the first; these have to be fixed."""
         found = self.type(self[name])
-        if not found.is_static:
+        if not all(isinstance(size, int) for size in found.shape[1:]):
             raise NoOnnxFormError(f"the sizes of {self[name].name} vary: {found}")
-        return tuple(int(size) for size in found.shape)
+        return tuple(int(size) for size in found.shape[1:])
 
     # -- values --------------------------------------------------------------------------------------------------------
 
