@@ -25,7 +25,7 @@ ENOUGH = 30.0
 SLACK = 6.0
 """In dB: how much less than torch's kernels will do where these do not come so close. They are held to the integer form
 op by op, which nobody can do inside an engine; in deep models a few roundings that go the other way grow."""
-SECONDS = 0.5
+SECONDS = 1.0
 """How long engines are timed, each."""
 FEWEST, MOST = 3, 200
 """How often."""
