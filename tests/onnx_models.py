@@ -74,3 +74,18 @@ def seeded(make: Any, seed: int = 0) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make()
+
+
+class Residual(nn.Module):
+    """A convolution, to which its input is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x) + x)
+
+
+ADDED = {"add-convolutions": lambda: seeded(lambda: (Residual(), (torch.randn(2, 4, 6, 6),)))}
+"""Examples for a rule whose models cannot be made from its pattern alone."""

@@ -37,6 +37,7 @@ from quantc.testing.trial import sqnr
 from quantc.types import tensor_type
 from tests.faulty_backends import FAULTY, GOOD, QDQ, Faulty
 from tests.faulty_techniques import TECHNIQUES
+from tests.onnx_models import ADDED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -98,22 +99,6 @@ def masked_softmax() -> tuple[nn.Module, tuple[Any, ...]]:
     return MaskedSoftmax(), (torch.randn(4, 6, 6, generator=generator), torch.ones(6, 6, dtype=torch.bool).triu(1))
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.conv(x) + x)
-
-
-def residual() -> tuple[nn.Module, tuple[Any, ...]]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Residual(), (torch.randn(2, 4, 6, 6),)
-
-
-ADDED = {"add-convolutions": residual}
 SLOW_BACKENDS = ("onnx", "openvino", "qnnpack", "tensorrt", "x86")
 EXAMPLES = {"qnnpack": {"softmax-of-float": masked_softmax}, "onnx": ADDED, "openvino": ADDED, "tensorrt": ADDED}
 

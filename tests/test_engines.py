@@ -86,6 +86,20 @@ def test_inputs_that_do_not_lie_in_order(program: qc.Program, engine: str) -> No
 
 
 @pytest.mark.parametrize("engine", OUTSIDE)
+def test_what_would_be_hidden_is_refused(program: qc.Program, engine: str) -> None:
+    module = qc.lower(program, "x86", engine=engine)
+    image, weight = inputs(2)
+    broken = image.clone()
+    broken[0, 0, 0, 0] = torch.nan
+    with pytest.raises(InputError, match="'image' holds NaN"):
+        module(broken, weight)
+    with pytest.raises(InputError, match="requires a gradient"):
+        module(image.requires_grad_(), weight)
+    with torch.no_grad():
+        module(image, weight)
+
+
+@pytest.mark.parametrize("engine", OUTSIDE)
 def test_results_stay_when_it_runs_again(program: qc.Program, engine: str) -> None:
     module = qc.lower(program, "x86", engine=engine)
     first = module(*inputs(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.backends.onnx import ONNX
+from quantc.backends.onnx import ONNX, OPENVINO, TENSORRT
 from quantc.decomposed import decomposed_ops
 from quantc.errors import MissingDependencyError, ModeError, UnknownNameError
 from quantc.onnx.dtypes import FLOAT16, FP8_E4M3, INT4, INT8, INT32
 from quantc.onnx.table import NoOnnxFormError
-from tests.onnx_models import close, initializers, ops, quantized, seeded
+from quantc.testing import Check, check_backend
+from tests.onnx_models import ADDED, close, initializers, ops, quantized, seeded
 
 WEIGHT_ONLY = {
     "int8": (qc.INT8_WEIGHT_ONLY, INT8),
@@ -256,6 +258,28 @@ def test_sizes_that_vary_still_do() -> None:
         assert close(made(other), model(other)) > 60
     with pytest.raises(qc.errors.InputError):
         model(torch.randn(2, 6, 17))
+
+
+# -- claims --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", [ONNX, OPENVINO, TENSORRT], ids=lambda backend: backend.name)
+def test_every_rule_claims_onnx(backend: qc.Backend) -> None:
+    """tests/test_conformance.py holds them to it, in ONNX Runtime."""
+    assert {rule.name for rule in backend.table if "onnx" not in rule.supports} == set()
+
+
+@pytest.mark.parametrize("rule", ["conv", "linear", "add-convolutions", "average"])
+def test_some_rules_are_held_to_it_here(rule: str) -> None:
+    backend = replace(ONNX, table=ONNX.table.only(rule))
+    backend = replace(backend, roles={name: spec for name, spec in ONNX.roles.items() if name in used(rule)})
+    found = check_backend(backend, examples=ADDED if rule in ADDED else None).row(rule, Check.ONNX)
+    assert found.passed, str(found)
+    assert found.models > 0
+
+
+def used(rule: str) -> set[str]:
+    return {role.removesuffix("?") for role in ONNX.table[rule].roles.values()}
 
 
 # -- what it says --------------------------------------------------------------------------------------------------

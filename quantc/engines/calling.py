@@ -9,8 +9,9 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from quantc.engines.sessions import Session
-from quantc.kernels.vetting import check_device
+from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
 from quantc.onnx.export import Exported, Literal
+from quantc.program import Program
 from quantc.signature import Signature
 
 
@@ -20,11 +21,19 @@ class Calling:
 
     signature: Signature
     exported: Exported
+    watched: tuple[int, ...]
+    """Inputs that are looked at for NaN: engines make a number of it."""
+
+    @staticmethod
+    def of(program: Program, exported: Exported) -> Calling:
+        return Calling(program.signature, exported, watched(program))
 
     def __call__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self.signature.check(leaves, spec)
         check_device(leaves, self.signature)
+        check_gradients(leaves, self.signature)
+        check_numbers(leaves, self.watched, self.signature)
         return self.arranged(session([leaves[index] for index in self.exported.inputs]))
 
     def arranged(self, made: Sequence[Any]) -> Any:

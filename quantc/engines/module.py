@@ -31,7 +31,7 @@ class OnEngine(Deployed):
         self.engine = engine
         self.threads = threads
         self._exported: Exported = export(program, PROFILES[engine.profile])
-        self._calling = Calling(program.signature, self._exported)
+        self._calling = Calling.of(program, self._exported)
         self._loaded: dict[int, Session] = {}
         self._session()
         warn_of_products(program)

@@ -29,7 +29,7 @@ class OnnxModel(Deployed):
         super().__init__()
         self._program = program
         self._exported = exported
-        self._calling = Calling(program.signature, exported)
+        self._calling = Calling.of(program, exported)
         self._session: tuple[int, Session] | None = None
         self.eval()
 
