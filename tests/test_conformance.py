@@ -63,7 +63,7 @@ def test_a_good_backend_passes(good: Conformance) -> None:
     assert good.failures == ()
     good.raise_if_failed()
     checked = {row.check for row in good.rows}
-    assert checked == set(Check)
+    assert set(Check) - checked == {Check.KERNELS, Check.NAMED, Check.ONNX}  # which no rule of it claims
     for rule in GOOD.table.names:
         for check in (Check.SUPPORTS, Check.MODELS, Check.TAKEN, Check.RUNS, Check.PLACED, Check.FIDELITY):
             assert good.row(rule, check) is not None, (rule, check)
