@@ -6,7 +6,7 @@ import copy
 import json
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -27,14 +27,6 @@ from tests.onnx_models import close, quantized, seeded
 
 needs_openvino = pytest.mark.skipif(not is_installed("openvino"), reason="needs the extra `openvino`")
 OUTSIDE = ["onnxruntime", pytest.param("openvino", marks=needs_openvino)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

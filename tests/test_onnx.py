@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,6 @@ WEIGHT_ONLY = {
     "fp16": (qc.FP16_WEIGHT, FLOAT16),
     "fp8": (qc.FP8_E4M3_WEIGHT, FP8_E4M3),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def small_cnn() -> nn.Module:

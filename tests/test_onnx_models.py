@@ -55,14 +55,6 @@ CHAOTIC = {"resnet18": 6.0}
 LARGE = {case.name for case in ARCHITECTURES} | {"dense_block", "encoder", "decoder_layer", "mbconv", "resnet18", "vit"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def cases() -> Iterator[Any]:
     for name in CASES:
         if name not in NOT_TRIED:

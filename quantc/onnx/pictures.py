@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quantc.onnx.products import pair
+from quantc.onnx.products import pair, unbatched
 from quantc.onnx.table import Call, Value, writes
 
 
@@ -32,16 +32,12 @@ def _batched(call: Call) -> tuple[str, bool]:
     return (call.emit("Unsqueeze", x, call.writer.numbers([0])), True) if is_single else (x, False)
 
 
-def _unbatched(call: Call, y: str, was_single: bool) -> str:
-    return call.emit("Squeeze", y, call.writer.numbers([0])) if was_single else y
-
-
 @writes("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices")
 def max_pool(call: Call) -> Value:
     count = _axes(call)
     x, was_single = _batched(call)
     made = call.emit("MaxPool", x, dilations=pair(call["dilation"], count), **_window(call, count))
-    made = _unbatched(call, made, was_single)
+    made = unbatched(call, made, was_single)
     return (made, "") if "indices" in str(call.node.target) else made
 
 
@@ -52,7 +48,7 @@ def avg_pool(call: Call) -> Value:
         raise call.refuse(f"{call.node.name} divides by a number of its own")
     x, was_single = _batched(call)
     made = call.emit("AveragePool", x, count_include_pad=int(call["count_include_pad"]), **_window(call, count))
-    return _unbatched(call, made, was_single)
+    return unbatched(call, made, was_single)
 
 
 def _adaptive(call: Call, whole: str, part: str) -> Value:
@@ -63,12 +59,12 @@ def _adaptive(call: Call, whole: str, part: str) -> Value:
     cells = [wanted] * count if isinstance(wanted, int) else list(wanted)  # type: ignore[arg-type]
     x, was_single = _batched(call)
     if all(cell == 1 for cell in cells):
-        return _unbatched(call, call.emit(whole, x), was_single)
+        return unbatched(call, call.emit(whole, x), was_single)
     sizes = call.type(source).shape[-count:]
     kernel = [_cell(size, cell) for size, cell in zip(sizes, cells, strict=True)]
     if None in kernel:
         raise call.refuse(f"{call.node.name} makes {cells} of {list(sizes)}, which are cells of several sizes")
-    return _unbatched(call, call.emit(part, x, kernel_shape=kernel, strides=kernel), was_single)
+    return unbatched(call, call.emit(part, x, kernel_shape=kernel, strides=kernel), was_single)
 
 
 def _cell(size: int | str, count: int | None) -> int | None:

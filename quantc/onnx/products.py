@@ -71,7 +71,8 @@ def _batched(call: Call, x: str, count: int) -> tuple[str, bool]:
     return call.emit("Unsqueeze", x, call.writer.numbers([0])), True
 
 
-def _unbatched(call: Call, y: str, was_single: bool) -> str:
+def unbatched(call: Call, y: str, was_single: bool) -> str:
+    """A result without the axis that a lone image was given."""
     return call.emit("Squeeze", y, call.writer.numbers([0])) if was_single else y
 
 
@@ -84,7 +85,7 @@ def conv(call: Call) -> Value:
     w = call.for_float(call["w"]) if _scale_of(call["x"]) is None else call.tensor("w")
     inputs = (x, w, *bias)
     made = call.emit("Conv", *inputs, kernel_shape=sizes, group=int(call["groups"]), **_window(call, len(sizes)))
-    return _unbatched(call, made, was_single)
+    return unbatched(call, made, was_single)
 
 
 @writes("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -102,7 +103,7 @@ def conv_transpose(call: Call) -> Value:
         output_padding=pair(call["output_padding"], len(sizes)),
         **_window(call, len(sizes)),
     )
-    return _unbatched(call, made, was_single)
+    return unbatched(call, made, was_single)
 
 
 # -- matrices ------------------------------------------------------------------------------------------------------

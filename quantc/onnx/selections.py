@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from quantc.onnx.moves import FAR
 from quantc.onnx.table import Call, Value, writes
-
-FAR = 2**63 - 1
 
 
 @writes("select")
