@@ -265,6 +265,7 @@ def test_some_rules_are_held_to_it_here(rule: str) -> None:
     backend = replace(ONNX, table=ONNX.table.only(rule))
     backend = replace(backend, roles={name: spec for name, spec in ONNX.roles.items() if name in used(rule)})
     found = check_backend(backend, examples=ADDED if rule in ADDED else None).row(rule, Check.ONNX)
+    assert found is not None
     assert found.passed, str(found)
     assert found.models > 0
 
