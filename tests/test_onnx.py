@@ -132,6 +132,16 @@ def test_a_narrow_range_of_activations_is_kept_in_a_model(backend: str) -> None:
     assert close(program(far), model(far)) > 60
 
 
+@pytest.mark.parametrize("backend", ["executorch", "qnnpack", "x86"])
+def test_programs_for_other_backends_are_written_too(backend: str, images: Any) -> None:
+    """Those with int8 activations as uint8, shifted by 128."""
+    made = quantized(seeded(small_cnn), images, backend)
+    model = qc.lower(made, "onnx")
+    assert onnx.TensorProto.UINT8 in initializers(model).values()
+    assert close(made(*images[1]), model(*images[1])) > 50
+    assert (model.fusions().fraction == 1.0) == (backend != "x86")
+
+
 def test_clips_are_dropped_where_the_grid_ends_there(program: qc.Program) -> None:
     assert "Clip" not in ops(qc.lower(program, "onnx"))
     assert "Clip" in ops(qc.lower(program, "onnx", profile="tensorrt"))

@@ -39,6 +39,8 @@ IN_FLOAT = frozenset(
     | {"GlobalAveragePool", "GRU", "LSTM", "MatMul", "MaxPool", "Mul", "NhwcFusedConv", "ReduceMean", "RNN", "Sub"}
 )
 """Ops that compute in float if they read what was dequantized."""
+MOVES = frozenset({"Expand", "Flatten", "Gather", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+"""Ops that hand on what they read."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,13 @@ def _listed(counts: dict[str, int]) -> str:
 def fusions_of(model: Any) -> Fusions:
     """What ONNX Runtime makes of a model."""
     graph = OnnxRuntime.optimized(model.SerializeToString()).graph
-    kinds = {name: node.op_type for node in graph.node for name in node.output}
     integer = Counter(node.op_type for node in graph.node if node.op_type in ON_INTEGERS)
-    left = Counter(
-        node.op_type
-        for node in graph.node
-        if node.op_type in IN_FLOAT and any(kinds.get(name) == "DequantizeLinear" for name in node.input)
-    )
+    left: Counter[str] = Counter()
+    dequantized: set[str] = set()
+    for node in graph.node:  # in an order in which they can run
+        reads = any(name in dequantized for name in node.input)
+        if node.op_type == "DequantizeLinear" or (reads and node.op_type in MOVES):
+            dequantized.update(node.output)
+        elif reads and node.op_type in IN_FLOAT:
+            left[node.op_type] += 1
     return Fusions(dict(integer), dict(left))

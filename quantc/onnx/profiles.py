@@ -16,6 +16,8 @@ class Profile:
 
     name: str
     told: str
+    activations: Literal["uint8", "as they are"]
+    """What int8 activations are written as. uint8 is the same shifted by 128, exactly."""
     bias: Literal["int32", "convolutions", "float"]
     """Which biases of products of quantized tensors are written on the grid of the sums: all, those of convolutions,
     or none."""
@@ -36,7 +38,8 @@ PROFILES: Mapping[str, Profile] = {
     for found in (
         Profile(
             "onnxruntime",
-            "uint8 × int8; a float bias keeps it from fusing",
+            "uint8 × int8, twice as fast as int8 × int8; a float bias keeps it from fusing",
+            activations="uint8",
             bias="int32",
             clips="levels",
             dynamic="integer",
@@ -46,6 +49,7 @@ PROFILES: Mapping[str, Profile] = {
         Profile(
             "openvino",
             "a linear layer is fastest with a float bias",
+            activations="uint8",
             bias="convolutions",
             clips="levels",
             dynamic="qdq",
@@ -55,6 +59,7 @@ PROFILES: Mapping[str, Profile] = {
         Profile(
             "tensorrt",
             "int8, symmetric; biases are float",
+            activations="as they are",
             bias="float",
             clips="float",
             dynamic="qdq",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import fx
 
 from quantc import float_formats, run_time
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import target_name
+from quantc.instruction_sets import SIGN_SHIFT
 from quantc.onnx.dtypes import BOUNDS, onnx_type
 from quantc.onnx.table import Call, Value, writes
 from quantc.spec import FLOAT32_EPS
@@ -39,40 +42,56 @@ def _clipped(call: Call, levels: str, ends: tuple[int, int], dtype: torch.dtype)
     return call.emit("Clip", levels, call.writer.scalar(ends[0], dtype), call.writer.scalar(ends[1], dtype))
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A fixed grid, as it is written."""
+
+    scale: float
+    zero_point: int
+    ends: tuple[int, int]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(call: Call) -> Grid:
+        """That of a quantize or dequantize op; int8 is shifted if the runtime wants uint8."""
+        scale, zero_point, qmin, qmax, dtype = call.node.args[1:6]
+        is_shifted = dtype is torch.int8 and call.translation.profile.activations == "uint8"
+        shift = SIGN_SHIFT if is_shifted else 0
+        ends = (int(qmin) + shift, int(qmax) + shift)  # type: ignore[arg-type]
+        kind = torch.uint8 if is_shifted else dtype
+        return Grid(float(scale), int(zero_point) + shift, ends, kind)  # type: ignore[arg-type]
+
+    def constants(self, call: Call) -> tuple[str, str]:
+        return call.writer.scalar(self.scale, torch.float32), call.writer.scalar(self.zero_point, self.dtype)
+
+
 @writes(_name("quantize_per_tensor.default"))
 def quantize(call: Call) -> Value:
-    source, scale, zero_point, qmin, qmax, dtype = call.node.args[:6]
+    source, grid = call.node.args[0], Grid.of(call)
     bounds = call.translation.bounds.get(source, (None, None))  # type: ignore[arg-type]
-    ends = quantized_bounds(bounds, float(scale), int(zero_point), (int(qmin), int(qmax)))  # type: ignore[arg-type]
-    qparams = _constants(call, float(scale), int(zero_point), dtype)  # type: ignore[arg-type]
-    x = call.read(source, torch.float32)
+    ends = quantized_bounds(bounds, grid.scale, grid.zero_point, grid.ends)
+    x, qparams = call.read(source, torch.float32), grid.constants(call)
     if call.translation.profile.clips == "float":
-        x = _clipped_before(call, x, ends, (float(scale), int(zero_point)), dtype)  # type: ignore[arg-type]
-        return call.emit("QuantizeLinear", x, *qparams)
-    return _clipped(call, call.emit("QuantizeLinear", x, *qparams), ends, dtype)  # type: ignore[arg-type]
+        return call.emit("QuantizeLinear", _clipped_before(call, x, ends, grid), *qparams)
+    return _clipped(call, call.emit("QuantizeLinear", x, *qparams), ends, grid.dtype)
 
 
-def _clipped_before(call: Call, x: str, ends: tuple[int, int], qparams: tuple[float, int], dtype: torch.dtype) -> str:
+def _clipped_before(call: Call, x: str, ends: tuple[int, int], grid: Grid) -> str:
     """Numbers within what a narrower range stands for. An end, divided by the scale, is within one part in 2^22 of its
     level, and rounds to it."""
-    if ends == BOUNDS[onnx_type(dtype)]:
+    if ends == BOUNDS[onnx_type(grid.dtype)]:
         return x
-    scale, zero_point = qparams
-    bounds = (call.writer.scalar((end - zero_point) * scale, torch.float32) for end in ends)
+    bounds = (call.writer.scalar((end - grid.zero_point) * grid.scale, torch.float32) for end in ends)
     return call.emit("Clip", x, *bounds)
-
-
-def _constants(call: Call, scale: float, zero_point: int, dtype: torch.dtype) -> tuple[str, str]:
-    return call.writer.scalar(scale, torch.float32), call.writer.scalar(zero_point, dtype)
 
 
 @writes(_name("dequantize_per_tensor.default"))
 def dequantize(call: Call) -> Value:
     """Without a zero point where it is zero: ONNX Runtime 1.31 does not load some models whose int8 ones are written."""
-    source, scale, zero_point, _, _, dtype = call.node.args[:6]
-    qparams = _constants(call, float(scale), int(zero_point), dtype)  # type: ignore[arg-type]
-    is_plain = dtype is torch.int8 and zero_point == 0
-    return call.emit("DequantizeLinear", call.read(source), *(qparams[:1] if is_plain else qparams))
+    grid = Grid.of(call)
+    qparams = grid.constants(call)
+    is_plain = grid.dtype is torch.int8 and grid.zero_point == 0
+    return call.emit("DequantizeLinear", call.read(call.node.args[0]), *(qparams[:1] if is_plain else qparams))
 
 
 @writes(_name("quantize_per_channel.default"))
