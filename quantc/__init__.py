@@ -17,7 +17,7 @@ from quantc.errors import QuantcError
 from quantc.inspect.agreement import agreement
 from quantc.inspect.compare import compare
 from quantc.integer.semantics import load as _register_ops
-from quantc.kernels.lowered import Lowered, lower
+from quantc.kernels.lowered import Lowered
 from quantc.kernels.stored import load
 from quantc.one_call import Result, quantize
 from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs
@@ -48,6 +48,7 @@ from quantc.spec import (
     UINT8_TOKEN,
     QuantSpec,
 )
+from quantc.targets import lower
 
 _register_ops()  # torch.ops.quantc: torch.export.load asks for the ops of a file without telling us
 

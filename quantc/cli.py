@@ -170,7 +170,10 @@ def quantize(
         ),
     ] = Narrowed.auto,
     to: Annotated[QuantizedForm, typer.Option(help="The form of the quantized program.")] = QuantizedForm.qdq,
-    out: Annotated[Path | None, typer.Option(help="Write the quantized program to this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the quantized program to this file; one named .onnx is for ONNX runtimes."),
+    ] = None,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
@@ -182,15 +185,20 @@ def quantize(
     from quantc.quantize_job import Wanted, carry_out
     from quantc.registry import BACKENDS
     from quantc.spec import QuantSpec
+    from quantc.targets import ARTIFACTS, check_extra, lower
 
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
     wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
+    artifact = None if out is None else ARTIFACTS.get(out.suffix)
+    if artifact is not None:
+        check_extra(artifact)  # before the work is done
     done = carry_out(source, data, wanted, method.value, partial(typer.echo, err=True), progress)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        done.result.save(out)
+        writer = done.result if artifact is None else lower(done.result.program, artifact)
+        writer.save(out)
     if as_json:
         _print_json({**done.to_data(), "out": str(out) if out is not None else None})
         return

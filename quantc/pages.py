@@ -48,8 +48,9 @@ the config names the op, the node or the edge, or, for an op with a weight, the 
 
 A rule *supports* the forms it can be carried out in: `qdq` (quantize and dequantize ops around float ones), `integer`
 (the reference in integer arithmetic), `kernel` (whatever a mode asks of it, `qc.lower` runs on kernels of the backend's own
-name, within a step of the integer form, with nothing but bytes between two quantized ops), `delegate`, `onnx`. What runs
-each op of a model is in `lowered.placed`, with the reason where no kernel does.
+name, within a step of the integer form, with nothing but bytes between two quantized ops), `delegate`, `onnx` (written as
+ONNX and run by ONNX Runtime, it is within a step of the Q/DQ form). What runs each op of a model is in `lowered.placed`,
+with the reason where no kernel does.
 """
 STATIC = "static"
 LEVELS = ("qdq", "integer", "kernel", "delegate", "onnx")

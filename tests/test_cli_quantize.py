@@ -115,7 +115,7 @@ def samples(count: int, width: int = 4, seed: int = 1) -> np.ndarray[Any, np.dty
 # -- the example ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["x86", "qnnpack", "executorch"])
+@pytest.mark.parametrize("backend", ["x86", "qnnpack", "executorch", "onnx"])
 def test_the_example_keeps_its_accuracy(backend: str) -> None:
     found = report("--backend", backend)
     assert found["backend"] == backend
@@ -383,3 +383,38 @@ def test_a_process_of_its_own_keeps_stdout_clean() -> None:
         check=True,
     )
     assert json.loads(done.stdout)["name"] == "Sequential"
+
+
+# -- ONNX -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_named_onnx_is_a_model_in_onnx(folder: Path) -> None:
+    import onnx
+    import onnxruntime
+
+    out = folder / "deep" / "model.onnx"
+    found = report(
+        "quantize_models:any_size", "--data", "quantize_models:batches", "--backend", "onnx", "--out", str(out)
+    )
+    assert found["out"] == str(out)
+    model = onnx.load(str(out))
+    onnx.checker.check_model(model, full_check=True)
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert facts["quantc.backend"] == "onnx"
+    session = onnxruntime.InferenceSession(str(out))
+    (made,) = session.run(None, {session.get_inputs()[0].name: samples(5)})
+    assert np.asarray(made).shape == (5, 3)
+
+
+def test_without_onnx_nothing_is_quantized_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    text = refuse("quantize_models:any_size", "--data", "quantize_models:batches", "--out", "model.onnx")
+    assert "pip install 'quantc[onnx]'" in text
+    assert not Path("model.onnx").exists()
+
+
+def test_the_integer_form_is_not_written_in_onnx() -> None:
+    text = refuse(
+        "quantize_models:any_size", "--data", "quantize_models:batches", "--to", "integer", "--out", "model.onnx"
+    )
+    assert "integer form" in text

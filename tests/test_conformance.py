@@ -37,6 +37,7 @@ from quantc.testing.trial import sqnr
 from quantc.types import tensor_type
 from tests.faulty_backends import FAULTY, GOOD, QDQ, Faulty
 from tests.faulty_techniques import TECHNIQUES
+from tests.onnx_models import ADDED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,7 +63,7 @@ def test_a_good_backend_passes(good: Conformance) -> None:
     assert good.failures == ()
     good.raise_if_failed()
     checked = {row.check for row in good.rows}
-    assert checked == set(Check) - {Check.KERNELS, Check.NAMED}  # it has no kernels, and all rules take what they can
+    assert set(Check) - checked == {Check.KERNELS, Check.NAMED, Check.ONNX}  # which no rule of it claims
     for rule in GOOD.table.names:
         for check in (Check.SUPPORTS, Check.MODELS, Check.TAKEN, Check.RUNS, Check.PLACED, Check.FIDELITY):
             assert good.row(rule, check) is not None, (rule, check)
@@ -98,12 +99,13 @@ def masked_softmax() -> tuple[nn.Module, tuple[Any, ...]]:
     return MaskedSoftmax(), (torch.randn(4, 6, 6, generator=generator), torch.ones(6, 6, dtype=torch.bool).triu(1))
 
 
-EXAMPLES = {"qnnpack": {"softmax-of-float": masked_softmax}}
+SLOW_BACKENDS = ("onnx", "openvino", "qnnpack", "tensorrt", "x86")
+EXAMPLES = {"qnnpack": {"softmax-of-float": masked_softmax}, "onnx": ADDED, "openvino": ADDED, "tensorrt": ADDED}
 
 
 @pytest.mark.parametrize(
     "backend",
-    ["executorch", pytest.param("qnnpack", marks=pytest.mark.slow), pytest.param("x86", marks=pytest.mark.slow)],
+    ["executorch", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_BACKENDS)],
 )
 def test_the_backends_that_come_with_quantc_conform(backend: str) -> None:
     found = check_backend(backend, examples=EXAMPLES.get(backend))

@@ -344,7 +344,8 @@ def test_programs_of_other_backends_may_have_them() -> None:
 def lowered(model: nn.Module, x: Tensor, **options: Any) -> qc.Lowered:
     prepared = qc.prepare(qc.capture(model.eval(), (x,)), "x86")
     qc.calibrate(prepared, [x])
-    return qc.lower(qc.convert(prepared, reduce_range="weights"), "x86", **options)
+    made: qc.Lowered = qc.lower(qc.convert(prepared, reduce_range="weights"), "x86", **options)
+    return made
 
 
 def kernels_in(module: qc.Lowered) -> list[Kernel]:

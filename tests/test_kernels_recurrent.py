@@ -37,7 +37,8 @@ def quiet() -> Iterator[None]:
 
 
 def lowered(model: nn.Module, x: Tensor, target: str, **rest: Any) -> qc.Lowered:
-    return qc.lower(qc.quantize(model, (x,), mode="dynamic", backend=target, **rest).program, target)
+    made: qc.Lowered = qc.lower(qc.quantize(model, (x,), mode="dynamic", backend=target, **rest).program, target)
+    return made
 
 
 def kernels(module: qc.Lowered) -> list[Recurrent]:

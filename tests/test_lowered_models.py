@@ -229,7 +229,8 @@ def dynamic_batch(name: str, target: str) -> qc.Lowered:
     captured = qc.capture(case.model(), args, dynamic_shapes=tuple({0: batch} for _ in args))
     prepared = qc.prepare(captured, target)
     qc.calibrate(prepared, [case.example(seed)[0] for seed in CALIBRATION], progress="silent")
-    return qc.lower(qc.convert(prepared, reduce_range="weights"), target)
+    made: qc.Lowered = qc.lower(qc.convert(prepared, reduce_range="weights"), target)
+    return made
 
 
 @each(*ANY_BATCH, slow=False)

@@ -89,3 +89,15 @@ def test_processors_that_add_in_32_bits_are_not_warned(monkeypatch: pytest.Monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_saturation(kernels(program), program)
+
+
+@pytest.mark.usefixtures("avx2")
+def test_an_engine_outside_torch_is_warned_about_as_well() -> None:
+    program = converted("onnx", "no")
+    with pytest.warns(
+        UserWarning, match="sums can saturate in linear, linear_1: this processor, avx2, adds two products"
+    ):
+        qc.lower(program, "x86", engine="onnxruntime")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qc.lower(converted("onnx"), "x86", engine="onnxruntime")

@@ -9,28 +9,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quantc.bench.built import Built
 from quantc.bench.models import Inputs, Task
+from quantc.engines.sessions import OnnxRuntime, as_array, as_tensor
 
 
 def onnxruntime(task: Task) -> Built:
     """Static quantization in Q/DQ form: activations uint8, weights int8 by channel."""
-    runtime: Any = import_module("onnxruntime")
     with TemporaryDirectory() as folder:
         whole, ready, small = (Path(folder) / f"{name}.onnx" for name in ("float", "prepared", "int8"))
         torch.onnx.export(task.model, task.calibration[0], whole, dynamo=True, external_data=False)
         _quantize_onnx(whole, ready, small, task.calibration)
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = runtime.InferenceSession(str(small), options, providers=["CPUExecutionProvider"])
-        size = small.stat().st_size
-    names = [each.name for each in session.get_inputs()]
-
-    def run(*inputs: Any) -> Any:
-        return _unflattened(session.run(None, _named(names, inputs)))
-
-    return Built(run, size)
+        content = small.read_bytes()
+    session = OnnxRuntime(content, 1)
+    return Built(lambda *inputs: _unflattened(session(inputs)), len(content))
 
 
 def _quantize_onnx(whole: Path, ready: Path, small: Path, batches: Inputs) -> None:
@@ -71,20 +65,19 @@ def openvino(task: Task) -> Built:
 
     def run(*inputs: Any) -> Any:
         found = program(_arrays(inputs))
-        return _unflattened([found[index] for index in range(len(program.outputs))])
+        return _unflattened([as_tensor(found[index]) for index in range(len(program.outputs))])
 
     return Built(run, size)
 
 
 def _arrays(inputs: Sequence[Any]) -> list[Any]:
-    return [value.numpy() for value in inputs]
+    return [as_array(value) for value in inputs]
 
 
 def _named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(names, _arrays(inputs), strict=True))
 
 
-def _unflattened(arrays: Sequence[Any]) -> Any:
-    """What these engines yield, as a model would: they know lists of arrays only."""
-    tensors = [torch.from_numpy(array) for array in arrays]
+def _unflattened(tensors: Sequence[Tensor]) -> Any:
+    """What these engines yield, as a model would: they know lists only."""
     return tensors[0] if len(tensors) == 1 else tuple(tensors)

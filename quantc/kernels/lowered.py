@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +25,7 @@ from quantc.kernels.table import kernels_for
 from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
 from quantc.program import Program, Stage, check_program
 from quantc.progress import Style
+from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import Lowering, save
 from quantc.terminal import plain_rows
 
@@ -219,10 +218,7 @@ class Lowered(nn.Module):
 
     def __reduce__(self) -> Any:
         """Pickled as the file that `save` writes: code is never part of it, nor anything packed."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "program"
-            self.save(path)
-            return _unpickled, (path.read_bytes(),)
+        return _unpickled, (as_bytes(self.save),)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -292,10 +288,7 @@ def raised(program: Program, lowering: Lowering) -> Lowered:
 def _unpickled(content: bytes) -> Any:
     from quantc.kernels.stored import load
 
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "program"
-        path.write_bytes(content)
-        return load(path)
+    return from_bytes(content, load)
 
 
 def lower(
@@ -338,6 +331,11 @@ def lower(
         warnings.warn(
             f"{target} has a kernel for none of the {len(made.placed)} quantized ops of {own.name}, so that they run as "
             "the integer form writes them, which is slow: print(lowered) says why",
-            stacklevel=2,
+            stacklevel=4,
         )
     return made
+
+
+def lower_qnnpack(program: Program | Lowered, **options: Any) -> Lowered:
+    """`lower` for QNNPACK."""
+    return lower(program, "qnnpack", **options)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
+from quantc.integer.proof.report import accumulators, why_not_provable
 from quantc.kernels.packed import Kernel
 from quantc.program import Program
 
@@ -49,12 +50,23 @@ def warn_of_saturation(kernels: Iterable[tuple[str, Kernel]], program: Program |
     """Name the ops whose sums may be cut off here, and the instruction sets the program was converted for."""
     here = instruction_set_here()
     names = [name for name, kernel in kernels if can_saturate(kernel)] if here else []
+    _warn(names, here, program)
+
+
+def warn_of_products(program: Program) -> None:
+    """The same for a program in Q/DQ form that an engine outside torch runs here."""
+    here = instruction_set_here()
+    rows = accumulators(program).rows if here and why_not_provable(program) is None else ()
+    _warn([row.node for row in rows if here in row.saturates_on], here, program)
+
+
+def _warn(names: list[str], here: str, program: Program | None) -> None:
     if not names:
         return
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     cut_off = f"adds two products of bytes in {PAIR_BITS} bits, and what goes beyond is cut off"
     warnings.warn(
-        f"sums can saturate in {', '.join(names[:MOST_NAMES])}{more}: {_told(program, here, cut_off)}", stacklevel=3
+        f"sums can saturate in {', '.join(names[:MOST_NAMES])}{more}: {_told(program, here, cut_off)}", stacklevel=4
     )
 
 

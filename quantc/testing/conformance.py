@@ -50,6 +50,8 @@ class Check(StrEnum):
     """A rule that claims the integer form gets there: no float inside it, and within a step of Q/DQ."""
     KERNELS = "kernels"
     """A rule that claims kernels runs on them, within a step of the integer form, and never leaves bytes in between."""
+    ONNX = "onnx"
+    """A rule that claims ONNX, written so and run in ONNX Runtime, is within a step of Q/DQ; unlooked at without it."""
     NAMED = "named"
     """A rule that is for ops a config names takes these, and no others."""
     DYNAMIC = "dynamic"

@@ -17,7 +17,7 @@ from quantc.patterns.table import Rule
 from quantc.plan import Plan
 from quantc.program import Program
 from quantc.quantizer import Backend, TableQuantizer, quantizer_of
-from quantc.testing import integer_checks, kernel_checks, number_checks, placement_checks, technique_checks
+from quantc.testing import integer_checks, kernel_checks, number_checks, onnx_checks, placement_checks, technique_checks
 from quantc.testing.choices import Choices, NoExampleError
 from quantc.testing.conformance import Check, Conformance, Fault, Ledger
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
@@ -48,6 +48,7 @@ EACH_OP: dict[Check, Look] = {
     Check.DYNAMIC: technique_checks.dynamic,
     Check.WEIGHT_ONLY: technique_checks.weight_only,
     Check.KERNELS: kernel_checks.on_kernels,
+    Check.ONNX: onnx_checks.onnx_form,
     Check.BATCHES: number_checks.batches,
 }
 """Dearer ones, made once for each combination of ops."""

@@ -1,0 +1,114 @@
+"""ONNX Q/DQ for ONNX Runtime, OpenVINO and TensorRT. Activations uint8 affine per tensor, weights int8 symmetric per
+channel; for TensorRT both are int8 and symmetric.
+
+Runtimes look for an op between DequantizeLinear and QuantizeLinear. Convolutions have kernels on integers only if what
+they yield is quantized, so it always is, and so are sums of such. Products of matrices yield float as well: what follows
+them in transformers (norms, softmax, residual sums) costs more in integers than it saves, and rounds for nothing.
+Transposed convolutions are not here: no runtime on processors has them on integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quantc.backends import parts
+from quantc.backends.parts import product, rule
+from quantc.capability import Capability
+from quantc.dialect import is_op
+from quantc.formats import DType, Offer, Role, Scheme, Timing
+from quantc.passes.snap_bias import SnapBias
+from quantc.patterns import aten
+from quantc.patterns.dsl import op, optional
+from quantc.patterns.match import Match
+from quantc.patterns.predicates import predicate
+from quantc.patterns.table import Rule, RuleTable
+from quantc.quantizer import Backend
+from quantc.spec import FLOAT32_EPS, INT8, UINT8_DYNAMIC
+
+after = op("relu", "clamp", args="_")
+both = {"x": "act", "y": "act", "out": "act"}
+combined = {"x": "pass", "y": "pass", "out": "act?"}
+reduced = {"x": "pass", "out": "act?"}
+WEIGHTS = {name: parts.WEIGHT_ROLES[name] for name in ("weight", "weight-transposed")}
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+ACTIVATIONS = ("relu", "clamp", "hardswish", "silu", "leaky_relu")
+
+
+@predicate("of-convolutions")
+def why_not_of_convolutions(match: Match) -> str | None:
+    """One side of a sum is what a convolution yields, an activation aside: it is an image, and comes quantized."""
+    for name in ("x", "y"):
+        source = match.node(name)
+        while is_op(source, *ACTIVATIONS):
+            source = source.args[0]  # type: ignore[assignment]
+        if is_op(source, *CONVOLUTIONS):
+            return None
+    return f"{match.root.name} adds nothing that a convolution yields"
+
+
+RULES: tuple[Rule, ...] = (
+    rule("conv", parts.conv >> optional(after), product("act")),
+    rule("linear", parts.linear >> optional(after), product("act?")),
+    rule("linear-computed", parts.linear_computed, {"x": "act", "w": "act", "out": "act?"}, static=Offer.NAMED),
+    rule("matmul-constant", parts.matmul_constant, product("act?", "weight-transposed")),
+    rule("addmm-constant", parts.addmm_constant, product("act?", "weight-transposed")),
+    rule("matmul", aten.matmul, {**both, "out": "act?"}, static=Offer.NAMED),
+    rule("embedding", aten.embedding, {"w": "weight"}),
+    *parts.RECURRENT,
+    *parts.MOVES,
+    *parts.WITHIN,
+    rule("average", parts.average, reduced),
+    rule("cat", aten.cat, parts.PASS_ON_LIST),
+    rule("stack", aten.stack, parts.PASS_ON_LIST),
+    rule("add-convolutions", aten.add >> optional(after), both, when=("same-shape", "of-convolutions")),
+    rule("add", aten.add >> optional(aten.relu), combined),
+    rule("mul", aten.mul >> optional(aten.relu), combined),
+)
+
+TABLE = RuleTable("onnx", tuple(replace(each, supports=each.supports | {"onnx"}) for each in RULES))
+
+ONNX = Backend(
+    "onnx",
+    TABLE,
+    roles={"act": parts.ACT, **WEIGHTS},
+    takes=(
+        Capability(role=Role.ACT, dtypes=(DType.UINT8, DType.INT8, DType.INT16)),
+        Capability(
+            role=Role.ACT,
+            dtypes=(DType.UINT8, DType.INT8),
+            granularities=("per-tensor", "per-token"),
+            timings=(Timing.DYNAMIC,),
+        ),
+        Capability(role=Role.WEIGHT, dtypes=(DType.INT8,), granularities=("per-tensor", "per-channel")),
+        *parts.WEIGHT_ONLY,
+    ),
+    # DynamicQuantizeLinear has neither a smallest scale nor another range
+    modes={"dynamic": UINT8_DYNAMIC.but(eps=FLOAT32_EPS), "weight-only": parts.MODES["weight-only"]},
+    before=parts.taken_apart(Offer.NAMED),
+    after=(SnapBias(),),  # kernels add biases to sums of integers
+    instruction_set="avx2",
+    summary="Q/DQ in ONNX, for ONNX Runtime: convolutions yield uint8, products of matrices float.",
+)
+
+OPENVINO = replace(ONNX, name="openvino", summary="Q/DQ in ONNX, as OpenVINO reads it best.")
+
+SYMMETRIC = INT8.but(scheme=Scheme.SYMMETRIC, observe="mse")
+TENSORRT = replace(
+    ONNX,
+    name="tensorrt",
+    table=replace(TABLE, rules=tuple(replace(each, dynamic=Offer.NO) for each in TABLE)),
+    roles={"act": SYMMETRIC, **WEIGHTS},
+    takes=(
+        Capability(role=Role.ACT, dtypes=(DType.INT8,), schemes=(Scheme.SYMMETRIC,)),
+        Capability(
+            role=Role.WEIGHT,
+            dtypes=(DType.INT8,),
+            schemes=(Scheme.SYMMETRIC,),
+            granularities=("per-tensor", "per-channel"),
+        ),
+        *parts.WEIGHT_ONLY,
+    ),
+    modes={"weight-only": parts.MODES["weight-only"]},
+    instruction_set="",
+    summary="Q/DQ in ONNX for TensorRT: int8, symmetric, biases in float.",
+)

@@ -1,0 +1,43 @@
+"""Calls of a model by an engine, with the inputs and outputs of the program it was written from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from quantc.engines.sessions import Session
+from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
+from quantc.onnx.export import Exported, Literal
+from quantc.program import Program
+from quantc.signature import Signature
+
+
+@dataclass(frozen=True, eq=False)
+class Calling:
+    """How arguments become the flat inputs of a model, and its flat outputs what the program yields."""
+
+    signature: Signature
+    exported: Exported
+    watched: tuple[int, ...]
+    """Inputs that are looked at for NaN: engines make a number of it."""
+
+    @staticmethod
+    def of(program: Program, exported: Exported) -> Calling:
+        return Calling(program.signature, exported, watched(program))
+
+    def __call__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        self.signature.check(leaves, spec)
+        check_device(leaves, self.signature)
+        check_gradients(leaves, self.signature)
+        check_numbers(leaves, self.watched, self.signature)
+        return self.arranged(session([leaves[index] for index in self.exported.inputs]))
+
+    def arranged(self, made: Sequence[Any]) -> Any:
+        """What an engine yields, as the program has it."""
+        places = self.exported.outputs
+        flat = [place.value if isinstance(place, Literal) else made[place] for place in places]
+        return flat[0] if self.signature.out_spec.is_leaf() else pytree.tree_unflatten(flat, self.signature.out_spec)

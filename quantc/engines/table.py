@@ -1,0 +1,81 @@
+"""The engines that can run a program on x86, and what each of them wants, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from quantc.engines.sessions import OnnxRuntime, OpenVino, Session
+from quantc.errors import MissingDependencyError, UnknownNameError, suggest
+from quantc.extras import is_installed
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A runtime that reads ONNX."""
+
+    name: str
+    told: str
+    load: Callable[[bytes, int], Session]
+    """Of a model and a number of threads."""
+    profile: str
+    """How the model is written for it (`quantc.onnx.profiles`)."""
+    packages: tuple[str, ...]
+    extra: str
+    suited: tuple[str, ...]
+    """Which backends' rules suit it, the best first: a program for another runs too, with more of it in float."""
+
+    def why_not(self) -> str | None:
+        """Why it cannot be used here."""
+        return (
+            None
+            if is_installed(*self.packages)
+            else f"{self.extra} is not installed: pip install 'quantc[{self.extra}]'"
+        )
+
+
+TORCH = "torch"
+AUTO = "auto"
+ENGINES: Mapping[str, Engine] = {
+    found.name: found
+    for found in (
+        Engine(
+            "onnxruntime",
+            "uint8 × int8, half as fast on int8 × int8; convolutions only if their result is quantized",
+            OnnxRuntime,
+            "onnxruntime",
+            ("onnx", "onnxruntime"),
+            "onnx",
+            ("onnx",),
+        ),
+        Engine(
+            "openvino",
+            "fuses what lies between two quantize ops; compiles for seconds",
+            OpenVino,
+            "openvino",
+            ("onnx", "openvino"),
+            "openvino",
+            ("openvino", "onnx"),
+        ),
+    )
+}
+"""By name; torch's own kernels are the engine that is always there."""
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of that name, which has to be installed."""
+    if name not in ENGINES:
+        raise UnknownNameError(
+            f"there is no engine {name!r}",
+            where=f'qc.lower(..., "x86", engine={name!r})',
+            advice=suggest(str(name), (TORCH, AUTO, *ENGINES), noun="engines"),
+        )
+    found = ENGINES[name]
+    if found.why_not() is not None:
+        missing = [package for package in found.packages if not is_installed(package)]
+        raise MissingDependencyError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            where=f'qc.lower(..., "x86", engine={name!r})',
+            advice=f"pip install 'quantc[{found.extra}]'",
+        )
+    return found

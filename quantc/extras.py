@@ -1,0 +1,24 @@
+"""Packages that only some users need: imported when they are asked for, with the extra to install if they are missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from quantc.errors import MissingDependencyError
+
+
+def extra(module: str, name: str, purpose: str) -> Any:
+    """A module of an optional package. `name` is the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{module.partition('.')[0]} is not installed", where=purpose, advice=f"pip install 'quantc[{name}]'"
+        ) from error
+
+
+def is_installed(*packages: str) -> bool:
+    """Whether all of these can be imported. Imports nothing."""
+    return all(find_spec(name) is not None for name in packages)

@@ -1,0 +1,264 @@
+"""Ops that move values about: joining, splitting, shapes, padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from quantc.onnx.table import Call, Value, writes
+from quantc.types import TensorType, TupleType, type_of
+
+PADDING = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+FAR = 2**63 - 1
+"""The end of an axis."""
+
+
+@writes("contiguous", "clone", "detach", "aten.alias.default", "aten.lift_fresh_copy.default", "dropout")
+def same(call: Call) -> Value:
+    source: Any = call.node.args[0]
+    if "dropout" in str(call.node.target) and call["train"]:
+        raise call.refuse(f"{call.node.name} drops values")
+    return call.translation.value(source)
+
+
+# -- joining, splitting --------------------------------------------------------------------------------------------
+
+
+@writes("cat")
+def cat(call: Call) -> Value:
+    dtype = call.result.dtype
+    parts = [call.read(each, dtype) for each in call["xs"] if call.type(each).shape != (0,)]
+    return call.emit("Concat", *parts, axis=call.axis(call["dim"], call.result.rank))
+
+
+@writes("stack")
+def stack(call: Call) -> Value:
+    axis, shape = call.axis(call["dim"], call.result.rank), call.result.shape
+    dtype = call.result.dtype
+    if axis < call.result.rank - 1 and sum(not isinstance(size, int) for size in shape) <= 1:
+        # joined and cut again: ONNX Runtime 1.31 does not load int8 tensors that are joined along a new axis
+        joined = call.emit("Concat", *(call.read(each, dtype) for each in call["xs"]), axis=axis)
+        return call.emit("Reshape", joined, call.writer.numbers([_or_found(size) for size in shape]))
+    parts = [call.emit("Unsqueeze", call.read(each, dtype), call.writer.numbers([axis])) for each in call["xs"]]
+    return call.emit("Concat", *parts, axis=axis)
+
+
+def _parts(call: Call) -> list[TensorType]:
+    kind = type_of(call.node)
+    if not isinstance(kind, TupleType):
+        raise call.refuse(f"how many parts {call.node.name} has is unknown: capture with example inputs")
+    return [item for item in kind.items if isinstance(item, TensorType)]
+
+
+@writes("split", "split_sizes", "chunk")
+def split(call: Call) -> Value:
+    parts, axis = _parts(call), call.axis(call["dim"])
+    sizes = [part.shape[axis] for part in parts]
+    if not all(isinstance(size, int) for size in sizes):
+        raise call.refuse(f"{call.node.name} has parts of sizes that vary")
+    if len(parts) == 1:
+        return (call.tensor("x"),)
+    lengths = call.writer.numbers([int(size) for size in sizes])
+    return call.many("Split", [call.tensor("x"), lengths], len(parts), axis=axis)
+
+
+@writes("unbind")
+def unbind(call: Call) -> Value:
+    parts, axis = _parts(call), call.axis(call["dim"])
+    x = call.tensor("x")
+    return tuple(
+        call.emit("Gather", x, call.writer.scalar(index, torch.int64), axis=axis) for index in range(len(parts))
+    )
+
+
+# -- shapes --------------------------------------------------------------------------------------------------------
+
+
+@writes("reshape", "aten.view.default", "aten._unsafe_view.default")
+def reshape(call: Call) -> Value:
+    source, shape = call.node.args[:2]
+    return call.emit("Reshape", call.read(source), _shape(call, list(shape)))  # type: ignore[arg-type]
+
+
+def _shape(call: Call, shape: list[Any]) -> str:
+    """The shape of a result. A lone size that varies is left for ONNX to find: a constant is easier to optimize."""
+    varying = [index for index, size in enumerate(shape) if isinstance(size, fx.Node)]
+    if len(varying) == 1 and -1 not in shape and 0 not in shape:
+        shape[varying[0]] = -1
+    return call.sizes(shape)
+
+
+@writes("flatten", "unflatten")
+def flatten(call: Call) -> Value:
+    """Sizes that vary are copied by their place if they keep it, or found by ONNX if there is but one."""
+    shape: list[Any] = list(call.result.shape)
+    varying = [index for index, size in enumerate(shape) if not isinstance(size, int)]
+    if len(varying) <= 1:
+        return call.emit("Reshape", call.tensor("x"), call.writer.numbers([_or_found(size) for size in shape]))
+    before = call.type(call["x"]).shape
+    start = call.axis(call["start_dim"] if "flatten" in str(call.node.target) else call["dim"])
+    if "unflatten" in str(call.node.target) or any(index > start for index in varying):
+        return _flattened(call, start)
+    kept = [0 if index < start and size == before[index] else _or_found(size) for index, size in enumerate(shape)]
+    return call.emit("Reshape", call.tensor("x"), call.writer.numbers(kept))
+
+
+def _or_found(size: Any) -> int:
+    return size if isinstance(size, int) else -1
+
+
+def _flattened(call: Call, start: int) -> str:
+    """With the sizes of what is read."""
+    x, rank = call.tensor("x"), call.rank()
+    if "unflatten" in str(call.node.target):
+        inside, stop = call.sizes(list(call["sizes"])), start + 1
+    else:
+        inside, stop = call.writer.numbers([-1]), call.axis(call["end_dim"]) + 1
+    before, after = call.emit("Shape", x, start=0, end=start), call.emit("Shape", x, start=stop, end=rank)
+    return call.emit("Reshape", x, call.emit("Concat", before, inside, after, axis=0))
+
+
+@writes("squeeze", "aten.squeeze.dims", "aten.squeeze.default")
+def squeeze(call: Call) -> Value:
+    source: Any = call.node.args[0]
+    kind = call.type(source)
+    given = call.node.args[1] if len(call.node.args) > 1 else list(range(kind.rank))
+    axes = [axis for axis in call.axes(given, kind.rank) if kind.shape[axis] == 1]
+    return call.emit("Squeeze", call.read(source), call.writer.numbers(axes)) if axes else call.read(source)
+
+
+@writes("unsqueeze")
+def unsqueeze(call: Call) -> Value:
+    return call.emit("Unsqueeze", call.tensor("x"), call.writer.numbers([call.axis(call["dim"], call.result.rank)]))
+
+
+@writes("transpose")
+def transpose(call: Call) -> Value:
+    order = list(range(call.rank()))
+    if not order:
+        return call.tensor("x")
+    first, second = call.axis(call["dim0"]), call.axis(call["dim1"])
+    order[first], order[second] = order[second], order[first]
+    return call.emit("Transpose", call.tensor("x"), perm=order)
+
+
+@writes("permute")
+def permute(call: Call) -> Value:
+    return call.emit("Transpose", call.tensor("x"), perm=call.axes(call["dims"]))
+
+
+@writes("aten.t.default", "aten.numpy_T.default")
+def turned(call: Call) -> Value:
+    source: Any = call.node.args[0]
+    return call.emit("Transpose", call.read(source))
+
+
+@writes("expand", "aten.expand_as.default")
+def expand(call: Call) -> Value:
+    """A size of -1 is that of the tensor, which a 1 is for ONNX."""
+    source, size = call.node.args[:2]
+    if isinstance(size, fx.Node):
+        return call.emit("Expand", call.read(source), call.shape_of(size))
+    kept = [1 if size == -1 else size for size in size]  # type: ignore[union-attr]
+    return call.emit("Expand", call.read(source), call.sizes(kept))
+
+
+@writes("repeat")
+def repeat(call: Call) -> Value:
+    counts, x = list(call["repeats"]), call.tensor("x")
+    if more := len(counts) - call.rank():
+        x = call.emit("Unsqueeze", x, call.writer.numbers(range(more)))
+    return call.emit("Tile", x, call.sizes(counts))
+
+
+@writes("aten.repeat_interleave.self_int")
+def repeat_interleave(call: Call) -> Value:
+    source, count = call.node.args[:2]
+    axis, kind = call["dim"], call.type(source)
+    if axis is None or not isinstance(count, int):
+        raise call.refuse(f"{call.node.name} repeats a flattened tensor, or as often as varies")
+    size = kind.shape[call.axis(axis, kind.rank)]
+    if not isinstance(size, int):
+        raise call.refuse(f"{call.node.name} repeats along an axis whose size varies")
+    places = call.writer.numbers([place for place in range(size) for _ in range(count)])
+    return call.emit("Gather", call.read(source), places, axis=call.axis(axis, kind.rank))
+
+
+@writes("aten.broadcast_to.default")
+def broadcast_to(call: Call) -> Value:
+    return expand(call)
+
+
+# -- turning, padding ----------------------------------------------------------------------------------------------
+
+
+@writes("flip")
+def flip(call: Call) -> Value:
+    axes = call.axes(call["dims"])
+    starts, ends, steps = ([number] * len(axes) for number in (-1, -FAR, -1))
+    return call.emit("Slice", call.tensor("x"), *map(call.writer.numbers, (starts, ends, axes, steps)))
+
+
+@writes("roll")
+def roll(call: Call) -> Value:
+    if not call["dims"]:
+        raise call.refuse(f"{call.node.name} rolls a flattened tensor")
+    x, sizes = call.tensor("x"), call.type(call["x"]).shape
+    for shift, axis in zip(call["shifts"], call.axes(call["dims"]), strict=True):
+        size = sizes[axis]
+        if isinstance(size, int):
+            places = call.writer.numbers([(place - int(shift)) % size for place in range(size)])
+            x = call.emit("Gather", x, places, axis=axis)
+            continue
+        cut = call.writer.numbers([-int(shift)])
+        tail = call.emit("Slice", x, cut, call.writer.numbers([FAR]), call.writer.numbers([axis]))
+        head = call.emit("Slice", x, call.writer.numbers([0]), cut, call.writer.numbers([axis]))
+        x = call.emit("Concat", tail, head, axis=axis)
+    return x
+
+
+@writes("pad", "aten.constant_pad_nd.default")
+def pad(call: Call) -> Value:
+    amounts, mode = list(call["pad"]), "constant"
+    if "constant_pad" not in str(call.node.target):
+        mode = PADDING[str(call["mode"])]
+    rank = call.result.rank
+    before, after = [0] * rank, [0] * rank
+    for index in range(len(amounts) // 2):
+        before[rank - 1 - index], after[rank - 1 - index] = amounts[2 * index], amounts[2 * index + 1]
+    value = (call.writer.scalar(call["value"] or 0, call.result.dtype),) if mode == "constant" else ()
+    source: Any = call.node.args[0]
+    return call.emit("Pad", call.read(source), call.sizes(before + after), *value, mode=mode)
+
+
+@writes("pixel_shuffle")
+def pixel_shuffle(call: Call) -> Value:
+    return call.emit("DepthToSpace", call.tensor("x"), blocksize=int(call["upscale_factor"]), mode="CRD")
+
+
+def _regrouped(call: Call, middle: list[Any], order: list[int], last: list[Any]) -> str:
+    parts = call.emit("Reshape", call.tensor("x"), call.writer.numbers(middle))
+    return call.emit("Reshape", call.emit("Transpose", parts, perm=order), call.writer.numbers(last))
+
+
+@writes("pixel_unshuffle")
+def pixel_unshuffle(call: Call) -> Value:
+    factor = int(call["downscale_factor"])
+    channels, height, width = call.fixed()
+    high, wide = height // factor, width // factor
+    return _regrouped(
+        call,
+        [-1, channels, high, factor, wide, factor],
+        [0, 1, 3, 5, 2, 4],
+        [-1, channels * factor * factor, high, wide],
+    )
+
+
+@writes("channel_shuffle")
+def channel_shuffle(call: Call) -> Value:
+    groups = int(call["groups"])
+    channels, *rest = call.fixed()
+    order = [0, 2, 1, *range(3, 3 + len(rest))]
+    return _regrouped(call, [-1, groups, channels // groups, *rest], order, [-1, channels, *rest])

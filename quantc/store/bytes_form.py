@@ -1,0 +1,26 @@
+"""What files hold, as bytes: modules are pickled as the file that `save` writes, so that code is never part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def as_bytes(save: Callable[[Path], None]) -> bytes:
+    """What `save` writes to the file it is given."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program"
+        save(path)
+        return path.read_bytes()
+
+
+def from_bytes(content: bytes, load: Callable[[Path], T]) -> T:
+    """What `load` reads from a file with this content."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program"
+        path.write_bytes(content)
+        return load(path)

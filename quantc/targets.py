@@ -1,0 +1,57 @@
+"""`qc.lower`: where a quantized program can run. A target is a name and the function that lowers for it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from quantc.errors import UnknownNameError, suggest
+from quantc.extras import extra
+
+if TYPE_CHECKING:
+    from quantc.kernels.lowered import Lowered
+    from quantc.onnx.module import OnnxModel
+    from quantc.program import Program
+
+TARGETS: dict[str, str] = {
+    "onnx": "quantc.onnx.module:lower",
+    "qnnpack": "quantc.kernels.lowered:lower_qnnpack",
+    "x86": "quantc.engines.lowering:lower_x86",
+}
+"""By name: `module:function`, imported when it is first asked for. A function takes the program, and its own options."""
+
+ARTIFACTS: dict[str, str] = {".onnx": "onnx"}
+"""By the end of a file's name: the target whose `save` writes such a file."""
+NEEDS: dict[str, tuple[str, str]] = {"onnx": ("onnx", "onnx")}
+"""By target: the package it needs, and the extra that installs it."""
+
+
+def check_extra(target: str) -> None:
+    """Refuse a target whose package is not installed, before any work is done for it."""
+    if target in NEEDS:
+        extra(*NEEDS[target], f"qc.lower(..., {target!r})")
+
+
+@overload
+def lower(program: Program, target: Literal["onnx"], *, profile: str | None = None) -> OnnxModel: ...
+@overload
+def lower(program: Program, target: Literal["x86"], *, engine: str, threads: int | None = None) -> Any: ...
+@overload
+def lower(program: Program | Lowered, target: Literal["qnnpack", "x86"], **options: Any) -> Lowered: ...
+@overload
+def lower(program: Program | Lowered, target: str, **options: Any) -> Any: ...
+def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
+    """A quantized program as something that runs on a target; what it is, and the options there are, is the target's.
+
+    `"x86"` and `"qnnpack"` give a module on torch's kernels: see `quantc.kernels.lowered.lower`. With `engine=`, x86 is
+    run by ONNX Runtime or OpenVINO: see `quantc.engines.lowering`. `"onnx"` gives a model in ONNX, with `.save(path)`:
+    see `quantc.onnx.module.lower`.
+    """
+    if target not in TARGETS:
+        raise UnknownNameError(
+            f"there are no kernels for {target!r}",
+            where=f"qc.lower(..., {target!r})",
+            advice=suggest(str(target), TARGETS, noun="targets"),
+        )
+    module, _, name = TARGETS[target].partition(":")
+    return getattr(import_module(module), name)(program, **options)
