@@ -25,7 +25,7 @@ from quantc.qat.straight_through import (
     passed_through,
 )
 from quantc.run_time import CHOOSE
-from quantc.spec import DEFAULT_OBSERVE, FITTED_BITS, QuantSpec
+from quantc.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
 
 
 class FakeQuantizer(Freezable):
@@ -46,7 +46,12 @@ class FakeQuantizer(Freezable):
         qparams = self.find(x)
         if self.is_parent:
             self.current = qparams
-        return fake_quantize(x, qparams, self.spec)
+        return fake_quantize(x, qparams, self.spec, clips=self.clips)
+
+    @property
+    def clips(self) -> bool:
+        """Whether what it is given can lie beyond the range."""
+        return True
 
     @abstractmethod
     def find(self, x: Tensor) -> QParams:
@@ -71,6 +76,12 @@ class FakeQuantizer(Freezable):
 
 class OwnRange(FakeQuantizer):
     """For weights: the range of the tensor at hand, each time anew."""
+
+    @property
+    def clips(self) -> bool:
+        spec = self.spec
+        is_even = spec.scheme is Scheme.SYMMETRIC and spec.qmin == -spec.qmax
+        return not (is_even and spec.observe == DEFAULT_OBSERVE and spec.scale_bits == FLOAT32_DIGITS)
 
     def find(self, x: Tensor) -> QParams:
         weight = x.detach()
