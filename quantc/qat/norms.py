@@ -12,7 +12,7 @@ nothing is left of the norm.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from quantc.folding import Channels, affine_of_norm, folded
@@ -41,7 +41,7 @@ class FoldNorm(Freezable):
         return *folded(w, b, affine, self.channels), None
 
 
-class UnfoldNorm(Freezable):
+class UnfoldNorm(nn.Module):
     """A weight divided by what `FoldNorm` multiplied it by."""
 
     def __init__(self, channels: Channels) -> None:
