@@ -43,13 +43,12 @@ class InsertFakeQuantize(Pass):
         if program.is_live:
             return Outcome(False)
         _refuse_untrainable(program)
-        program.eval()
         notes = narrow_weights(program)
+        program.train()
         returned = return_norms(program)
         builder = Builder(program)
         FakeWriter(program, builder, returned).write()
         unfold_norms(program, returned)
-        program.train()
         follow_modes(program)
         write_as_python(program)
         if TRAINED not in program.root._modules:
