@@ -64,6 +64,12 @@ class InsertFakeQuantize(Pass):
 
 
 def _refuse_untrainable(program: Program) -> None:
+    if program.inference_only:
+        raise TrainingError(
+            f"{program.name} cannot be trained: {program.inference_only[0]}",
+            where="; ".join(program.inference_only),
+            advice="change the model so that this is not needed, or calibrate instead: qc.prepare without qat=True",
+        )
     if not any(parameter.requires_grad for parameter in program.parameters()):
         raise TrainingError(
             f"{program.name} has no parameter that takes a gradient",

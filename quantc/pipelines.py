@@ -31,9 +31,15 @@ def training(backend: Any, config: QuantConfig | None = None, allow_empty: bool 
 
     keep = FoldConstants(parameters="keep")
     steps = _decide(through_dropout(quantizer_of(backend)), config, allow_empty)
-    kept = (keep if isinstance(step, FoldConstants) else step for step in steps)
+    kept = (keep if isinstance(step, FoldConstants) else _with_dropout(step) for step in steps)
     tidy = Pipeline.parse("sink-constants{purpose=training},canonicalize").then(keep)
     return tidy.then(Pipeline.parse("detach-norms,eliminate-dead"), *kept, InsertFakeQuantize())
+
+
+def _with_dropout(step: Pass) -> Pass:
+    from quantc.passes.decompose_attention import DecomposeAttention
+
+    return step.model_copy(update={"dropout": "keep"}) if isinstance(step, DecomposeAttention) else step
 
 
 def _decide(quantizer: Quantizer, config: QuantConfig | None, allow_empty: bool) -> tuple[Pass, ...]:
