@@ -35,23 +35,20 @@ def float_model(model: nn.Module, example: tuple[Tensor]) -> Any:
 
 
 def own(model: nn.Module, example: tuple[Tensor]) -> Any:
-    prepared = qc.prepare(qc.capture(model.eval(), example), "x86", qat=True)
-    return prepared
+    return qc.prepare(qc.capture(model.eval(), example), "x86", qat=True)
 
 
 def own_learned(model: nn.Module, example: tuple[Tensor]) -> Any:
     weights = qc.INT8_NARROW_WEIGHT.but(observe="lsq")
     config = qc.QuantConfig().set_all(qc.UINT8.but(observe="lsq-plus")).set_all(weights)
-    prepared = qc.prepare(qc.capture(model.eval(), example), "x86", qat=True, config=config)
-    return prepared
+    return qc.prepare(qc.capture(model.eval(), example), "x86", qat=True, config=config)
 
 
 def torch_fx(model: nn.Module, example: tuple[Tensor]) -> Any:
     from torch.ao.quantization import get_default_qat_qconfig_mapping
     from torch.ao.quantization.quantize_fx import prepare_qat_fx
 
-    made = prepare_qat_fx(model.train(), get_default_qat_qconfig_mapping("x86"), example)  # type: ignore[no-untyped-call]
-    return made
+    return prepare_qat_fx(model.train(), get_default_qat_qconfig_mapping("x86"), example)
 
 
 def torchao_pt2e(model: nn.Module, example: tuple[Tensor]) -> Any:
@@ -61,8 +58,7 @@ def torchao_pt2e(model: nn.Module, example: tuple[Tensor]) -> Any:
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_qat=True))
     program = export(model.train(), example, dynamic_shapes=({0: Dim("batch", max=1024)},), strict=True)
-    made = prepare_qat_pt2e(program.module(), quantizer)
-    return made
+    return prepare_qat_pt2e(program.module(), quantizer)
 
 
 CONTENDERS: dict[str, Callable[[nn.Module, tuple[Tensor]], Any]] = {

@@ -84,4 +84,4 @@ def main(name: str = "digits_cnn", folder: Path = DATA) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(sys.argv[1] if len(sys.argv) > 1 else "digits_cnn")

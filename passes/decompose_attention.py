@@ -94,7 +94,6 @@ class DecomposeAttention(Pass):
         count = len(found) - len(left)
         return Outcome(count > 0, (*((f"took {count} apart",) if count else ()), *left))
 
-
     def _dropout(self, program: Program, node: fx.Node) -> float:
         """What is dropped in training and is to be kept."""
         mode = program.modes.get(node)

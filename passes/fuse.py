@@ -118,10 +118,10 @@ def _affine(program: Program, match: Match, channels: int) -> Affine:
 
 
 def _affine_of_norm(program: Program, match: Match, channels: int) -> Affine:
-    parts = [
+    gamma, beta, mean, var = (
         program.tensor(match[name]) if match[name] is not None else None for name in ("gamma", "beta", "mean", "var")
-    ]
-    return affine_of_norm(*parts, float(argument(match.root, "eps")), channels)
+    )
+    return affine_of_norm(gamma, beta, mean, var, float(argument(match.root, "eps")), channels)
 
 
 def _rewire(program: Program, match: Match, producer: fx.Node, weight: Tensor, bias: Tensor, store: _Store) -> None:

@@ -58,7 +58,11 @@ class SinkConstants(Pass):
         moved: Counter[str] = Counter()
         while sum(_sink(program, family, refused, moved) for family in families):
             pass  # what reaches a graph now may be handed on to the graphs it calls: once a level of nesting
-        if moved and self.purpose == "inference" and any(_lost(program, module) for f in families for module in f.graphs):
+        if (
+            moved
+            and self.purpose == "inference"
+            and any(_lost(program, module) for f in families for module in f.graphs)
+        ):
             program.note_inference_only(GRADIENTS_LOST)
         if moved:
             for module in (module for family in families for module in family.graphs):

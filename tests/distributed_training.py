@@ -48,7 +48,7 @@ def main(out: Path, observe: str) -> None:
         images = data(99)[0][:SHARD]
         with torch.no_grad():
             torch.save((program(images), qc.convert(program)(images)), out / "outputs.pt")
-    distributed.barrier()  # type: ignore[no-untyped-call]
+    distributed.barrier()
     del module  # its reducer must be gone before the group it talks to
     distributed.destroy_process_group()
 

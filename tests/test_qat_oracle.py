@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.ao.nn.intrinsic import qat as intrinsic
 from torch.ao.nn.intrinsic.modules import fused
-from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver, QConfig
+from torch.ao.quantization import (
+    FakeQuantize,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    QConfig,
+)
 
 import quantc as qc
 from quantc.backends.x86 import X86
@@ -25,14 +31,14 @@ WEIGHT = qc.INT8_WEIGHT.but(qmin=-127)
 
 def backend() -> Backend:
     """x86 for processors that add products in 32 bits: weights keep their whole range."""
-    from dataclasses import replace
-
     return replace(X86, instruction_set="avx-vnni", roles={**X86.roles, "act": ACT, "weight": WEIGHT})
 
 
-def qconfig() -> QConfig:
+def qconfig() -> Any:
     """The same for torch.ao. Its observer of weights forgets all but the weights at hand."""
-    act = FakeQuantize.with_args(
+    fake: Any = FakeQuantize
+    config: Any = QConfig
+    act = fake.with_args(
         observer=MovingAverageMinMaxObserver,
         quant_min=0,
         quant_max=255,
@@ -40,7 +46,7 @@ def qconfig() -> QConfig:
         averaging_constant=RATE,
         eps=2.0**-23,
     )
-    weight = FakeQuantize.with_args(
+    weight = fake.with_args(
         observer=MovingAveragePerChannelMinMaxObserver,
         quant_min=-127,
         quant_max=127,
@@ -49,13 +55,13 @@ def qconfig() -> QConfig:
         averaging_constant=1.0,
         eps=2.0**-23,
     )
-    return QConfig(activation=act, weight=weight)
+    return config(activation=act, weight=weight)
 
 
 class Theirs(nn.Module):
     """An input that is fake-quantized, and a module of torch.ao's."""
 
-    def __init__(self, config: QConfig, body: nn.Module) -> None:
+    def __init__(self, config: Any, body: nn.Module) -> None:
         super().__init__()
         self.input = config.activation()
         self.body = body
@@ -123,8 +129,8 @@ def started(name: str) -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
     for _ in range(3):
         model(torch.randn(8, *shape))  # statistics that are not those of a new norm
     with torch.no_grad():
-        model[1].weight.uniform_(0.5, 2)  # type: ignore[operator, union-attr]
-        model[1].bias.uniform_(-1, 1)  # type: ignore[operator, union-attr]
+        model[1].weight.uniform_(0.5, 2)  # type: ignore[operator]
+        model[1].bias.uniform_(-1, 1)  # type: ignore[operator]
     like = model(torch.randn(8, *shape))
     batches = [(torch.randn(8, *shape), torch.randn(like.shape)) for _ in range(STEPS)]
     return model, batches
@@ -138,13 +144,13 @@ def test_losses_and_weights_are_those_of_torch(name: str, frozen_after: int | No
     config = qconfig()
     float_module = fuse(*copy.deepcopy(model))
     float_module.qconfig = config
-    theirs = Theirs(config, module.from_float(float_module)).train()
+    theirs: Any = Theirs(config, module.from_float(float_module)).train()
     ours = qc.prepare(qc.capture(copy.deepcopy(model).eval(), (batches[0][0],)), backend(), qat=True)
     cut = STEPS if frozen_after is None else frozen_after
     expected = trained(theirs, theirs.parameters(), batches[:cut])
     found = trained(ours, ours.parameters(), batches[:cut])
     if frozen_after is not None:
-        theirs.body.freeze_bn_stats()  # type: ignore[operator, union-attr]
+        theirs.body.freeze_bn_stats()
         qc.qat.freeze_norms(ours)
         expected += trained(theirs, theirs.parameters(), batches[cut:])
         found += trained(ours, ours.parameters(), batches[cut:])

@@ -168,7 +168,7 @@ def test_limits_of_the_mode_come_back(tmp_path: Path) -> None:
 
 def test_what_is_tied_stays_tied_and_is_stored_once(tmp_path: Path) -> None:
     program = qc.capture(small_model(), (images(),))
-    own = program._read("second.weight", before=program.node("linear_1"))
+    own = program.read("second.weight", before=program.node("linear_1"))
     program.node("linear_1").replace_input_with(program.node("second_weight"), own)
     assert 'tied="first.weight"' in program.dump()
     loaded = again(program, tmp_path)

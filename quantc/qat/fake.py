@@ -86,11 +86,12 @@ class OwnRange(FakeQuantizer):
     def find(self, x: Tensor) -> QParams:
         weight = x.detach()
         if self.spec.observe != DEFAULT_OBSERVE:
-            return _observed(weight, self.spec, self.where)
+            observed: QParams = _observed(weight, self.spec, self.where)
+            return observed
         return qparams_of_sound_range(*extremes(weight.float(), self.spec.granularity), self.spec)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _observed(weight: Tensor, spec: QuantSpec, where: str) -> QParams:
     observation = start(spec)
     observation.update(weight, where=where)
@@ -196,11 +197,13 @@ class RunTimeScale(FakeQuantizer):
         else:
             zero_point = middle(spec) if spec.scheme is Scheme.SYMMETRIC else None
             chosen = CHOOSE(x, per_token, zero_point, spec.qmin, spec.qmax, spec.eps)
+        rounded: Tensor
         if per_token:
             levels = ops.quantize_per_token(x, *chosen, *ends)
-            rounded: Tensor = ops.dequantize_per_token(levels, *chosen, *ends, torch.float32)
-            return rounded
-        rounded = ops.dequantize_per_tensor.tensor(ops.quantize_per_tensor.tensor(x, *chosen, *ends), *chosen, *ends)
+            rounded = ops.dequantize_per_token(levels, *chosen, *ends, torch.float32)
+        else:
+            levels = ops.quantize_per_tensor.tensor(x, *chosen, *ends)
+            rounded = ops.dequantize_per_tensor.tensor(levels, *chosen, *ends)
         return rounded
 
     def find(self, x: Tensor) -> QParams:
@@ -289,7 +292,7 @@ class LearnedScale(FakeQuantizer):
         self.is_started = bool(self.started)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def _first_scale(fake: LearnedScale, x: Tensor) -> None:
     spec = fake.spec.but(observe=None)

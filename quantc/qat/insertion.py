@@ -137,9 +137,7 @@ class FakeWriter(PlanWriter):
         reader, operand = self.places.node(site), site.operand
         # what a single reader gets through dropout is rounded before it: what is dropped makes the rest larger
         claims = self.program.plan.claims
-        while (
-            operand is not None and is_dropout(value) and value not in claims and len(self.places.reads(value)) == 1
-        ):
+        while operand is not None and is_dropout(value) and value not in claims and len(self.places.reads(value)) == 1:
             reader, operand, value = value, 0, self.places.operands(value)[0]
         if operand is None:
             super().note(site, value, scales)

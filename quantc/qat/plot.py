@@ -45,7 +45,9 @@ def chart(title: str, curves: Sequence[Curve], lines: Mapping[str, float]) -> st
     parts = [f'<text class="title" x="{LEFT}" y="24">{escape(title)}</text>', *_axes(scale)]
     for name, value in lines.items():
         y = scale.y(value)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="{DASHED}" stroke-dasharray="5 4"/>')
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="{DASHED}" stroke-dasharray="5 4"/>'
+        )
         parts.append(f'<text class="dim" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">{escape(name)}</text>')
     for place, curve in enumerate(curves):
         colour = COLOURS[place % len(COLOURS)]
@@ -84,5 +86,7 @@ def _axes(scale: _Scale) -> list[str]:
         parts.append(f'<text class="dim" x="{LEFT - 8}" y="{scale.y(value) + 4}" text-anchor="end">{value:.4g}</text>')
         step = round(scale.steps * tick / (TICKS - 1))
         parts.append(f'<text class="dim" x="{scale.x(step)}" y="{floor + 18}" text-anchor="middle">{step}</text>')
-    parts.append(f'<text class="dim" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">step</text>')
+    parts.append(
+        f'<text class="dim" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">step</text>'
+    )
     return parts

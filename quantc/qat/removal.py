@@ -144,7 +144,9 @@ def forget_places(program: Program, gone: set[fx.Node]) -> None:
 
     roots = {site: group.outcome for group in plan.groups for site in group.places}
     plan.outcomes = {
-        site: roots[site] if isinstance(outcome, SameAs) and not stays(outcome.site.graph, outcome.site.node) else outcome
+        site: roots[site]
+        if isinstance(outcome, SameAs) and not stays(outcome.site.graph, outcome.site.node)
+        else outcome
         for site, outcome in plan.outcomes.items()
         if stays(site.graph, site.node)
     }

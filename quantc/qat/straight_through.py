@@ -63,9 +63,7 @@ def rounded(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) 
 
 class _Rounded(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int, clips: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int, clips: bool) -> Tensor:
         if clips:
             ctx.save_for_backward(x, scale, zero_point)
         ctx.ends, ctx.clips = (qmin, qmax), clips
@@ -100,9 +98,7 @@ class _Learned(torch.autograd.Function):
     """LSQ and LSQ+: rounding counts as the identity on the way back, and clipping as what it is."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int, factor: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int, factor: float) -> Tensor:
         zero_point = torch.round(zero_point)
         ctx.save_for_backward(x, scale, zero_point)
         ctx.ends, ctx.factor = (qmin, qmax), factor
