@@ -16,6 +16,7 @@ from quantc.qat.removal import (
     forget_places,
     read_fake_quantizers,
     remove_fake_quantizers,
+    unfold_norms,
 )
 
 
@@ -39,13 +40,26 @@ class RemoveFakeQuantize(Pass):
         read_fake_quantizers(program)
         count = remove_fake_quantizers(program)
         norms = fold_norms(program)
-        end_modes(program)
-        write_as_ops(program)
-        forget_places(program, {node for node in program.nodes() if is_dropout(node)})
-        StripDropout().run(program)
-        for _, graph in program.graphs():
-            for node in reversed(graph.find_nodes(op="get_attr")):
-                if not node.users:
-                    program.erase(node)
-            order_constants(program, graph)
+        _tidy(program)
         return Outcome(True, (f"{count} fake quantizers removed, {norms} norms folded",))
+
+
+def as_inference_has_it(program: Program) -> Program:
+    """A copy to look at, without what training needs. Nothing is folded: its weights are those that are trained."""
+    copy = program.draft()
+    remove_fake_quantizers(copy)
+    unfold_norms(copy)
+    _tidy(copy)
+    return copy
+
+
+def _tidy(program: Program) -> None:
+    end_modes(program)
+    write_as_ops(program)
+    forget_places(program, {node for node in program.nodes() if is_dropout(program, node)})
+    StripDropout().run(program)
+    for _, graph in program.graphs():
+        for node in reversed(graph.find_nodes(op="get_attr")):
+            if not node.users:
+                program.erase(node)
+        order_constants(program, graph)

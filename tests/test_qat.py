@@ -232,6 +232,40 @@ def test_dropout_is_rounded_around_not_after() -> None:
     assert not any(is_op(node, "dropout") for node in converted.nodes())
 
 
+def test_dropout_that_is_always_on_stays_where_it_is() -> None:
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.two(functional.dropout(self.one(x), 0.5, True))
+
+    x = torch.randn(8, 6)
+    program = qc.prepare(qc.capture(Sampled().eval(), (x,)), "x86", qat=True)
+    program(x)
+    program.eval()
+    converted = qc.convert(program)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        ours = program(x)
+        torch.manual_seed(1)
+        assert torch.equal(ours, converted(x))
+
+
+def test_what_is_quantized_can_be_asked_while_it_trains() -> None:
+    program = prepared()
+    before = str(program)
+    ours = {row.node: row.verdict for row in program.coverage().rows}
+    theirs = {
+        row.node: row.verdict for row in qc.prepare(qc.capture(net(), (batches(1)[0][0],)), "x86").coverage().rows
+    }
+    assert ours == theirs
+    assert program.coverage().row("conv2d").macs
+    assert "✗" not in str(program.explain("conv2d")).splitlines()[0]
+    assert str(program) == before
+
+
 def test_tensors_that_are_moved_about_are_rounded_once() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4))
     x = torch.randn(2, 3, 8, 8)

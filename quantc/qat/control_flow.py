@@ -81,7 +81,7 @@ def write_as_python(program: Program) -> None:
 
 def write_as_ops(program: Program) -> None:
     """Let the higher-order ops stand for themselves again."""
-    ops = {function: getattr(torch.ops.higher_order, name) for name, function in AS_PYTHON.items()}
+    ops: dict[Any, Any] = {function: getattr(torch.ops.higher_order, name) for name, function in AS_PYTHON.items()}
     for node in list(program.nodes()):
         if node.op == "call_function" and node.target in ops:
             node.target = ops[node.target]

@@ -6,6 +6,7 @@ Each gives what the converted program will compute with, and says at the end whi
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ from quantc.qat.straight_through import (
 )
 from quantc.run_time import CHOOSE
 from quantc.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
+
+outside_graphs: Any = torch.compiler.disable
+"""For what looks at numbers: compiled programs call it as it is."""
 
 
 class FakeQuantizer(Freezable):
@@ -91,7 +95,7 @@ class OwnRange(FakeQuantizer):
         return qparams_of_sound_range(*extremes(weight.float(), self.spec.granularity), self.spec)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs  # type: ignore[untyped-decorator]
 def _observed(weight: Tensor, spec: QuantSpec, where: str) -> QParams:
     observation = start(spec)
     observation.update(weight, where=where)
@@ -292,7 +296,7 @@ class LearnedScale(FakeQuantizer):
         self.is_started = bool(self.started)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def _first_scale(fake: LearnedScale, x: Tensor) -> None:
     spec = fake.spec.but(observe=None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from quantc.dialect import Trait, is_op, op_name, traits_of
+from quantc.dialect import DROPOUTS, Trait, is_op, op_name, traits_of
 from quantc.folding import Channels
 from quantc.places import operand_nodes
 from quantc.plan import Group
@@ -22,7 +22,6 @@ from quantc.qdq import Scales
 from quantc.sites import SetAside, Site
 from quantc.types import type_of
 
-DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 NORMS, MODES = "_norms", "_modes"
 """The submodules that hold the norms of a graph, and what follows its mode."""
 
@@ -137,7 +136,12 @@ class FakeWriter(PlanWriter):
         reader, operand = self.places.node(site), site.operand
         # what a single reader gets through dropout is rounded before it: what is dropped makes the rest larger
         claims = self.program.plan.claims
-        while operand is not None and is_dropout(value) and value not in claims and len(self.places.reads(value)) == 1:
+        while (
+            operand is not None
+            and is_dropout(self.program, value)
+            and value not in claims
+            and len(self.places.reads(value)) == 1
+        ):
             reader, operand, value = value, 0, self.places.operands(value)[0]
         if operand is None:
             super().note(site, value, scales)
@@ -153,7 +157,7 @@ class FakeWriter(PlanWriter):
         op = value.args[0] if value.target is operator.getitem else value
         if not isinstance(op, fx.Node) or is_op(op, "pad"):
             return False
-        if not is_dropout(op) and Trait.PRESERVES_VALUES not in traits_of(op):
+        if not is_dropout(self.program, op) and Trait.PRESERVES_VALUES not in traits_of(op):
             return False
         wants = self.wants.get(op, {})
         return all(
@@ -161,8 +165,9 @@ class FakeWriter(PlanWriter):
         )
 
 
-def is_dropout(node: fx.Node) -> bool:
-    return is_op(node, *DROPOUTS)
+def is_dropout(program: Program, node: fx.Node) -> bool:
+    """Whether a node drops elements in training and hands all of them on in inference."""
+    return node in program.modes and is_op(node, *DROPOUTS)
 
 
 # -- modes -----------------------------------------------------------------------------------------------------------

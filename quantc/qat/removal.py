@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import fx, nn
@@ -73,43 +74,70 @@ def module_calls(program: Program) -> Iterator[tuple[fx.Node, nn.Module]]:
                 yield node, module
 
 
-@torch.no_grad()
-def fold_norms(program: Program) -> int:
-    """Fold the norms that were set aside into weights and biases for good; how many there were."""
-    rows = dict(program.set_aside.rows)
-    for product, row in rows.items():
-        _fold(program, product, row)
-        program.set_aside.drop(product)
-    return len(rows)
+@dataclass(frozen=True)
+class Unfolded:
+    """A product that reads weight and bias themselves again, and the tensors of the norm behind it."""
+
+    product: fx.Node
+    row: SetAside
+    weight: fx.Node
+    bias: fx.Node
+    norm: tuple[fx.Node | None, ...]
+    """Scale, shift, mean and variance."""
 
 
-def _fold(program: Program, product: fx.Node, row: SetAside) -> None:
-    items = product.args[1:3]
-    fold = items[0].args[0] if isinstance(items[0], fx.Node) else None
+def unfold_norms(program: Program) -> list[Unfolded]:
+    """Take out what folds norms while a program trains. Fake quantizers and the norms themselves must be gone."""
+    found = [_unfold(program, product, row) for product, row in program.set_aside.rows.items()]
+    for each in found:
+        program.set_aside.drop(each.product)
+    return found
+
+
+def _unfold(program: Program, product: fx.Node, row: SetAside) -> Unfolded:
+    item = product.args[1]
+    fold = item.args[0] if isinstance(item, fx.Node) and item.args else None
     if not isinstance(fold, fx.Node):
-        raise TrainingError(f"{row.name} cannot be folded: the weight of {product.name} was changed")
-    weight_node, bias_node, *parts = fold.args
-    product.args = (product.args[0], weight_node, bias_node, *product.args[3:])
-    tensors = [program.tensor(part) if isinstance(part, fx.Node) else None for part in (weight_node, bias_node, *parts)]
-    weight, bias, gamma, beta, mean, var = tensors
-    if weight is None:
-        raise TrainingError(f"{row.name} cannot be folded: the weight of {product.name} cannot be read")
-    channels = Channels.of(product)
-    affine = affine_of_norm(gamma, beta, mean, var, row.eps, channels.count(weight))
-    new = folded(weight, bias, affine, channels)
-    if not all(bool(torch.isfinite(part).all()) for part in new):
         raise TrainingError(
-            f"{row.name} cannot be folded into {product.name}: weight or bias would be NaN or infinite",
+            f"{row.name} cannot be folded: {product.name} no longer reads the weight it was trained with",
             where=program.describe(product),
-            advice="training has diverged: go on from an earlier state, with a lower learning rate",
+            advice="change the program before it is prepared, or after it is converted",
         )
-    for node, value in zip((weight_node, bias_node), new, strict=True):
-        if isinstance(node, fx.Node):
-            _store(program, node, value)
-    program.note_inference_only(f"batch norm {row.name} was folded into {product.name}")
+    weight, bias, *norm = (part if isinstance(part, fx.Node) else None for part in fold.args)
+    product.args = (product.args[0], weight, bias, *product.args[3:])
     for node in [*fold.users, fold]:
         program.erase(node)
     program.touch()
+    return Unfolded(product, row, cast(fx.Node, weight), cast(fx.Node, bias), tuple(norm))
+
+
+@torch.no_grad()
+def fold_norms(program: Program) -> int:
+    """Fold the norms that were set aside into weights and biases for good; how many there were."""
+    found = unfold_norms(program)
+    for each in found:
+        _fold(program, each)
+    return len(found)
+
+
+def _fold(program: Program, each: Unfolded) -> None:
+    product, name = each.product, each.row.name
+    weight = program.tensor(each.weight)
+    gamma, beta, mean, var = (None if node is None else program.tensor(node) for node in each.norm)
+    if weight is None:
+        raise TrainingError(f"{name} cannot be folded: the weight of {product.name} cannot be read")
+    channels = Channels.of(product)
+    affine = affine_of_norm(gamma, beta, mean, var, each.row.eps, channels.count(weight))
+    new_weight, new_bias = folded(weight, program.tensor(each.bias), affine, channels)
+    if not bool(torch.isfinite(new_weight).all() and torch.isfinite(new_bias).all()):
+        raise TrainingError(
+            f"{name} cannot be folded into {product.name}: weight or bias would be NaN or infinite",
+            where=program.describe(product),
+            advice="training has diverged: go on from an earlier state, with a lower learning rate",
+        )
+    _store(program, each.weight, new_weight)
+    _store(program, each.bias, new_bias)
+    program.note_inference_only(f"batch norm {name} was folded into {product.name}")
 
 
 def _store(program: Program, node: fx.Node, value: torch.Tensor) -> None:
