@@ -13,7 +13,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("observe", ["moving-average", pytest.param("lsq-plus", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("observe", ["moving-average", "lsq-plus"])
 def test_two_processes_train_one_program(observe: str, tmp_path: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, *launch, "-m", "tests.distributed_training", str(tmp_path), observe]
