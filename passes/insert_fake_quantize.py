@@ -23,7 +23,7 @@ class InsertFakeQuantize(Pass):
     A fake quantizer rounds to the grid of its group and lets gradients pass; it finds its scale as the spec's `observe`
     says. `minmax` is the range of all that was seen in training, `moving-average` follows it, `lsq` and `lsq-plus` are
     learned, and whatever is meant for calibration, such as `mse`, becomes a moving average, which the log says. Weights
-    have the range they have at each step. Where a tensor is only moved about it is not rounded again.
+    have the range they have at each step. A tensor that is only moved about is not rounded again in training.
 
     Batch norms that `detach-norms` has set aside are trained with the weights they will be folded into rounded. The
     program ends in training mode. `.train()` and `.eval()` change no node from then on, so that a module somebody holds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -170,6 +171,38 @@ def test_compiled_training_is_the_same_training(backend: str) -> None:
         assert torch.allclose(module(x), compiled(x), atol=1e-4)
     torch.compiler.reset()
     assert_converts_exactly(compiled, x)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_compiles_as_one_graph(mode: bool) -> None:
+    program = prepared()
+    x = batches(1)[0][0]
+    program(x)
+    program.train(mode)
+    torch.compiler.reset()
+    module: Any = torch.compile(program.module, backend="eager", fullgraph=True)
+    module(x).sum().backward()
+    torch.compiler.reset()
+
+
+def test_copies_pickles_and_exports_compute_the_same() -> None:
+    program = trained(prepared(), 2).eval()
+    x = batches(1)[0][0]
+    with torch.no_grad():
+        expected = program(x)
+        assert torch.equal(copy.deepcopy(program.module)(x), expected)
+        assert torch.equal(pickle.loads(pickle.dumps(program.module))(x), expected)  # noqa: S301 - our own bytes
+        assert torch.equal(torch.export.export(program.module, (x,)).module()(x), expected)
+
+
+def test_converting_in_the_middle_changes_nothing() -> None:
+    program = trained(prepared(), 2)
+    before = copy.deepcopy(program.state_dict())
+    qc.convert(program)
+    assert program.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in program.state_dict().items())
+    trained(program, 2)
+    assert_converts_exactly(program, batches(1)[0][0])
 
 
 @pytest.mark.parametrize("name", list(CONTROL_FLOW))

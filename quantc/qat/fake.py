@@ -78,6 +78,20 @@ class FakeQuantizer(Freezable):
         return f"{self.group}, {self.spec}{', frozen' if self.frozen else ''}"
 
 
+class HandedOn(nn.Module):
+    """Stands where a tensor that was rounded already is to be rounded again, which changes no number. So in training it
+    gives back what it is given. In eval mode it rounds all the same: the result of that lies in memory as the converted
+    program has it, and products add up in an order that depends on it."""
+
+    def __init__(self, fake: FakeQuantizer) -> None:
+        super().__init__()
+        self.__dict__["fake"] = fake  # not as a child: it has a name of its own
+
+    def forward(self, x: Tensor) -> Tensor:
+        fake: FakeQuantizer = self.__dict__["fake"]
+        return x if self.training else fake(x)
+
+
 class OwnRange(FakeQuantizer):
     """For weights: the range of the tensor at hand, each time anew."""
 

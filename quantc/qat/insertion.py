@@ -15,7 +15,7 @@ from quantc.plan import Group
 from quantc.plan_writer import PlanWriter
 from quantc.program import TRAINED, Program
 from quantc.qat.build import Builder
-from quantc.qat.fake import FakeQuantizer
+from quantc.qat.fake import FakeQuantizer, HandedOn
 from quantc.qat.modes import ModeFlag
 from quantc.qat.norms import FoldNorm, LiveNorm, UnfoldNorm
 from quantc.qdq import Scales
@@ -116,7 +116,8 @@ class FakeScales:
 
 
 class FakeWriter(PlanWriter):
-    """Puts fake quantizers where `PlanWriter` would put quantize and dequantize ops, as far as they do something."""
+    """Puts fake quantizers where `PlanWriter` would put quantize and dequantize ops; in training they round a tensor that
+    is only moved about once."""
 
     def __init__(self, program: Program, builder: Builder, returned: dict[fx.Node, Returned]) -> None:
         super().__init__(program, self._scales)
@@ -150,7 +151,10 @@ class FakeWriter(PlanWriter):
             self.wants.setdefault(reader, {})[operand] = scales
 
     def yielded(self, value: fx.Node, own: Scales, *, before: fx.Node) -> fx.Node:
-        return value if self._is_on_grid(value, own) else super().yielded(value, own, before=before)
+        if not isinstance(own, FakeScales) or not self._is_on_grid(value, own):
+            return super().yielded(value, own, before=before)
+        target = put_module(self.program, value.graph, TRAINED, f"{value.name}_again", HandedOn(own.fake))
+        return self.program.emit(target, (value,), before=before, like=value, name=f"hand_on_{value.name}")
 
     def _is_on_grid(self, value: fx.Node, scales: Scales) -> bool:
         """Whether an op hands on what it read in just this form: rounding it again would change nothing."""
