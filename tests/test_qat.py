@@ -262,7 +262,7 @@ def test_what_is_quantized_can_be_asked_while_it_trains() -> None:
         row.node: row.verdict for row in qc.prepare(qc.capture(net(), (batches(1)[0][0],)), "x86").coverage().rows
     }
     assert ours == theirs
-    assert program.coverage().row("conv2d").macs
+    assert sum(row.macs or 0 for row in program.coverage().rows) > 0
     assert "✗" not in str(program.explain("conv2d")).splitlines()[0]
     assert str(program) == before
 

@@ -78,11 +78,15 @@ def test_a_network_has_the_gradients_of_pt2e() -> None:
     models = both(network(), x)
     losses = [nn.functional.mse_loss(model(x), target) for model in models]
     for loss in losses:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     assert float(losses[1].detach()) == pytest.approx(float(losses[0].detach()), rel=1e-6)
-    expected, found = (dict(model.named_parameters()) for model in models)
-    for name, parameter in expected.items():
-        assert torch.allclose(found[name].grad, parameter.grad, rtol=1e-4, atol=1e-6), name
+    expected, found = ({name: row.grad for name, row in model.named_parameters()} for model in models)
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        own = found[name]
+        assert own is not None
+        assert gradient is not None
+        assert torch.allclose(own, gradient, rtol=1e-4, atol=1e-6), name
 
 
 @pytest.mark.slow
