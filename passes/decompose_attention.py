@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -17,6 +17,7 @@ from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
 from quantc.resolve import resolve
 from quantc.selectors import AnySelector, ByEdge, ByNode, ByOp, ancestors
+from quantc.sites import ModeValue
 from quantc.tensor_calls import Calls, Size, known_type
 from quantc.types import TensorType, tensor_type
 
@@ -37,7 +38,8 @@ class DecomposeAttention(Pass):
     in the modes "dynamic" and "weight-only", and where the backend quantizes them only if a config names them, as in
     `set_op("matmul", spec)`.
 
-    Dropout that is switched off cannot be switched on again afterwards, so a program that had it is inference-only.
+    Dropout that is switched off cannot be switched on again afterwards, so a program that had it is inference-only; unless
+    it is kept, as for training.
     """
 
     name: ClassVar[str] = "decompose-attention"
@@ -50,6 +52,9 @@ class DecomposeAttention(Pass):
     products: Offer = Offer.YES
     """Whether the backend quantizes them with scales known beforehand: "yes", "named" if the config has to name them, or
     "no"."""
+
+    dropout: Literal["drop", "keep"] = "drop"
+    """Whether dropout that follows the mode, and is switched off, becomes an op of its own."""
 
     def for_config(self, config: QuantConfig) -> DecomposeAttention:
         """The pass, with what a config says about attention; itself where that is nothing."""
@@ -85,11 +90,17 @@ class DecomposeAttention(Pass):
             if reason is not None:
                 left.append(f"{program.describe(node)} is left whole: {reason}")
                 continue
-            if program.modes.get(node) is not None:
-                program.note_inference_only(f"{program.describe(node)} was taken apart without its dropout")
-            program.forward(node, _take_apart(program, node, causal))
+            program.forward(node, _take_apart(program, node, causal, self._dropout(program, node)))
         count = len(found) - len(left)
         return Outcome(count > 0, (*((f"took {count} apart",) if count else ()), *left))
+
+    def _dropout(self, program: Program, node: fx.Node) -> float:
+        """What is dropped in training and is to be kept."""
+        mode = program.modes.get(node)
+        if mode is None or self.dropout == "keep":
+            return 0.0 if mode is None else float(mode.train)
+        program.note_inference_only(f"{program.describe(node)} was taken apart without its dropout")
+        return 0.0
 
 
 class _Known:
@@ -146,7 +157,7 @@ def _why_not_heads(node: fx.Node) -> str | None:
     return None
 
 
-def _take_apart(program: Program, node: fx.Node, causal: _CausalMasks) -> fx.Node:
+def _take_apart(program: Program, node: fx.Node, causal: _CausalMasks, dropout: float) -> fx.Node:
     calls = Calls(program, node)
     q, k, v, mask = (argument(node, name) for name in ("q", "k", "v", "mask"))
     if argument(node, "enable_gqa"):
@@ -162,7 +173,11 @@ def _take_apart(program: Program, node: fx.Node, causal: _CausalMasks) -> fx.Nod
     # a mask may take out a whole row, which a plain softmax would turn into NaN; a causal one cannot
     softmax = aten.softmax.int if mask is None else aten._safe_softmax.default
     kind = known_type(scores)
-    return calls.matmul(calls.call(softmax, scores, kind.rank - 1, kind=kind), v)
+    weights = calls.call(softmax, scores, kind.rank - 1, kind=kind)
+    if dropout:
+        weights = calls.call(aten.dropout.default, weights, dropout, False, kind=kind)
+        program.modes[weights] = ModeValue(2, train=True, eval=False)
+    return calls.matmul(weights, v)
 
 
 def _scale(node: fx.Node, q: fx.Node) -> float:

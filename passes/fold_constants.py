@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -37,6 +37,9 @@ class FoldConstants(Pass):
     max_growth_bytes: int = Field(default=1 << 20, ge=0)
     """How many bytes a result may have beyond those of the constants it is made from."""
 
+    parameters: Literal["fold", "keep"] = "fold"
+    """Whether parameters that can be trained count as constants; kept, the program can still be trained."""
+
     def run(self, program: Program) -> Outcome:
         was_trainable = not program.inference_only
         folded = self._fold(program)
@@ -54,7 +57,7 @@ class FoldConstants(Pass):
         for node in graph.nodes:
             if node.op == "get_attr" and not aliasing.is_written(node):
                 tensor = program.tensor(node)
-                if tensor is not None and not tensor.is_meta:
+                if tensor is not None and not tensor.is_meta and not (self.parameters == "keep" and _learns(tensor)):
                     values[node] = tensor
             elif self._can_fold(node, values, effects, aliasing):
                 result = _evaluate(node, values)
@@ -104,6 +107,10 @@ class FoldConstants(Pass):
                     program.erase(node)
             order_constants(program, graph)
         return len(gone)
+
+
+def _learns(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
 def _roots(node: fx.Node) -> list[fx.Node]:

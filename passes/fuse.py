@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor, fx, nn
 
 from quantc.aliasing import Aliasing
 from quantc.constants import order_constants
-from quantc.dialect import argument, op_name
+from quantc.dialect import argument
+from quantc.folding import Affine, Channels, affine_of_norm, folded
 from quantc.patterns.fusions import FUSIONS
 from quantc.patterns.match import Match, Matcher
 from quantc.pipeline import Outcome, Pass, Preserves
@@ -79,14 +79,6 @@ def _next(matcher: Matcher, producer: fx.Node) -> Match | None:
     return None
 
 
-@dataclass(frozen=True)
-class Affine:
-    """What a folded node does to channel c of its input: `scale[c] * x + shift[c]`, in float64."""
-
-    scale: Tensor
-    shift: Tensor
-
-
 def _fold(program: Program, match: Match, producer: fx.Node, store: _Store) -> str | None:
     """Fold one match; returns why not, if it cannot be done."""
     if (reason := store.why_not_constant(match)) is not None:
@@ -95,11 +87,9 @@ def _fold(program: Program, match: Match, producer: fx.Node, store: _Store) -> s
     if weight is None:
         return f"{program.describe(producer)}: its weight cannot be read"
     bias = program.tensor(match["b"]) if match["b"] is not None else None
-    axis_size = _channels(producer, weight)
-    affine = _affine(program, match, axis_size)
-    new_weight = (weight.double() * _by_channel(producer, weight, affine.scale)).to(weight.dtype)
-    old_bias = torch.zeros(axis_size, dtype=torch.float64) if bias is None else bias.double()
-    new_bias = (old_bias * affine.scale + affine.shift).to(weight.dtype)
+    channels = Channels.of(producer)
+    affine = _affine(program, match, channels.count(weight))
+    new_weight, new_bias = folded(weight, bias, affine, channels)
     if not (torch.isfinite(new_weight).all() and torch.isfinite(new_bias).all()):
         return f"{program.describe(match.root)} stays: folded into {producer.name} it would give infinities or NaNs"
     _rewire(program, match, producer, new_weight, new_bias, store)
@@ -109,22 +99,6 @@ def _fold(program: Program, match: Match, producer: fx.Node, store: _Store) -> s
         program.note_inference_only(f"{program.describe(match.root)} was folded into {producer.name}")
     program.forward(match.root, producer)
     return None
-
-
-def _channels(producer: fx.Node, weight: Tensor) -> int:
-    if op_name(producer).startswith("conv_transpose"):
-        return weight.shape[1] * int(argument(producer, "groups"))
-    return weight.shape[0]
-
-
-def _by_channel(producer: fx.Node, weight: Tensor, scale: Tensor) -> Tensor:
-    """`scale` shaped to multiply `weight`: output channels are axis 0, but axis 1 and by group when transposed."""
-    if not op_name(producer).startswith("conv_transpose"):
-        return scale.reshape(-1, *[1] * (weight.dim() - 1))
-    groups = int(argument(producer, "groups"))
-    inputs_a_group = weight.shape[0] // groups
-    by_group = scale.reshape(groups, 1, -1).expand(-1, inputs_a_group, -1)
-    return by_group.reshape(weight.shape[0], weight.shape[1], *[1] * (weight.dim() - 2))
 
 
 def _affine(program: Program, match: Match, channels: int) -> Affine:
@@ -144,12 +118,10 @@ def _affine(program: Program, match: Match, channels: int) -> Affine:
 
 
 def _affine_of_norm(program: Program, match: Match, channels: int) -> Affine:
-    def read(name: str, absent: float) -> Tensor:
-        value = program.tensor(match[name]) if match[name] is not None else None
-        return torch.full((channels,), absent, dtype=torch.float64) if value is None else value.double()
-
-    scale = read("gamma", 1.0) / torch.sqrt(read("var", 1.0) + float(argument(match.root, "eps")))
-    return Affine(scale, read("beta", 0.0) - read("mean", 0.0) * scale)
+    gamma, beta, mean, var = (
+        program.tensor(match[name]) if match[name] is not None else None for name in ("gamma", "beta", "mean", "var")
+    )
+    return affine_of_norm(gamma, beta, mean, var, float(argument(match.root, "eps")), channels)
 
 
 def _rewire(program: Program, match: Match, producer: fx.Node, weight: Tensor, bias: Tensor, store: _Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import networkx as nx
 from torch import fx, nn
@@ -44,6 +44,10 @@ class SinkConstants(Pass):
     before: ClassVar[Stage | None] = Stage.ANNOTATED
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
+    purpose: Literal["inference", "training"] = "inference"
+    """For training the nested graphs are to run as plain Python, in which gradients reach their constants: see
+    `insert-fake-quantize`."""
+
     def run(self, program: Program) -> Outcome:
         families = _families(program)
         if not families:
@@ -54,6 +58,12 @@ class SinkConstants(Pass):
         moved: Counter[str] = Counter()
         while sum(_sink(program, family, refused, moved) for family in families):
             pass  # what reaches a graph now may be handed on to the graphs it calls: once a level of nesting
+        if (
+            moved
+            and self.purpose == "inference"
+            and any(_lost(program, module) for f in families for module in f.graphs)
+        ):
+            program.note_inference_only(GRADIENTS_LOST)
         if moved:
             for module in (module for family in families for module in family.graphs):
                 order_constants(program, module.graph)
@@ -175,9 +185,13 @@ def _stand_in(program: Program, entry: fx.Node, outer: fx.Node, *, before: fx.No
     node = program.constant(str(outer.target), tensor, before=before)
     _keep_kind(program, outer, node)
     program.forward(entry, node)
-    if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-        program.note_inference_only(GRADIENTS_LOST)
     return True
+
+
+def _lost(program: Program, module: fx.GraphModule) -> bool:
+    """Whether a nested graph has parameters that can be trained."""
+    tensors = (program.tensor(node) for node in module.graph.find_nodes(op="get_attr"))
+    return any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in tensors)
 
 
 def _drop(program: Program, call: fx.Node, indices: set[int]) -> None:

@@ -6,11 +6,9 @@ from typing import ClassVar
 
 from torch import fx
 
-from quantc.dialect import argument, is_op
+from quantc.dialect import DROPOUTS, argument, is_op
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import Program, Stage
-
-FAMILY = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
 
 class StripDropout(Pass):
@@ -26,7 +24,7 @@ class StripDropout(Pass):
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
     def run(self, program: Program) -> Outcome:
-        found = [node for node in program.nodes() if is_op(node, *FAMILY) and argument(node, "train") is False]
+        found = [node for node in program.nodes() if is_op(node, *DROPOUTS) and argument(node, "train") is False]
         kept = 0
         for node in found:
             source = node.args[0]

@@ -93,11 +93,19 @@ def _with_constant(prefix: str, producer: Pattern) -> tuple[Rule, ...]:
     )
 
 
-FUSIONS = RuleTable(
-    "fusions",
+NORMS = RuleTable(
+    "norms",
     (
         Rule("conv-bn", conv >> batch_norm, when="norm-over-channels"),
         Rule("linear-bn", linear >> batch_norm, when="norm-over-channels"),
+    ),
+)
+"""Convolutions and linears followed by batch norm in inference."""
+
+FUSIONS = RuleTable(
+    "fusions",
+    (
+        *NORMS,
         *_with_constant("conv", conv),
         *_with_constant("linear", linear),
     ),

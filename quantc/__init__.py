@@ -8,7 +8,7 @@ qc.calibrate(prepared, batches)
 quantized = qc.convert(prepared)
 """
 
-from quantc import errors, hooks, pipelines, reference
+from quantc import errors, hooks, pipelines, qat, reference
 from quantc.api import capture, convert, prepare
 from quantc.calibrate import calibrate
 from quantc.calibration_report import CalibrationReport
@@ -105,6 +105,7 @@ __all__ = [
     "parse",
     "pipelines",
     "prepare",
+    "qat",
     "quantize",
     "reference",
     "use_statistics",

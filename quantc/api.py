@@ -27,10 +27,12 @@ from quantc.inserted import read_observers
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
 from quantc.passes.canonicalize import Canonicalize
+from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
 from quantc.pipeline import Pipeline
 from quantc.pipelines import Style
 from quantc.plan import Source
 from quantc.program import LogEntry, Program, Stage, check_program
+from quantc.qat.learned import refuse_learned
 from quantc.quantizer import Backend, Quantizer
 
 Method = Literal["auto", "export", "export-strict", "fx"]
@@ -169,23 +171,39 @@ def prepare(
     *,
     config: QuantConfig | None = None,
     allow_empty: bool = False,
+    qat: bool = False,
 ) -> Program:
     """Decide how a program is quantized for a backend. The program itself is not changed.
 
     `backend` is a backend's name, a `Backend`, any `Quantizer`, or several of these, the first of which has the first
     choice. `config` says what is to be done otherwise than the backend has it. The pipeline this runs is
     `qc.pipelines.prepare(backend)`. Nothing quantized is an error unless `allow_empty`.
+
+    With `qat` the program is prepared to be trained: it rounds as the quantized one will, gradients pass, batch norms
+    learn on, and it comes in training mode. It trains like any module (`prepared.parameters()`, `prepared(x)`,
+    `loss.backward()`), and `qc.convert` makes of it what it was in eval mode, bit for bit. The pipeline is then
+    `qc.pipelines.training(backend)`; see `qc.qat`.
     """
     check_program(program, "prepare", "program = qc.capture(model, example_inputs)")
     _check_stage(program, Stage.ANNOTATED, "prepared")
+    if qat:
+        with paused_collector():
+            return pipelines.training(backend, config, allow_empty).run(_to_train(program))
     if program.training:
         raise ModeError(
             f"{program.name} is in training mode",
             where="static quantization is for inference: batch norms are folded and dropout is dropped",
-            advice="call program.eval() first, or capture model.eval()",
+            advice="call program.eval() first, or capture model.eval(); to train it quantized, give qat=True",
         )
     with paused_collector():
-        return pipelines.prepare(backend, config, allow_empty).run_on_copy(program)
+        return refuse_learned(pipelines.prepare(backend, config, allow_empty).run_on_copy(program))
+
+
+def _to_train(program: Program) -> Program:
+    """A copy that can go to either mode, in eval mode: norms are matched as inference has them."""
+    copy = program.clone()
+    copy.train()
+    return copy.eval()
 
 
 Form = Literal["qdq", "integer"]
@@ -244,6 +262,8 @@ def convert(
 def _converted(prepared: Program, reduce_range: RangeReduction) -> Program:
     pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
+    if copy.is_live:
+        return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy)
     read_observers(copy)
     if not any(group.source is Source.DATA for group in copy.plan.groups):
         copy.stage = max(copy.stage, Stage.CALIBRATED)  # weights alone need no data

@@ -243,6 +243,12 @@ def _check_prepared(prepared: Program, every: int) -> None:
             where=f"its stage is {prepared.stage.label}",
             advice="calibrate what qc.prepare gave, before qc.convert",
         )
+    if prepared.is_live:
+        raise CalibrationError(
+            f"{prepared.name} was prepared to be trained, and finds its ranges while it does",
+            where="qat=True",
+            advice="train it: qc.qat.train, or any loop; to calibrate, prepare without qat=True",
+        )
     if every < 1:
         raise CalibrationError(
             f"a checkpoint every {every} batches", where="every", advice="give a whole number of at least 1"

@@ -47,6 +47,9 @@ def _op(name: str, target: OpOverload, operands: str = "x", *traits: Trait) -> O
     return Op(name, target, tuple(operands.split()), frozenset(traits))
 
 
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+"""The ops that drop elements in training."""
+
 OPS: tuple[Op, ...] = (
     # products
     *(_op(f"conv{n}d", getattr(aten, f"conv{n}d").default, "x w b") for n in (1, 2, 3)),

@@ -110,6 +110,10 @@ class CalibrationError(RefusedError):
     """Calibration that cannot go on, or that has not taken place."""
 
 
+class TrainingError(RefusedError):
+    """Training that cannot go on, that has not taken place, or that led to nothing that can be quantized."""
+
+
 class PatternError(QuantcError):
     """A pattern, rule or rule table that is not well formed."""
 

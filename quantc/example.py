@@ -1,7 +1,9 @@
-"""The embedded example: a small residual CNN for the 8x8 digit images that scikit-learn ships.
+"""The embedded examples: two small CNNs for the 8x8 digit images that scikit-learn ships.
 
-The weights come with quantc, in `data/digits_cnn.safetensors`, as float16 next to a few of the images;
-`examples/train_digits.py` writes them. The other images are scikit-learn's own copy, read when they are asked for.
+The residual one is easily quantized. The separable one, whose depthwise convolutions have nine weights a channel, loses
+with 4-bit weights unless it is trained with them. The weights come with quantc, in `data/`, as float16 next to a few of
+the images; `examples/train_digits.py` writes them. The other images are scikit-learn's own copy, read when they are
+asked for.
 """
 
 from __future__ import annotations
@@ -57,6 +59,27 @@ class DigitsCNN(nn.Module):
         return logits
 
 
+def _separable(inputs: int, outputs: int, stride: int = 1) -> tuple[nn.Module, ...]:
+    """A convolution of each channel by itself, then one that mixes them."""
+    return (
+        nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False),
+        nn.BatchNorm2d(inputs),
+        nn.ReLU6(),
+        nn.Conv2d(inputs, outputs, 1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU6(),
+    )
+
+
+class SeparableCNN(nn.Sequential):
+    """Images of shape (batch, 1, 8, 8), from 0 to 1, to ten logits."""
+
+    def __init__(self) -> None:
+        stem = (nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU6())
+        blocks = (*_separable(32, 32), *_separable(32, 64, 2), *_separable(64, 64))
+        super().__init__(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
 @dataclass(frozen=True)
 class Digits:
     """Digit images of shape (count, 1, 8, 8), from 0 to 1, and which digits they show."""
@@ -66,11 +89,20 @@ class Digits:
 
 
 def digits_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The trained model in eval mode, and example inputs: four images it was not trained on."""
-    stored = load((resources.files("quantc") / "data" / "digits_cnn.safetensors").read_bytes())
+    """The trained residual model in eval mode, and example inputs: four images it was not trained on."""
+    return _stored("digits_cnn", DigitsCNN)
+
+
+def separable_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The trained separable model in eval mode, and the same example inputs."""
+    return _stored("digits_separable", SeparableCNN)
+
+
+def _stored(name: str, build: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    stored = load((resources.files("quantc") / "data" / f"{name}.safetensors").read_bytes())
     images = _scaled(stored.pop(IMAGES))
     with torch.random.fork_rng(devices=[]):  # drawing the weights that are replaced below must not be noticed
-        model = DigitsCNN()
+        model = build()
     model.load_state_dict(stored)
     return model.eval(), (images,)
 

@@ -49,11 +49,23 @@ class QParams:
 def qparams_from_range(low: Tensor, high: Tensor, spec: QuantSpec, *, where: str = "") -> QParams:
     """The qparams of ranges, element by element. Zero is always inside; the scale is never below `spec.eps`."""
     _check_range(low, high, where)
-    zero = torch.zeros((), dtype=torch.float32)
+    found = qparams_of_sound_range(low, high, spec)
+    if not bool(torch.isfinite(found.scale).all()):
+        raise DataError(
+            f"the range {float(low.min())}..{float(high.max())} is wider than float32 can measure",
+            where=where or None,
+            advice="look for a value near the largest float32, such as a mask, and leave that tensor float",
+        )
+    return found
+
+
+def qparams_of_sound_range(low: Tensor, high: Tensor, spec: QuantSpec) -> QParams:
+    """The same for ranges that are known to be sound. It looks at no number, so it can be traced and compiled."""
+    zero = torch.zeros((), dtype=torch.float32, device=low.device)
     low, high = torch.minimum(low.float(), zero), torch.maximum(high.float(), zero)
     if spec.dtype is DType.FP16:
         return QParams(torch.ones_like(low), torch.zeros_like(low, dtype=torch.int64))
-    eps = torch.tensor(spec.eps, dtype=torch.float32)
+    eps = torch.full((), spec.eps, dtype=torch.float32, device=low.device)
     if spec.scheme is Scheme.SYMMETRIC:
         scale = torch.maximum(torch.maximum(-low, high) / (float(spec.qmax - spec.qmin) / 2), eps)
         scale = to_significant_bits(scale, spec.scale_bits)
@@ -63,12 +75,6 @@ def qparams_from_range(low: Tensor, high: Tensor, spec: QuantSpec, *, where: str
         scale = to_significant_bits(scale, spec.scale_bits)
         zero_point = spec.qmin - torch.round(low / scale).to(torch.int64)
         zero_point = zero_point.clamp(spec.qmin, spec.qmax)
-    if not bool(torch.isfinite(scale).all()):
-        raise DataError(
-            f"the range {float(low.min())}..{float(high.max())} is wider than float32 can measure",
-            where=where or None,
-            advice="look for a value near the largest float32, such as a mask, and leave that tensor float",
-        )
     return QParams(scale, zero_point)
 
 

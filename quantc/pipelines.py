@@ -9,8 +9,8 @@ from quantc.config import QuantConfig
 from quantc.errors import QuantcError, suggest
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
-from quantc.pipeline import Pipeline
-from quantc.quantizer import finishing, quantizer_of
+from quantc.pipeline import Pass, Pipeline
+from quantc.quantizer import Quantizer, finishing, quantizer_of
 
 
 def inference() -> Pipeline:
@@ -20,11 +20,34 @@ def inference() -> Pipeline:
 
 def prepare(backend: Any, config: QuantConfig | None = None, allow_empty: bool = False) -> Pipeline:
     """What `qc.prepare` runs: tidy for inference, take apart what the backend wants in parts, annotate, share."""
+    return inference().then(*_decide(quantizer_of(backend), config, allow_empty))
+
+
+def training(backend: Any, config: QuantConfig | None = None, allow_empty: bool = False) -> Pipeline:
+    """What `qc.prepare(..., qat=True)` runs: as `prepare`, but what training needs is kept; then fake quantizers."""
+    from quantc.passes.fold_constants import FoldConstants
+    from quantc.passes.insert_fake_quantize import InsertFakeQuantize
+    from quantc.qat.dropout import through_dropout
+
+    keep = FoldConstants(parameters="keep")
+    steps = _decide(through_dropout(quantizer_of(backend)), config, allow_empty)
+    kept = (keep if isinstance(step, FoldConstants) else _with_dropout(step) for step in steps)
+    tidy = Pipeline.parse("sink-constants{purpose=training},canonicalize").then(keep)
+    return tidy.then(Pipeline.parse("detach-norms,eliminate-dead"), *kept, InsertFakeQuantize())
+
+
+def _with_dropout(step: Pass) -> Pass:
+    from quantc.passes.decompose_attention import DecomposeAttention
+
+    return step.model_copy(update={"dropout": "keep"}) if isinstance(step, DecomposeAttention) else step
+
+
+def _decide(quantizer: Quantizer, config: QuantConfig | None, allow_empty: bool) -> tuple[Pass, ...]:
+    """Take apart what the backend wants in parts, annotate, share."""
     from quantc.passes.annotate import Annotate
     from quantc.passes.decompose_attention import DecomposeAttention
     from quantc.passes.share import Share
 
-    quantizer = quantizer_of(backend)
     annotate = Annotate(
         backend=quantizer, config=config if config is not None else QuantConfig(), allow_empty=allow_empty
     )
@@ -32,7 +55,7 @@ def prepare(backend: Any, config: QuantConfig | None = None, allow_empty: bool =
         step.for_config(annotate.config) if isinstance(step, DecomposeAttention) else step
         for step in quantizer.transforms()
     )
-    return inference().then(*transforms, annotate, Share())
+    return (*transforms, annotate, Share())
 
 
 def convert(backend: Any = None, reduce_range: RangeReduction = "auto") -> Pipeline:

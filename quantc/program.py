@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +21,11 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
 from quantc.dialect import arguments, is_opaque, short_name
-from quantc.errors import InputError, ModeError, QuantcError, UnknownNameError, suggest
+from quantc.errors import InputError, LoadError, ModeError, QuantcError, UnknownNameError, suggest
 from quantc.module_copy import copied
 from quantc.plan import Plan
 from quantc.signature import Signature
-from quantc.sites import ModeValue, NodeTable, Origin, Site
+from quantc.sites import ModeValue, NodeTable, Origin, SetAside, Site
 from quantc.types import ValueType, type_of_value
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from quantc.inspect.explain import Explanation
 
 MOST_REASONS = 8
+TRAINED = "_fake_quantizers"
+"""The submodule that holds the fake quantizers of a graph."""
 DumpFormat = Literal["text", "table", "json", "dot", "graphml"]
 
 
@@ -97,6 +99,8 @@ class Program:
     modes: NodeTable[ModeValue] = field(default_factory=NodeTable[ModeValue])
     counters: NodeTable[str] = field(default_factory=NodeTable[str])
     """For each batch norm: the buffer that counts its training batches."""
+    set_aside: NodeTable[SetAside] = field(default_factory=NodeTable[SetAside])
+    """For convolutions and linears that are trained quantized: the batch norm behind them."""
     plan: Plan = field(default_factory=Plan)
     """What has been decided about quantizing it."""
     example_inputs: tuple[Any, ...] | None = None
@@ -230,6 +234,8 @@ class Program:
                 where=self.fixed_mode,
                 advice=f"capture the model again in {'training' if mode else 'eval'} mode",
             )
+        if self.is_live:
+            return self._switch_modules(mode)
         for node, value in self.modes.rows.items():
             args = list(node.args)
             if value.position >= len(args) and isinstance(node.target, OpOverload):
@@ -246,6 +252,44 @@ class Program:
     def eval(self) -> Program:
         return self.train(False)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it was prepared with `qat=True`: fake quantizers stand in its graphs, and it follows the mode of its
+        module as it runs."""
+        return TRAINED in self.root._modules
+
+    def _switch_modules(self, mode: bool) -> Program:
+        """Nothing is rebuilt: whoever holds the module, compiled or distributed, goes on with the same one."""
+        self.training = mode
+        self.root.train(mode)
+        if self._module is not None:
+            self._module.train(mode)
+        return self
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What can be trained, for an optimizer. They stay the same tensors whatever is done to the program."""
+        return self.root.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same with their names."""
+        return self.root.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, buffers, and in training the ranges and what is frozen: all that `load_state_dict` takes to go on
+        from here."""
+        return self.root.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict` of this program, or of another that was prepared alike."""
+        try:
+            self.root.load_state_dict(state)
+        except RuntimeError as error:
+            raise LoadError(
+                f"this is not the state of {self.name}: {error}",
+                where=f"its stage is {self.stage.label}",
+                advice="prepare the same model in the same way first, then load the state",
+            ) from error
+
     def _switch_counters(self, training: bool) -> None:
         """Batch norms count their batches in training, and only then."""
         add = torch.ops.aten.add_.Tensor
@@ -256,7 +300,7 @@ class Program:
             counter = nodes.get((id(norm.graph), target))
             if training:
                 if counter is None:
-                    counter = nodes[id(norm.graph), target] = self._read(target, before=norm)
+                    counter = nodes[id(norm.graph), target] = self.read(target, before=norm)
                 self.emit(add, (counter, 1), before=norm, like=counter)
             elif counter is not None:
                 for user in list(counter.users):
@@ -301,7 +345,7 @@ class Program:
         self._module = None
         return node
 
-    def _read(self, target: str, *, before: fx.Node) -> fx.Node:
+    def read(self, target: str, *, before: fx.Node) -> fx.Node:
         """A get_attr node for what is stored at `target`, placed before a node."""
         value = attribute(self.owner(before.graph), target)
         with before.graph.inserting_before(before):
@@ -327,7 +371,7 @@ class Program:
             holder.register_parameter(name, value)
         else:
             holder.register_buffer(name, value)
-        return self._read(f"{parent}.{name}" if parent else name, before=before)
+        return self.read(f"{parent}.{name}" if parent else name, before=before)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let `new`, made for this, stand for `old` everywhere; move `old`'s rows to it, and erase `old`."""
@@ -355,7 +399,7 @@ class Program:
     @property
     def _tables(self) -> tuple[NodeTable[Any], ...]:
         """The side tables whose rows follow their nodes."""
-        return (self.origins, self.modes, self.counters, *self.plan.tables)
+        return (self.origins, self.modes, self.counters, self.set_aside, *self.plan.tables)
 
     def note_inference_only(self, reason: str) -> None:
         """Note why the program cannot be trained any more; the first few reasons are enough."""
@@ -390,6 +434,7 @@ class Program:
         twin.origins = self.origins.renamed(nodes)
         twin.modes = self.modes.renamed(nodes)
         twin.counters = self.counters.renamed(nodes)
+        twin.set_aside = self.set_aside.renamed(nodes)
         twin.plan = self.plan.renamed(nodes)
         return twin
 

@@ -14,6 +14,7 @@ from quantc.integer.proof.range_reduction import RangeReduction, Reduction
 from quantc.numerics import QParams, fit_weight_scale, scale_product
 from quantc.observe.observation import Observation
 from quantc.observe.registry import start
+from quantc.observe.trained import Trained
 from quantc.outcomes import Derived, Fixed, Quantize
 from quantc.places import Places
 from quantc.plan import Group, Source
@@ -86,6 +87,9 @@ def _qparams(program: Program, group: Group, places: Places) -> QParams:
     if not isinstance(group.outcome, Quantize):
         raise QuantcError(f"group {group.name} has no qparams of its own", advice="derive them from its parents")
     where = f"{group.name} ({program.describe(places.value(group.places[0]))})"
+    known = program.plan.statistics.get(group.name)
+    if isinstance(known, Trained):
+        return known.qparams(group.outcome.spec, where=where)
     observation = _observed(program, group, places, group.outcome.spec, where)
     return observation.qparams(group.outcome.spec, where=where)
 

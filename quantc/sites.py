@@ -75,6 +75,25 @@ class ModeValue:
         return self.train if training else self.eval
 
 
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A batch norm that was taken out of the graph behind a convolution or linear, for training: the names of its
+    tensors, and what it does with them."""
+
+    gamma: str | None
+    beta: str | None
+    mean: str
+    var: str
+    eps: float
+    momentum: float
+    counter: str | None
+    """The buffer that counts its batches."""
+    follows_mode: bool
+    """Whether it learns from the data in training; else its statistics are fixed."""
+    name: str
+    """What its node was called."""
+
+
 @dataclass(slots=True)
 class NodeTable(Generic[V]):
     """Facts about nodes, one row a node.

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import quantc as qc
 from examples import train_digits
-from quantc.example import IMAGES, Digits, DigitsCNN, digits_cnn, digits_data, digits_split
+from quantc.example import IMAGES, Digits, digits_cnn, digits_data, digits_split
 from quantc.registry import BACKENDS
 
 ON_DEVICE = ("x86", "qnnpack", "executorch")
@@ -106,15 +106,16 @@ def test_two_copies_do_not_share_weights() -> None:
 
 
 @pytest.mark.slow
-def test_training_again_gives_a_model_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "again.safetensors"
+@pytest.mark.parametrize("name", list(train_digits.MODELS))
+def test_training_again_gives_a_model_as_good(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build, *_ = train_digits.MODELS[name]
     try:
-        train_digits.main(path)
+        train_digits.main(name, tmp_path)
     finally:
         torch.use_deterministic_algorithms(False)
-    stored = load_file(path)
+    stored = load_file(tmp_path / f"{name}.safetensors")
     stored.pop(IMAGES)
-    model = DigitsCNN()
+    model = build()
     model.load_state_dict(stored)
     assert accuracy(model.eval(), digits_split()[1]) > 0.985
     assert "held-out" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 A file holds the program before, a line of `=====`, the program after, and what the pass says of it in comments. Comments
 before the first program say what the case is about; one that reads `run: fold-constants{max-growth-bytes=0}` is the
 pipeline, where that is not the folder's name, and `calibrated, then: quantize` what runs once the program has seen its
-example inputs. The plan, where there is one, is in comments too. Digests are left out of the programs: the constants are made from their
+example inputs; `trained, then: remove-fake-quantize` is the same for a program that trains. The plan, where there is one, is in comments too. Digests are left out of the programs: the constants are made from their
 names and types, and the numbers are compared.
 
 `python -m tests.test_golden` writes every text after `=====` anew: read the difference before committing it.
@@ -39,7 +39,7 @@ DIGEST = re.compile(r" #[0-9a-f]{8}\b")
 LONG = re.compile(r"\b\d+\.\d{7,}\b")
 """A computed scale: the last digits depend on how a machine adds up."""
 RUN = re.compile(r"^# run: (.+)$", re.MULTILINE)
-THEN = re.compile(r"^# calibrated, then: (.+)$", re.MULTILINE)
+THEN = re.compile(r"^# (?:calibrated|trained), then: (.+)$", re.MULTILINE)
 IDS = [f"{file.parent.name}/{file.stem}" for file in FILES]
 
 
@@ -75,12 +75,20 @@ class Golden:
         self.pipeline.run(program, [Truth(), Verify(), guard])
         plan = "" if self.then else str(program.plan)
         if self.then:
-            calibrate(program, [program.example_inputs])
+            see(program)
             self.then.run(program, [Truth(), Verify(), guard])
         notes = [f"# {note}\n" for entry in program.log for note in entry.notes]
         notes += [f"# {line}\n" for line in plan.splitlines()]
         text = DIGEST.sub("", program.dump("text"))
         return LONG.sub(lambda found: f"{float(found[0]):.4g}", text) + "".join(notes), program, guard
+
+
+def see(program: Program) -> None:
+    """Let a program see its example inputs."""
+    if program.is_live:
+        program(*program.example_inputs or ())
+    else:
+        calibrate(program, [program.example_inputs])
 
 
 def example(name: str, kind: TensorType) -> Tensor:

@@ -37,6 +37,7 @@ from quantc.observe import (
     start,
 )
 from quantc.observe.buckets import HALF, bucket_of, edges
+from quantc.observe.trained import Trained
 from quantc.spec import INT8, INT8_WEIGHT, UINT8, QuantSpec
 from tests.specs import families, tensors
 
@@ -366,6 +367,14 @@ def test_what_is_no_observation_cannot_be_registered() -> None:
 def test_all_that_are_offered_follow_the_protocol(name: str) -> None:
     kind = OBSERVATIONS[name]
     options: dict[str, bool | int | float | str] = {"scale": 0.5} if name == "fixed" else {}
-    assert isinstance(kind.empty(PerTensor(), options), Observation)
+    if kind is Trained:  # training makes it; a file brings it back
+        found: Observation = Trained(PerTensor(), QParams(torch.tensor(0.5), torch.tensor(3)))
+        again = Trained.from_state(found.share, found.to_state())
+        assert again.qparams(UINT8).equals(found.qparams(UINT8))
+        with pytest.raises(SpecError, match="training"):
+            kind.empty(PerTensor(), options)
+    else:
+        found = kind.empty(PerTensor(), options)
+    assert isinstance(found, Observation)
     assert MinMax.statistics in OBSERVATIONS
     assert kind.statistics in OBSERVATIONS

@@ -137,7 +137,8 @@ def test_every_field_of_a_program_and_of_a_plan_is_thought_of() -> None:
     text = {"graph", "root", "signature", "name", "method", "training", "stage", "inference_only", "fixed_mode"}
     document = {"modes", "counters", "log", "origins", "plan", "example_inputs"}
     made_anew = {"_module", "_taken"}
-    assert {field.name for field in dataclasses.fields(Program)} == text | document | made_anew
+    refused = {"set_aside"}  # a program that has some cannot be saved
+    assert {field.name for field in dataclasses.fields(Program)} == text | document | made_anew | refused
     assert {field.name for field in dataclasses.fields(Plan)} == set(PlanData.model_fields) - {"uses"}
 
 
@@ -168,7 +169,7 @@ def test_limits_of_the_mode_come_back(tmp_path: Path) -> None:
 
 def test_what_is_tied_stays_tied_and_is_stored_once(tmp_path: Path) -> None:
     program = qc.capture(small_model(), (images(),))
-    own = program._read("second.weight", before=program.node("linear_1"))
+    own = program.read("second.weight", before=program.node("linear_1"))
     program.node("linear_1").replace_input_with(program.node("second_weight"), own)
     assert 'tied="first.weight"' in program.dump()
     loaded = again(program, tmp_path)

@@ -343,3 +343,13 @@ def test_gradients_reach_the_inputs(method: Method) -> None:
         function(x).square().sum().backward()
         grads.append(x.grad)
     assert_same(grads[0], grads[1])
+
+
+@methods
+def test_attention_captured_in_training_drops_nothing_in_eval(method: Method) -> None:
+    case = BY_NAME["multihead_attention"]
+    model, args = case.model().train(), case.example()[0]
+    program = qc.capture(model, args, method=method)
+    program.eval()
+    assert_same(program(*args), program(*args))
+    assert_same(program(*args), model.eval()(*args), 1e-5)

@@ -41,6 +41,8 @@ def record_modes(program: Program, model: nn.Module | None) -> None:
             _record_flag(program, node)
         if node.target is aten.batch_norm.default:
             _record_counter(program, node, model)
+        if node.target is aten.scaled_dot_product_attention.default and program.training:
+            _record_attention(program, node)
     if model is not None and not program.training:
         _note_lost_dropout(program, model)
 
@@ -54,6 +56,14 @@ def _record_flag(program: Program, node: fx.Node) -> None:
         return  # no running statistics: it uses the batch's in either mode
     if node.args[index] is program.training:
         program.modes[node] = ModeValue(index, train=True, eval=False)
+
+
+def _record_attention(program: Program, node: fx.Node) -> None:
+    """The dropout of torch's own attention modules, which they give in training alone."""
+    index, origin = position(node.target, "dropout_p"), program.origins.get(node)
+    is_own = origin is not None and origin.module_type.startswith("torch.nn.")
+    if is_own and index < len(node.args) and node.args[index] != 0:
+        program.modes[node] = ModeValue(index, train=float(node.args[index]), eval=0.0)  # type: ignore[arg-type]
 
 
 def _record_counter(program: Program, node: fx.Node, model: nn.Module | None) -> None:

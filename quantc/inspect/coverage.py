@@ -24,6 +24,7 @@ from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import counted, in_words, with_techniques
 from quantc.integer.proof.report import Accumulators, accumulators, why_not_provable
 from quantc.macs import Product, example_sizes, is_product, products
+from quantc.passes.remove_fake_quantize import as_inference_has_it
 from quantc.plan import Claim, Part
 from quantc.program import Program, Stage
 from quantc.qdq import belongs_to_qdq
@@ -223,6 +224,7 @@ def _table(rows: tuple[Row, ...]) -> tuple[tuple[str, ...], list[tuple[str, ...]
 def coverage(program: Program) -> Coverage:
     """What became of every op of a program that was prepared."""
     check_prepared(program)
+    program = as_inference_has_it(program) if program.is_live else program
     judge = Judge(program)
     return Coverage(
         program.name,

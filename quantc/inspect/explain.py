@@ -17,6 +17,7 @@ from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared, ops_of
 from quantc.inspect.remedies import Remedies
 from quantc.integer.library import op_of
 from quantc.outcomes import Float
+from quantc.passes.remove_fake_quantize import as_inference_has_it
 from quantc.patterns.explain import Tried
 from quantc.patterns.table import resolve_node
 from quantc.places import operand_nodes
@@ -84,6 +85,9 @@ class Explanation:
 def explain(program: Program, node: fx.Node | str) -> Explanation:
     """Explain one op of a program that was prepared."""
     check_prepared(program)
+    if program.is_live:
+        name = node if isinstance(node, str) else node.name
+        return explain(as_inference_has_it(program), name)
     found = resolve_node(program, node)
     judge = Judge(program)
     path = next((path for path, graph in program.graphs() if graph is found.graph), "")

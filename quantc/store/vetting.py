@@ -21,12 +21,15 @@ from quantc.dialect import higher_order_name, target_name
 from quantc.digests import constants
 from quantc.lines import OpaqueModule
 from quantc.observe.module import ObserverModule
-from quantc.program import Program, attribute
+from quantc.program import TRAINED, Program, attribute
 from quantc.types import DTYPE_NAMES
 from quantc.values import ATOMS, Opaque
 
 TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 LEAF = "capture the model without keeping this module whole (leaf=), or keep it out of the program"
+STATE = "while it trains, save prepared.state_dict(); what qc.convert(prepared) gives can be saved whole"
+TRAINING = (TRAINED, "_norms", "_modes")
+"""The submodules that hold what stands in a graph while it is trained quantized."""
 FUNCTION = "capture with method='export', which sees through Python functions, or write it with torch ops"
 
 
@@ -38,6 +41,9 @@ def faults(program: Program) -> Iterator[tuple[str, str, str]]:
     for spec in (program.signature.in_spec, program.signature.out_spec):
         if (odd := _odd_context(spec)) is not None:
             yield f"the inputs or outputs are arranged by {odd}", "signature", "use tuples, lists and dicts"
+    for node, row in program.set_aside.rows.items():
+        yield f"{row.name} behind {node.name} was set aside for training", program.describe(node), STATE
+        return
     for _, graph in program.graphs():
         owner = program.owner(graph)
         for node in graph.nodes:
@@ -52,6 +58,8 @@ def _call(node: fx.Node, owner: nn.Module) -> tuple[str, str] | None:
         module = attribute(owner, str(node.target))
         if type(module) is ObserverModule:
             return None
+        if str(node.target).partition(".")[0] in TRAINING:
+            return f"{node.name} calls the module {node.target!r}, which is for training", STATE
         kind = module.kind if isinstance(module, OpaqueModule) else type(module).__name__
         return f"{node.name} calls the module {node.target!r} ({kind}), which was kept whole", LEAF
     if node.op != "call_function":

@@ -1,0 +1,84 @@
+"""Write a program as it is trained quantized."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from quantc.constants import order_constants
+from quantc.errors import TrainingError
+from quantc.pipeline import Outcome, Pass, Preserves
+from quantc.program import TRAINED, Program, Stage
+from quantc.qat.build import Builder
+from quantc.qat.control_flow import write_as_python
+from quantc.qat.insertion import FakeWriter, follow_modes, return_norms, unfold_norms
+from quantc.qat.narrowing import narrow_weights
+
+
+class InsertFakeQuantize(Pass):
+    """Put fake quantizers where `quantize` will put quantize and dequantize ops, and batch norms back in their places.
+
+    A fake quantizer rounds to the grid of its group and lets gradients pass; it finds its scale as the spec's `observe`
+    says. `minmax` is the range of all that was seen in training, `moving-average` follows it, `lsq` and `lsq-plus` are
+    learned, and whatever is meant for calibration, such as `mse`, becomes a moving average, which the log says. Weights
+    have the range they have at each step. A tensor that is only moved about is not rounded again in training.
+
+    Batch norms that `detach-norms` has set aside are trained with the weights they will be folded into rounded. The
+    program ends in training mode. `.train()` and `.eval()` change no node from then on, so that a module somebody holds
+    follows them too; the graphs of higher-order ops run as plain Python.
+
+    Where two products could leave the 16 bits in which the backend's instruction set adds them, weights are trained in a
+    narrower range, so that `convert` has nothing left to reduce.
+    """
+
+    name: ClassVar[str] = "insert-fake-quantize"
+    needs: ClassVar[Stage] = Stage.SHARED
+    gives: ClassVar[Stage | None] = Stage.OBSERVED
+    before: ClassVar[Stage | None] = Stage.OBSERVED
+    preserves: ClassVar[Preserves] = Preserves.NOTHING
+
+    def run(self, program: Program) -> Outcome:
+        if program.is_live:
+            return Outcome(False)
+        _refuse_untrainable(program)
+        notes = narrow_weights(program)
+        program.train()
+        returned = return_norms(program)
+        builder = Builder(program)
+        FakeWriter(program, builder, returned).write()
+        unfold_norms(program, returned)
+        follow_modes(program)
+        write_as_python(program)
+        if TRAINED not in program.root._modules:
+            program.root.add_module(TRAINED, nn.Module())
+        program.root.train()
+        for _, graph in program.graphs():
+            order_constants(program, graph)
+        averaged = [
+            f"{count} ranges follow a moving average in training; {asked} is for calibration"
+            for asked, count in builder.averaged.items()
+        ]
+        return Outcome(True, (f"{len(builder.built)} fake quantizers, {len(returned)} norms", *averaged, *notes))
+
+
+def _refuse_untrainable(program: Program) -> None:
+    if program.inference_only:
+        raise TrainingError(
+            f"{program.name} cannot be trained: {program.inference_only[0]}",
+            where="; ".join(program.inference_only),
+            advice="change the model so that this is not needed, or calibrate instead: qc.prepare without qat=True",
+        )
+    if not any(parameter.requires_grad for parameter in program.parameters()):
+        raise TrainingError(
+            f"{program.name} has no parameter that takes a gradient",
+            where="every parameter has requires_grad=False",
+            advice="capture a model whose parameters can be trained, or calibrate instead: qc.prepare without qat=True",
+        )
+    if torch.is_inference_mode_enabled():
+        raise TrainingError(
+            "nothing can be trained in inference mode",
+            where="torch.inference_mode()",
+            advice="prepare outside of it",
+        )

@@ -1,0 +1,10 @@
+"""Quantization-aware training: what goes with a program that `qc.prepare(program, backend, qat=True)` gave.
+
+Such a program trains in any loop. `train` is a small one that looks out for what commonly goes wrong; `freeze_norms`,
+`freeze_ranges` and `Schedule` are for the last part of a training.
+"""
+
+from quantc.qat.loop import TrainingReport, train
+from quantc.qat.schedule import Schedule, freeze_norms, freeze_ranges
+
+__all__ = ["Schedule", "TrainingReport", "freeze_norms", "freeze_ranges", "train"]

@@ -1,0 +1,26 @@
+"""Dropout as the rules see it while a program is trained: something that hands its input on.
+
+Inference has no dropout, so no backend has a rule for it. In training it stands between ops that inference joins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quantc.quantizer import Quantizer, Quantizers, TableQuantizer
+
+RULE = "dropout"
+
+
+def through_dropout(quantizer: Quantizer) -> Quantizer:
+    """A quantizer whose tables hand quantized tensors on through dropout. One that has no table is left as it is."""
+    from quantc.patterns import aten
+    from quantc.patterns.table import Rule, RuleTable
+
+    if isinstance(quantizer, Quantizers):
+        return replace(quantizer, members=tuple(through_dropout(member) for member in quantizer.members))
+    if not isinstance(quantizer, TableQuantizer):
+        return quantizer
+    backend = quantizer.backend
+    rule = Rule(RULE, aten.dropout.having(train=False), {"x": "pass", "out": "like x"}, supports={"qdq"})
+    return TableQuantizer(replace(backend, table=backend.table + RuleTable(RULE, (rule,))))

@@ -1,0 +1,20 @@
+"""Scales that are learned: where they are allowed."""
+
+from __future__ import annotations
+
+from quantc.errors import SpecError
+from quantc.observe.trained import LEARNED
+from quantc.outcomes import Quantize
+from quantc.program import Program
+
+
+def refuse_learned(program: Program) -> Program:
+    """The program, prepared for calibration: no data can give a scale that is to be learned."""
+    for group in program.plan.groups:
+        if isinstance(group.outcome, Quantize) and group.outcome.spec.observe.name in LEARNED:
+            raise SpecError(
+                f"{group.name} is to have a learned scale ({group.outcome.spec.observe}), and nothing is trained",
+                where=", ".join(map(str, group.places)),
+                advice="give qc.prepare qat=True, or observe it with minmax, mse or percentile",
+            )
+    return program

@@ -1,0 +1,73 @@
+"""Batch norms that are folded into the weight before them while they are still trained.
+
+In training the weight is multiplied by what the norm will fold into it (with the statistics so far), quantized, and
+divided again; the norm then works on the batch as it would without quantization. So what is rounded is the weight
+that the converted program will hold. Dividing the weight and not the result is the same but for rounding, and costs as
+many divisions as there are weights.
+
+In eval mode, and in training once the norm is frozen, weight and bias are folded just as the pass `fuse` folds them, and
+nothing is left of the norm.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quantc.folding import Channels, affine_of_norm, folded
+from quantc.qat.freezing import Freezable
+
+
+class FoldNorm(Freezable):
+    """Weight and bias as the norm after them will have them folded, and what the weight was multiplied by if it is to
+    be divided by that again."""
+
+    def __init__(self, channels: Channels, eps: float) -> None:
+        super().__init__()
+        self.channels = channels
+        self.eps = eps
+
+    def forward(
+        self, w: Tensor, b: Tensor | None, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, var: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if self.learns:
+            spread = torch.sqrt(var + self.eps)
+            factor = torch.reciprocal(spread) if gamma is None else gamma / spread
+            # a channel that is switched off has nothing to fold, and could not be divided again
+            factor = torch.where(factor == 0, torch.ones_like(factor), factor)
+            return w * self.channels.along(w, factor).to(w.dtype), b, factor
+        affine = affine_of_norm(gamma, beta, mean, var, self.eps, self.channels.count(w))
+        return *folded(w, b, affine, self.channels), None
+
+
+class UnfoldNorm(nn.Module):
+    """A weight divided by what `FoldNorm` multiplied it by."""
+
+    def __init__(self, channels: Channels) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, w: Tensor, factor: Tensor | None) -> Tensor:
+        return w if factor is None else w / self.channels.along(w, factor).to(w.dtype)
+
+
+class LiveNorm(Freezable):
+    """A batch norm in training; nothing at all once it is folded."""
+
+    def __init__(self, eps: float, momentum: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.momentum = momentum
+
+    def forward(
+        self, x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, var: Tensor, counter: Tensor | None
+    ) -> Tensor:
+        if not self.learns:
+            return x
+        if counter is not None:
+            counter.add_(1)
+        return functional.batch_norm(x, mean, var, gamma, beta, True, self.momentum, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}, momentum={self.momentum}{', frozen' if self.frozen else ''}"

@@ -1,0 +1,77 @@
+"""What stops changing in the last part of a training: the statistics of norms, and the ranges of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from quantc.errors import TrainingError
+from quantc.program import Program
+from quantc.qat.fake import FakeQuantizer
+from quantc.qat.freezing import Freezable
+from quantc.qat.modes import ModeFlag
+from quantc.qat.norms import FoldNorm, LiveNorm
+
+Trained = Program | nn.Module
+"""A program that was prepared with `qat=True`, its module, or that module distributed or compiled."""
+
+
+def freeze_norms(trained: Trained) -> int:
+    """Let batch norms use the statistics they have, in training too, and fold them as the converted program will. Scale
+    and shift are trained on. How many modules that changed."""
+    return _freeze(trained, lambda module: isinstance(module, FoldNorm | LiveNorm) or _is_norm_flag(module))
+
+
+def freeze_ranges(trained: Trained) -> int:
+    """Keep the scales of activations, and those that are learned, as they are. Weights, whose scales are their own, are
+    trained on. How many modules that changed."""
+    return _freeze(trained, lambda module: isinstance(module, FakeQuantizer))
+
+
+def _is_norm_flag(module: nn.Module) -> bool:
+    return isinstance(module, ModeFlag) and module.op == "batch_norm"
+
+
+def _freeze(trained: Trained, chosen: Callable[[nn.Module], bool]) -> int:
+    found = list(_freezable(trained))
+    if not any(isinstance(module, FakeQuantizer) for module in found):
+        raise TrainingError(
+            "there is nothing in it that is trained quantized",
+            where=type(trained).__name__,
+            advice="give the program that qc.prepare(program, backend, qat=True) gave, or its module",
+        )
+    changed = [module for module in found if chosen(module) and not module.frozen]
+    for module in changed:
+        module.frozen = True
+    return len(changed)
+
+
+def _freezable(trained: Trained) -> Iterator[Freezable]:
+    root = trained.root if isinstance(trained, Program) else trained
+    return (module for module in root.modules() if isinstance(module, Freezable))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """After how many steps what is frozen; None is never. The steps are counted from 1."""
+
+    freeze_norms: int | None = None
+    freeze_ranges: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, step in vars(self).items():
+            if step is not None and step < 1:
+                raise TrainingError(
+                    f"{name}: steps are counted from 1 (given: {step})",
+                    where=str(self),
+                    advice="freeze after the first step at the earliest: before it there is nothing to keep",
+                )
+
+    def apply(self, trained: Trained, step: int) -> None:
+        """Freeze what is due after a step. It may be asked again, as when training is resumed."""
+        if self.freeze_norms is not None and step >= self.freeze_norms:
+            freeze_norms(trained)
+        if self.freeze_ranges is not None and step >= self.freeze_ranges:
+            freeze_ranges(trained)

@@ -1,0 +1,333 @@
+"""Quantization-aware training, from `prepare(qat=True)` to `convert`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+import quantc as qc
+from quantc.dialect import is_op
+from quantc.formats import PerTensor
+from quantc.program import Program
+from quantc.qat.fake import FakeQuantizer, FollowedRange, HandedOn, LearnedScale
+from quantc.qat.norms import LiveNorm
+from quantc.qat.removal import module_calls
+from tests.zoo import BY_NAME
+
+ACT = qc.UINT8
+NET_SHAPE = (4, 3, 8, 8)
+
+
+class Net(nn.Module):
+    """A bit of everything: norms behind products and apart, dropout, a residual sum, pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(8, eps=1e-3, momentum=0.3)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(8)
+        self.apart = nn.BatchNorm2d(8, momentum=0.2)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(8, 5)
+        self.last = nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Any:
+        y = functional.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
+        y = torch.relu(self.norm2(self.conv2(y)) + y)
+        return self.last(self.head(self.drop(self.apart(y).mean((2, 3)))))
+
+
+def batches(count: int, shape: tuple[int, ...] = NET_SHAPE) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(3)
+    return [(torch.randn(shape) + 0.2, torch.randint(0, 5, shape[:1])) for _ in range(count)]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    model = Net()
+    for x, _ in batches(3):
+        model(x)
+    return model.eval()
+
+
+def prepared(backend: Any = "x86", config: qc.QuantConfig | None = None) -> Program:
+    return qc.prepare(qc.capture(net(), (batches(1)[0][0],)), backend, config=config, qat=True)
+
+
+def trained(program: Program, steps: int = 4) -> Program:
+    optimizer = torch.optim.SGD(program.parameters(), lr=0.05, momentum=0.9)
+    qc.qat.train(program, batches(steps), functional.cross_entropy, optimizer)
+    return program
+
+
+def assert_converts_exactly(program: Program, *inputs: Any, **keywords: Any) -> Program:
+    """What it gives in eval mode is what the converted program gives, bit for bit."""
+    program.eval()
+    converted = qc.convert(program)
+    with torch.no_grad():
+        ours, theirs = program(*inputs, **keywords), converted(*inputs, **keywords)
+    for mine, other in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
+        assert torch.equal(mine, other) if isinstance(mine, Tensor) else mine == other
+    return converted
+
+
+SYMMETRIC = qc.INT8_NARROW_WEIGHT
+CONFIGS = {
+    "default": qc.QuantConfig(),
+    "4 bits": qc.QuantConfig().set_all(SYMMETRIC.but(qmin=-7, qmax=7)),
+    "whole weights": qc.QuantConfig().set_all(SYMMETRIC.but(granularity=PerTensor())),
+    "grown ranges": qc.QuantConfig().set_all(ACT.but(observe="minmax")),
+    "learned": qc.QuantConfig().set_all(ACT.but(observe="lsq-plus")).set_all(SYMMETRIC.but(observe="lsq")),
+    "learned whole": qc.QuantConfig().set_all(SYMMETRIC.but(observe="lsq", granularity=PerTensor())),
+    "fixed": qc.QuantConfig().set("conv2", ACT.but(observe="fixed{scale=0.02 zero_point=3}")),
+    "fitted": qc.QuantConfig().set_all(SYMMETRIC.but(qmin=-7, qmax=7, observe="fit")),
+    "dynamic": qc.QuantConfig().set("head", qc.UINT8_DYNAMIC.but(qmax=127)),
+    "weight-only": qc.QuantConfig().set("head", qc.INT8_WEIGHT_ONLY).set("conv2", qc.FP8_E4M3_WEIGHT),
+    "left float": qc.QuantConfig().set("conv2", qc.FLOAT),
+}
+
+
+@pytest.mark.parametrize("backend", ["x86", "qnnpack", "executorch"])
+def test_eval_is_the_converted_program_bit_for_bit(backend: str) -> None:
+    program = trained(prepared(backend))
+    converted = assert_converts_exactly(program, batches(1)[0][0])
+    assert not any(is_op(node, "batch_norm", "dropout") for node in converted.nodes() if node.name.startswith("drop"))
+    converted.verify()
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_every_kind_of_scale_converts_exactly(name: str) -> None:
+    program = trained(prepared(config=CONFIGS[name]))
+    for x, _ in batches(3):
+        assert_converts_exactly(program, x)
+
+
+@pytest.mark.parametrize(
+    "name", ["exotic_convs", "audio_conv1d", "video_conv3d", "conv_transpose_decoder", "super_resolution"]
+)
+def test_models_of_the_zoo_convert_exactly(name: str) -> None:
+    case = BY_NAME[name]
+    args, kwargs = case.example()
+    program = qc.prepare(qc.capture(case.model(), args, example_kwargs=kwargs or None), "x86", qat=True)
+    optimizer = torch.optim.SGD(program.parameters(), lr=1e-3)
+    for seed in range(2):
+        args, kwargs = case.example(seed)
+        outputs = pytree.tree_leaves(program(*args, **kwargs))
+        optimizer.zero_grad()
+        torch.stack([output.square().mean() for output in outputs]).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert_converts_exactly(program, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "product", ["conv1d", "conv2d", "conv3d", "transposed1d", "transposed2d", "transposed3d", "linear"]
+)
+def test_norms_behind_every_product_are_folded(product: str) -> None:
+    torch.manual_seed(0)
+    rank = 0 if product == "linear" else int(product[-2])
+    layers: dict[str, nn.Module] = {
+        "linear": nn.Linear(4, 6),
+        **{f"conv{n}d": getattr(nn, f"Conv{n}d")(4, 6, 3, groups=2, bias=False) for n in (1, 2, 3)},
+        **{f"transposed{n}d": getattr(nn, f"ConvTranspose{n}d")(4, 6, 3, groups=2) for n in (1, 2, 3)},
+    }
+    norm = getattr(nn, f"BatchNorm{max(rank, 1)}d")(6)
+    model = nn.Sequential(layers[product], norm, nn.ReLU())
+    x = torch.randn(5, 4, *[5] * rank)
+    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
+    optimizer = torch.optim.SGD(program.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        program(x).square().mean().backward()
+        optimizer.step()
+    assert program.state_dict()["1.num_batches_tracked"] == 3
+    converted = assert_converts_exactly(program, x)
+    assert not any(is_op(node, "batch_norm") for node in converted.nodes())
+
+
+def test_live_norms_learn_what_float_training_does_where_rounding_is_fine() -> None:
+    """With 16 bits there is next to nothing to round: training must go as it does without."""
+    model = net().train()
+    reference = copy.deepcopy(model)
+    from dataclasses import replace
+
+    from quantc.backends.x86 import X86
+
+    even = qc.INT16.but(qmin=-32767)  # else the largest number of all is clipped, and has no gradient
+    fine_roles = {"act": even.but(eps=1e-9), "weight": even.but(role="weight", eps=1e-12)}
+    fine = replace(X86, roles={**X86.roles, **fine_roles}, takes=(), instruction_set="")
+    program = qc.prepare(qc.capture(model.eval(), (batches(1)[0][0],)), fine, qat=True)
+    drop = [module for module in program.root.modules() if getattr(module, "op", "") == "dropout"]
+    for flag in drop:
+        flag.train_value = False  # type: ignore[assignment]
+    reference.drop.p = 0.0  # type: ignore[union-attr]
+    for module, parameters in ((program, program.parameters()), (reference, reference.parameters())):
+        optimizer = torch.optim.SGD(parameters, lr=0.02)
+        for x, y in batches(5):
+            optimizer.zero_grad()
+            functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    state = program.state_dict()
+    for name, tensor in reference.state_dict().items():
+        assert torch.allclose(state[name].float(), tensor.float(), rtol=2e-3, atol=2e-3), name
+
+
+def test_integer_form_of_what_was_trained() -> None:
+    program = trained(prepared())
+    x = batches(1)[0][0]
+    found = qc.agreement(qc.convert(program), qc.convert(program, to="integer"), [x])
+    assert found.rows
+    assert found.worst <= 1
+    assert found.clear_equal >= 0.999
+
+
+def test_the_model_is_not_changed() -> None:
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    program = qc.capture(model, (batches(1)[0][0],))
+    text = str(program)
+    trained(qc.prepare(program, "x86", qat=True))
+    assert str(program) == text
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_train_and_eval_keep_every_attribute() -> None:
+    program = prepared()
+    module = program.module
+    assert program.training
+    drops = [node for node in program.nodes() if is_op(node, "dropout")]
+    assert [node.args[1] for node in drops] == [0.3]
+    x = batches(1)[0][0]
+    program(x)
+    program.eval()
+    assert program.module is module
+    assert torch.equal(program(x), program(x))  # neither dropout nor statistics
+    counted = {name: int(value) for name, value in program.state_dict().items() if name.endswith("tracked")}
+    program.train()
+    assert not torch.equal(program(x), program(x))
+    after = {name: int(value) for name, value in program.state_dict().items() if name.endswith("tracked")}
+    assert {after[name] - counted[name] for name in after} == {2}
+    momenta = sorted(child.momentum for child in program.root.modules() if isinstance(child, LiveNorm))
+    assert momenta == pytest.approx([0.1, 0.1, 0.3])
+    module.eval()  # a module that somebody holds follows its own mode
+    assert torch.equal(module(x), module(x))
+
+
+def test_dropout_is_rounded_around_not_after() -> None:
+    """What dropout leaves is larger: its range is none that inference has."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
+    program(x)
+    ranges = [fake for fake in program.root.modules() if isinstance(fake, FollowedRange)]
+    assert len(ranges) == 2
+    assert float(ranges[1].high) == pytest.approx(float(model[1](model[0](x)).max()), rel=0.05)
+    converted = assert_converts_exactly(program, x)
+    assert not any(is_op(node, "dropout") for node in converted.nodes())
+
+
+def test_dropout_that_is_always_on_stays_where_it_is() -> None:
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.two(functional.dropout(self.one(x), 0.5, True))
+
+    x = torch.randn(8, 6)
+    program = qc.prepare(qc.capture(Sampled().eval(), (x,)), "x86", qat=True)
+    program(x)
+    program.eval()
+    converted = qc.convert(program)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        ours = program(x)
+        torch.manual_seed(1)
+        assert torch.equal(ours, converted(x))
+
+
+def test_what_is_quantized_can_be_asked_while_it_trains() -> None:
+    program = prepared()
+    before = str(program)
+    ours = {row.node: row.verdict for row in program.coverage().rows}
+    theirs = {
+        row.node: row.verdict for row in qc.prepare(qc.capture(net(), (batches(1)[0][0],)), "x86").coverage().rows
+    }
+    assert ours == theirs
+    assert sum(row.macs or 0 for row in program.coverage().rows) > 0
+    assert "✗" not in str(program.explain("conv2d")).splitlines()[0]
+    assert str(program) == before
+
+
+def test_tensors_that_are_moved_about_are_rounded_once() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4))
+    x = torch.randn(2, 3, 8, 8)
+    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
+    calls = [module for _, module in module_calls(program)]
+    assert sum(isinstance(module, FakeQuantizer) for module in calls) == 4  # two inputs, two weights
+    handing_on = [module for module in calls if isinstance(module, HandedOn)]
+    assert len(handing_on) == 2
+    assert all(module(x) is x for module in handing_on)
+    program(x)
+    assert_converts_exactly(program, x)
+
+
+def test_learned_scales_are_parameters_that_learn() -> None:
+    program = prepared(config=CONFIGS["learned"])
+    program(batches(1)[0][0])
+    before = {
+        fake.group: (fake.scale.detach().clone(), fake.zero_point.detach().clone())
+        for fake in program.root.modules()
+        if isinstance(fake, LearnedScale)
+    }
+    trained(program, 3)
+    named = dict(program.named_parameters())
+    for fake in (fake for fake in program.root.modules() if isinstance(fake, LearnedScale)):
+        scale, zero_point = before[fake.group]
+        assert any(parameter is fake.scale for parameter in named.values())
+        assert not torch.equal(fake.scale, scale)
+        assert fake.zero_point.requires_grad == (fake.spec.observe.name == "lsq-plus")
+        assert fake.zero_point.requires_grad or torch.equal(fake.zero_point, zero_point)
+    converted = qc.convert(program)
+    qparams = converted.plan.qparams["linear:in1"]
+    learned = next(
+        fake for fake in program.root.modules() if isinstance(fake, FakeQuantizer) and fake.group == "linear:in1"
+    )
+    assert torch.equal(qparams.scale, learned.find(torch.empty(0)).scale)
+
+
+def test_weights_train_in_a_range_whose_sums_cannot_overflow() -> None:
+    program = trained(prepared())
+    entries = [note for entry in program.log for note in entry.notes if "-64..64" in note]
+    assert entries
+    converted = qc.convert(program)
+    assert not any("raised" in note for entry in converted.log for note in entry.notes)
+    proof = next(entry for entry in converted.log if entry.name == "prove-accumulators")
+    assert any("safe" in note for note in proof.notes)
+
+
+def test_a_trained_program_is_saved_and_lowered_like_any_other(tmp_path: Any) -> None:
+    program = trained(prepared())
+    x = batches(1)[0][0]
+    converted = qc.convert(program)
+    converted.save(tmp_path / "trained.qc")
+    loaded = qc.load(tmp_path / "trained.qc")
+    assert isinstance(loaded, Program)
+    assert torch.equal(loaded(x), converted(x))
+    fast = qc.lower(converted, "x86")
+    with torch.no_grad():
+        assert float((fast(x) - converted(x)).abs().max()) < 0.5
+
+
+def test_preparing_to_train_prints_as_a_pipeline() -> None:
+    pipeline = qc.pipelines.training("x86")
+    assert qc.Pipeline.parse(str(pipeline)).names == pipeline.names
+    assert "insert-fake-quantize" in pipeline.names
