@@ -17,6 +17,7 @@ TOP = {
     "batches",
     "bench",
     "cli",
+    "executorch",
     "integer_page",
     "kernels",
     "one_call",
@@ -25,6 +26,7 @@ TOP = {
     "report",
     "source",
     "summary",
+    "targets",
     "terminal",
     "testing",
 }

@@ -6,12 +6,12 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,7 +28,11 @@ from quantc.kernels.vetting import check_device, check_gradients, check_numbers,
 from quantc.program import Program, Stage, check_program
 from quantc.progress import Style
 from quantc.store.programs import Lowering, save
+from quantc.targets import TARGETS, check_options, lower_for
 from quantc.terminal import plain_rows
+
+if TYPE_CHECKING:
+    from quantc.executorch.artifact import Pte
 
 MOST_ROWS = 40
 """How many ops the text shows."""
@@ -298,6 +302,24 @@ def _unpickled(content: bytes) -> Any:
         return load(path)
 
 
+@overload
+def lower(
+    program: Program | Lowered,
+    target: Literal["executorch"],
+    *,
+    partitioners: Sequence[Any] | None = None,
+    largest: int | Mapping[str, int] = ...,
+) -> Pte: ...
+@overload
+def lower(
+    program: Program | Lowered,
+    target: str,
+    *,
+    tune: bool | tuple[Any, ...] = False,
+    allow_float: bool = False,
+    compile: bool = False,
+    progress: Style = "auto",
+) -> Lowered: ...
 def lower(
     program: Program | Lowered,
     target: str,
@@ -306,8 +328,10 @@ def lower(
     allow_float: bool = False,
     compile: bool = False,  # noqa: A002 - the name users expect
     progress: Style = "auto",
-) -> Lowered:
-    """A quantized program as a module on the kernels of a target: "x86" or "qnnpack".
+    **options: Any,
+) -> Any:
+    """A quantized program as a module on the kernels of a target: "x86" or "qnnpack"; or as another runtime runs it:
+    "executorch" (docs/executorch.md).
 
     `program` is what `qc.convert` gave, in Q/DQ or in integer form, or a lowered module, to be lowered otherwise; it is
     not changed. Kernels compute what the integer form does, within one step; ops for which the target has none run as the integer form writes them, and
@@ -322,6 +346,10 @@ def lower(
     """
     from quantc import pipelines
 
+    own = {"tune": tune, "allow_float": allow_float, "compile": compile}
+    if target in TARGETS:
+        return lower_for(program, target, **options, **{name: value for name, value in own.items() if value})
+    check_options(target, options, (*own, "progress"))
     if isinstance(program, Lowered):
         program = program.program
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
@@ -332,11 +360,11 @@ def lower(
             where=f"its stage is {program.stage.label}",
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
-    own = program.clone() if program.stage >= Stage.LOWERED else pipelines.lower().run_on_copy(program)
-    made = Lowered(own, target, Choosing(tune, allow_float, progress), compile)
+    copy = program.clone() if program.stage >= Stage.LOWERED else pipelines.lower().run_on_copy(program)
+    made = Lowered(copy, target, Choosing(tune, allow_float, progress), compile)
     if made.placed and not any(row.kernel for row in made.placed):
         warnings.warn(
-            f"{target} has a kernel for none of the {len(made.placed)} quantized ops of {own.name}, so that they run as "
+            f"{target} has a kernel for none of the {len(made.placed)} quantized ops of {copy.name}, so that they run as "
             "the integer form writes them, which is slow: print(lowered) says why",
             stacklevel=2,
         )

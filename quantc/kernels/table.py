@@ -23,6 +23,7 @@ from quantc.integer.library import OPS, op_of
 from quantc.kernels.packed import Kernel
 from quantc.program import Program
 from quantc.qdq import is_quantize
+from quantc.targets import TARGETS
 
 
 class NoKernelError(Exception):
@@ -166,6 +167,6 @@ def kernels_for(target: str) -> dict[str, list[Maker]]:
         raise UnknownNameError(
             f"there are no kernels for {target!r}",
             where=f"qc.lower(..., {target!r})",
-            advice=suggest(str(target), KERNELS, noun="targets"),
+            advice=suggest(str(target), [*KERNELS, *TARGETS], noun="targets"),
         )
     return KERNELS[target]

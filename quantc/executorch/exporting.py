@@ -1,0 +1,99 @@
+"""From a program in Q/DQ form to torch's exported program: flat inputs and outputs, and every op with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import Dim, ExportedProgram
+from torch.fx.graph import CodeGen
+
+from quantc.errors import QuantcError
+from quantc.executorch.packages import quiet
+from quantc.executorch.partitioning import NAME
+from quantc.program import Program
+from quantc.symbols import evaluate
+
+LARGEST = 64
+"""The largest size of a dimension that is not bounded: ExecuTorch sets memory aside for the largest there can be."""
+
+
+def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The sizes of each dynamic dimension, all with an end."""
+    found: dict[str, tuple[int, int]] = {}
+    for symbol, (low, high) in program.signature.ranges.items():
+        wanted = largest if isinstance(largest, int) else largest.get(symbol, LARGEST)
+        end = wanted if high is None else high
+        found[symbol] = (low, max(end, low))
+    return found
+
+
+def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
+    """A program of one's own, exported. Its flat outputs are the tensors that it yields."""
+    inputs = _examples(program)
+    for _, graph in program.graphs():
+        for node in graph.nodes:
+            if node.op == "call_function":
+                node.meta["custom"] = {NAME: node.name}
+    shapes = _shapes(program, ranges)
+    with quiet(), torch.no_grad():
+        return torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)
+
+
+def _flat_module(program: Program) -> fx.GraphModule:
+    _fix_constants(program)
+    graph, root = program._as_given()
+    graph.set_codegen(CodeGen())
+    (output,) = graph.find_nodes(op="output")
+    output.args = (tuple(value for value in output.args[0] if isinstance(value, fx.Node)),)
+    module = fx.GraphModule(root, graph)
+    return module.requires_grad_(False).eval()
+
+
+def _fix_constants(program: Program) -> None:
+    """Inputs that are no tensors are what they were at capture, and no inputs any more."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, item in zip(placeholders, program.signature.inputs, strict=True):
+        if item.is_constant:
+            for user in list(node.users):
+                user.args = fx.map_arg(
+                    user.args, lambda arg, node=node, item=item: item.constant if arg is node else arg
+                )  # type: ignore[misc]
+            program.graph.erase_node(node)
+
+
+def _examples(program: Program) -> tuple[Tensor, ...]:
+    if program.example_inputs is None:
+        raise QuantcError(
+            f"{program.name} has no example inputs, and ExecuTorch's exporter runs the program on some",
+            where="qc.lower",
+            advice="capture the model with example inputs: qc.capture(model, example_inputs)",
+        )
+    pairs = zip(program.example_inputs, program.signature.inputs, strict=True)
+    return tuple(leaf for leaf, item in pairs if not item.is_constant)
+
+
+def _shapes(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Any:
+    """Which dimensions are dynamic, as torch.export takes it; None if none is."""
+    if not ranges:
+        return None
+    dims = {symbol: Dim(symbol, min=low, max=high) for symbol, (low, high) in ranges.items()}
+    found = []
+    for item in program.signature.inputs:
+        if item.is_constant or item.type is None:
+            continue
+        sizes = {dim: size for dim, size in enumerate(item.type.shape) if isinstance(size, str)}
+        found.append({dim: dims.get(size, Dim.AUTO) for dim, size in sizes.items()} or None)
+    return tuple(found)
+
+
+def largest_inputs(program: Program, ranges: Mapping[str, tuple[int, int]]) -> list[tuple[int | None, ...]]:
+    """The shapes of the tensors a program takes, with every size at its largest; None for one that is not known."""
+    sizes = {symbol: high for symbol, (_, high) in ranges.items()}
+    return [
+        tuple(size if isinstance(size, int) else evaluate(size, sizes) for size in item.type.shape)
+        for item in program.signature.inputs
+        if not item.is_constant and item.type is not None
+    ]

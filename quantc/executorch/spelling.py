@@ -1,0 +1,108 @@
+"""A program as XNNPACK's partitioner knows it. The numbers stay; the delegate looks for ops by their names.
+
+It fuses `hardtanh`, and not `clamp`, into what comes before; it finds scales row by row itself, where it sees torch's op for
+that; it computes on int8, not uint8; and it clips at the ends of int8, whatever a quantize op says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from quantc import run_time
+from quantc.decomposed import decomposed_ops
+from quantc.dialect import argument, is_op
+from quantc.program import Program
+from quantc.qdq import is_dequantize, is_quantize
+from quantc.types import TensorType, tensor_type
+
+aten = torch.ops.aten
+UNSIGNED = 128
+"""uint8 is int8 shifted by this, exactly."""
+BYTE = (-128, 127)
+QMIN = 3
+"""Where the range begins among the arguments of the ops for whole tensors: tensor, scale, zero point, range, dtype."""
+
+
+def spell(program: Program) -> None:
+    """Change a program of one's own to the delegate's spelling."""
+    for _, graph in program.graphs():
+        for node in list(graph.nodes):
+            for is_meant, respelled in SPELLINGS:
+                if node.op == "call_function" and is_meant(node):
+                    respelled(program, node)
+    program.touch()
+
+
+# -- clamps --------------------------------------------------------------------------------------------------------
+
+
+def _is_clamp(node: fx.Node) -> bool:
+    return is_op(node, "clamp")
+
+
+def _hardtanh(program: Program, node: fx.Node) -> None:
+    low, high = argument(node, "min"), argument(node, "max")
+    if low is None and high is None:
+        return
+    if low == 0 and high is None:
+        node.target, node.args, node.kwargs = aten.relu.default, (node.args[0],), {}
+    elif isinstance(low, int | float) and isinstance(high, int | float):
+        node.target, node.args, node.kwargs = aten.hardtanh.default, (node.args[0], low, high), {}
+
+
+# -- whole tensors -------------------------------------------------------------------------------------------------
+
+
+def _is_of_tensor(node: fx.Node) -> bool:
+    return (is_quantize(node) or is_dequantize(node)) and "per_tensor" in str(node.target)
+
+
+def _signed(program: Program, node: fx.Node) -> None:
+    """uint8 as int8."""
+    value, scale, zero_point, low, high, dtype = node.args
+    if dtype is not torch.uint8 or not isinstance(zero_point, int):
+        return
+    if isinstance(value, fx.Node) and (levels := program.tensor(value)) is not None and is_dequantize(node):
+        value = program.constant(f"{value.target}_signed", (levels.int() - UNSIGNED).to(torch.int8), before=node)
+    node.args = (value, scale, zero_point - UNSIGNED, *(int(end) - UNSIGNED for end in (low, high)), torch.int8)  # type: ignore[call-overload]
+    kind = tensor_type(node)
+    if is_quantize(node) and kind is not None:
+        node.meta["val"] = TensorType(torch.int8, kind.shape)
+
+
+def _clipped(program: Program, node: fx.Node) -> None:
+    """What a range narrower than the delegate's clips is clipped beforehand."""
+    value, scale, zero_point, low, high, dtype = node.args
+    if not is_quantize(node) or dtype is not torch.int8 or (low, high) == BYTE or not isinstance(zero_point, int):
+        return
+    ends: list[Any] = [(end - zero_point) * scale for end in (low, high)]  # type: ignore[operator]
+    source: Any = value
+    node.replace_input_with(source, program.emit(aten.hardtanh.default, (source, *ends), before=node, like=source))
+
+
+# -- scales that are found as the program runs ---------------------------------------------------------------------
+
+
+def _is_choice_by_row(node: fx.Node) -> bool:
+    if node.target is not run_time.CHOOSE:
+        return False
+    _, per_token, zero_point, low, high, _ = node.args
+    return bool(per_token) and zero_point is None and (low, high) == BYTE
+
+
+def _by_row(program: Program, node: fx.Node) -> None:
+    node.target = decomposed_ops().choose_qparams_per_token_asymmetric.default
+    node.args = (node.args[0], torch.int8)
+
+
+SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], None]], ...] = (
+    (_is_clamp, _hardtanh),
+    (_is_of_tensor, _signed),
+    (_is_of_tensor, _clipped),
+    (_is_choice_by_row, _by_row),
+)
+"""What is written otherwise, and how."""
