@@ -12,6 +12,7 @@ from quantc.backends.parts import product, rule
 from quantc.capability import Capability
 from quantc.formats import DType, PerChannel, Role, Scheme, Timing
 from quantc.passes.duplicate_dq import DuplicateDq
+from quantc.passes.split_mean import SplitMean
 from quantc.patterns import aten
 from quantc.patterns.checks import one_of
 from quantc.patterns.dsl import op, optional
@@ -47,7 +48,6 @@ TABLE = RuleTable(
         rule("sub", aten.sub, both),
         rule("mul", aten.mul, both),
         rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs",)),
-        rule("elu", op("elu", args="x"), {"x": "act", "out": "act"}),
         rule("max-pool", op("max_pool2d", args="x"), parts.PASS_ON, when=("stride-within-kernel",)),
         rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x").having(output_size=1), parts.PASS_ON),
         rule("mean", aten.mean(value("x", rank=4)).having(dim=over_image, keepdim=True), parts.PASS_ON),
@@ -82,6 +82,7 @@ EXECUTORCH = Backend(
         ),
     ),
     modes={"dynamic": INT8_TOKEN.but(eps=FLOAT32_EPS)},  # the delegate quantizes row by row
+    before=(SplitMean(),),  # the delegate averages images where the result is an image again
     after=(DuplicateDq(),),  # the delegate takes an op together with the dequantize ops before it
     instruction_set="neon-mlal",
     summary="ExecuTorch's XNNPACK delegate: only what it takes in quantized form.",

@@ -49,7 +49,7 @@ def lower(
         delegation = delegation_of(program, manager, refusals)
         with quiet():
             content = manager.to_executorch().buffer
-    except (RuntimeError, AssertionError, ValueError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # whatever ExecuTorch and its delegates raise, of any kind
         raise QuantcError(
             f"ExecuTorch cannot lower {program.name}: {str(error).strip().partition(chr(10))[0]}",
             where=f"{type(error).__name__} in executorch.exir",

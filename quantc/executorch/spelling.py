@@ -1,7 +1,7 @@
 """A program as XNNPACK's partitioner knows it. The numbers stay; the delegate looks for ops by their names.
 
 It fuses `hardtanh`, and not `clamp`, into what comes before; it finds scales row by row itself, where it sees torch's op for
-that; it computes on int8, not uint8; and it clips at the ends of int8, whatever a quantize op says.
+that; of views it knows `reshape`; it computes on int8, not uint8; and it clips at the ends of int8, whatever a quantize op says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import fx
 
 from quantc import run_time
 from quantc.decomposed import decomposed_ops
-from quantc.dialect import argument, is_op
+from quantc.dialect import argument, is_op, op_name
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.types import TensorType, tensor_type
@@ -84,6 +84,34 @@ def _clipped(program: Program, node: fx.Node) -> None:
     node.replace_input_with(source, program.emit(aten.hardtanh.default, (source, *ends), before=node, like=source))
 
 
+# -- shapes --------------------------------------------------------------------------------------------------------
+
+VIEWS = ("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "aten.squeeze.default", "aten.squeeze.dims")
+COPIES = ("contiguous", "clone", "detach")
+
+
+def _is_view(node: fx.Node) -> bool:
+    return is_op(node, *VIEWS) or op_name(node) in VIEWS
+
+
+def _reshaped(program: Program, node: fx.Node) -> None:
+    """Any view as a reshape to sizes that are known, but for one."""
+    kind = tensor_type(node)
+    if kind is None or sum(isinstance(size, str) for size in kind.shape) > 1:
+        return
+    shape = [size if isinstance(size, int) else -1 for size in kind.shape]
+    if 0 not in shape:
+        node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], shape), {}
+
+
+def _is_copy_of_levels(node: fx.Node) -> bool:
+    return is_op(node, *COPIES) and is_dequantize(node.all_input_nodes[0])
+
+
+def _left_out(program: Program, node: fx.Node) -> None:
+    program.forward(node, node.all_input_nodes[0])
+
+
 # -- scales that are found as the program runs ---------------------------------------------------------------------
 
 
@@ -101,6 +129,8 @@ def _by_row(program: Program, node: fx.Node) -> None:
 
 SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], None]], ...] = (
     (_is_clamp, _hardtanh),
+    (_is_view, _reshaped),
+    (_is_copy_of_levels, _left_out),
     (_is_of_tensor, _signed),
     (_is_of_tensor, _clipped),
     (_is_choice_by_row, _by_row),
