@@ -19,7 +19,7 @@ from quantc.patterns.dsl import op, optional
 from quantc.patterns.leaves import const, value
 from quantc.patterns.table import RuleTable
 from quantc.quantizer import Backend
-from quantc.spec import FLOAT32_EPS, INT8, INT8_NARROW_WEIGHT, INT8_TOKEN
+from quantc.spec import FLOAT32_EPS, INT8, INT8_NARROW_WEIGHT, INT8_TOKEN, INT8_WEIGHT_ONLY
 
 SMALLEST_SCALE = 2.0**-12
 ACT = INT8.but(observe="mse")
@@ -80,8 +80,23 @@ EXECUTORCH = Backend(
             qmin=-127,
             min_eps=SMALLEST_SCALE,
         ),
+        Capability(
+            role=Role.WEIGHT,
+            dtypes=(DType.INT4,),
+            schemes=(Scheme.SYMMETRIC,),
+            granularities=("per-channel", "per-group"),
+        ),
+        Capability(
+            role=Role.WEIGHT,
+            dtypes=(DType.INT8, DType.INT4),
+            granularities=("per-tensor", "per-channel", "per-group"),
+            timings=(Timing.WEIGHT_ONLY,),
+        ),
     ),
-    modes={"dynamic": INT8_TOKEN.but(eps=FLOAT32_EPS)},  # the delegate quantizes row by row
+    modes={
+        "dynamic": INT8_TOKEN.but(eps=FLOAT32_EPS),  # the delegate quantizes row by row
+        "weight-only": INT8_WEIGHT_ONLY.but(qmin=-127),
+    },
     before=(SplitMean(),),  # the delegate averages images where the result is an image again
     after=(DuplicateDq(),),  # the delegate takes an op together with the dequantize ops before it
     instruction_set="neon-mlal",

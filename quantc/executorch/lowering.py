@@ -13,9 +13,10 @@ from quantc.executorch.artifact import TARGET, Pte
 from quantc.executorch.delegation import delegation_of
 from quantc.executorch.exporting import LARGEST, exported, size_ranges
 from quantc.executorch.metadata import METHOD, metadata_of
-from quantc.executorch.packages import package, quiet, unwarned, xnnpack_partitioner
+from quantc.executorch.packages import package, quiet, unwarned
 from quantc.executorch.partitioning import held, reasons
 from quantc.executorch.spelling import spell
+from quantc.executorch.weight_only import xnnpack_partitioner
 from quantc.program import Program, Stage, check_program
 
 

@@ -48,11 +48,6 @@ def unwarned() -> Iterator[None]:
         yield
 
 
-def xnnpack_partitioner() -> Any:
-    """XNNPACK's own partitioner, as it comes."""
-    return package(f"{XNNPACK}.partition.xnnpack_partitioner").XnnpackPartitioner()
-
-
 def runtime() -> Any:
     """ExecuTorch's runtime, with the kernels for quantized ops that no delegate took."""
     package("executorch.kernels.quantized")
