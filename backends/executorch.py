@@ -7,10 +7,12 @@ but none that is depthwise.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quantc.backends import parts
 from quantc.backends.parts import product, rule
 from quantc.capability import Capability
-from quantc.formats import DType, PerChannel, Role, Scheme, Timing
+from quantc.formats import DType, Offer, PerChannel, Role, Scheme, Timing
 from quantc.passes.duplicate_dq import DuplicateDq
 from quantc.passes.split_mean import SplitMean
 from quantc.patterns import aten
@@ -56,6 +58,8 @@ TABLE = RuleTable(
         rule("transpose", aten.transpose, parts.PASS_ON),
         rule("slice", op("slice", args="x").having(step=1), parts.PASS_ON),
         rule("copy", aten.copy, parts.PASS_ON),
+        rule("embedding", aten.embedding, {"w": "weight"}),
+        *(replace(each, static=Offer.NO) for each in parts.RECURRENT if each.name in ("lstm", "gru", "rnn")),
     ),
 )
 

@@ -12,6 +12,7 @@ from torch import fx
 
 from quantc.dialect import op_name
 from quantc.executorch.partitioning import is_implicit, name_of
+from quantc.executorch.recurrent import STEPS
 from quantc.executorch.surroundings import is_constant, is_scaling
 from quantc.program import Program
 from quantc.terminal import plain_rows
@@ -26,10 +27,15 @@ class Place(StrEnum):
     DELEGATE = "delegate"
     """In a delegate, on integers."""
     DELEGATE_FLOAT = "delegate, in float"
+    KERNEL = "own kernel"
+    """On a kernel of ExecuTorch's own that reads integers: the rows of an embedding."""
     PORTABLE = "portable"
     """On ExecuTorch's own kernels, in float."""
     GONE = "removed"
     """It did nothing."""
+
+
+ON_INTEGERS = (Place.DELEGATE, Place.KERNEL, Place.GONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,10 @@ class Row:
     @property
     def is_delegated(self) -> bool:
         return self.place in (Place.DELEGATE, Place.GONE)
+
+    @property
+    def is_float(self) -> bool:
+        return self.place not in ON_INTEGERS
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,8 @@ class Delegation:
 
     @property
     def fallen_back(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if not row.is_delegated)
+        """The ops that are computed in float."""
+        return tuple(row for row in self.rows if row.is_float)
 
     @property
     def fraction(self) -> float:
@@ -96,7 +107,7 @@ class Delegation:
 
     def __str__(self) -> str:
         """What fell back comes first."""
-        ordered = [*self.fallen_back, *self.taken]
+        ordered = sorted(self.rows, key=lambda row: not row.is_float)
         cells = [(row.node, row.op, row.rule, row.place.value, row.why) for row in ordered[:MOST_ROWS]]
         more = [f"  … and {len(ordered) - MOST_ROWS} more"] if len(ordered) > MOST_ROWS else []
         table = plain_rows(("node", "op", "rule", "runs in", "why"), cells) if cells else []
@@ -119,9 +130,22 @@ def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) ->
     for node in _outside(top):
         others.setdefault(_short(node))
         if name := name_of(node):
-            places.setdefault(name, set()).add(Place.PORTABLE)
+            on_integers = "embedding_byte" in str(node.target)
+            places.setdefault(name, set()).add(Place.KERNEL if on_integers else Place.PORTABLE)
     rows = tuple(_rows(program, places, reasons))
     return Delegation(program.name, rows, len(inside), tuple(others))
+
+
+def misread(manager: Any) -> str:
+    """The first dequantize op that a delegate takes for a part of an op though others read it; empty if there is none.
+
+    What these others read would be integers taken for floats."""
+    for graph in _delegated(manager.exported_program().graph_module):
+        for node in graph.nodes:
+            is_part = is_scaling(node) and is_implicit(node) and "dequantize" in str(node.target)
+            if is_part and any(user.op == "output" for user in node.users):
+                return name_of(node) or node.name
+    return ""
 
 
 def _rows(program: Program, places: Mapping[str, set[Place]], reasons: Mapping[str, str]) -> Iterator[Row]:
@@ -129,19 +153,21 @@ def _rows(program: Program, places: Mapping[str, set[Place]], reasons: Mapping[s
         if node.op != "call_function" or "getitem" in str(node.target):
             continue
         place = _worst(places.get(node.name, {Place.GONE}))
-        why = "" if place in (Place.DELEGATE, Place.GONE) else _why(program, node, claim.root, reasons)
+        why = "" if place in ON_INTEGERS else _why(program, node, claim.root, reasons)
         origin = program.origins.get(node)
         yield Row(node.name, op_name(node), claim.rule, origin.module_path if origin else "", place, why)
 
 
 def _worst(places: Iterable[Place]) -> Place:
     """An op that became several is where the worst of them is."""
-    order = (Place.PORTABLE, Place.DELEGATE_FLOAT, Place.DELEGATE, Place.GONE)
+    order = (Place.PORTABLE, Place.DELEGATE_FLOAT, Place.KERNEL, Place.DELEGATE, Place.GONE)
     return min(places, key=order.index)
 
 
 def _why(program: Program, node: fx.Node, root: str, reasons: Mapping[str, str]) -> str:
     """The partitioner's own reason, or else what is plain to see."""
+    if op_name(node) in STEPS:
+        return "its products with the input are taken; its state is float, and so is what is made of it"
     for name in (node.name, root):
         if name in reasons:
             return reasons[name].rstrip(".")
@@ -182,12 +208,14 @@ def _short(node: fx.Node) -> str:
 
 
 def _places(graph: fx.Graph) -> Iterator[tuple[str, Place]]:
-    """Where each op of a delegate's graph is computed: on integers if all it reads are."""
+    """Where each op of a delegate's graph is computed: on integers if all it reads are, or its weight is."""
     on_integers: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op != "call_function" or is_scaling(node):
             continue
         read = [source for source in node.all_input_nodes if source.op == "call_function"]
-        if read and all(source in on_integers or (is_scaling(source) and is_implicit(source)) for source in read):
+        levels = [source for source in read if is_scaling(source) and is_implicit(source)]
+        has_weight = any("per_channel" in str(source.target) for source in levels)
+        if read and (has_weight or all(source in on_integers or source in levels for source in read)):
             on_integers.add(node)
         yield name_of(node), Place.DELEGATE if node in on_integers else Place.DELEGATE_FLOAT

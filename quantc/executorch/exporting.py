@@ -14,6 +14,7 @@ from quantc.errors import QuantcError
 from quantc.executorch.packages import quiet
 from quantc.executorch.partitioning import NAME
 from quantc.program import Program
+from quantc.qdq import is_dequantize
 from quantc.symbols import evaluate
 
 LARGEST = 64
@@ -39,7 +40,21 @@ def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Exporte
                 node.meta["custom"] = {NAME: node.name}
     shapes = _shapes(program, ranges)
     with quiet(), torch.no_grad():
-        return torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)
+        made = torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)
+    _part_dequantized(made.graph)
+    return made
+
+
+def _part_dequantized(graph: fx.Graph) -> None:
+    """Give each reader a dequantize op of its own: one that a delegate takes with an op must have no other reader."""
+    for node in list(graph.nodes):
+        if not is_dequantize(node):
+            continue
+        for user in list(node.users)[1:]:
+            with graph.inserting_before(user):
+                own = graph.create_node("call_function", node.target, node.args, dict(node.kwargs))
+            own.meta = dict(node.meta)
+            user.replace_input_with(node, own)
 
 
 def _flat_module(program: Program) -> fx.GraphModule:

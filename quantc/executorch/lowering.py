@@ -10,7 +10,7 @@ from torch import fx
 
 from quantc.errors import QuantcError
 from quantc.executorch.artifact import TARGET, Pte
-from quantc.executorch.delegation import delegation_of
+from quantc.executorch.delegation import delegation_of, misread
 from quantc.executorch.exporting import LARGEST, exported, size_ranges
 from quantc.executorch.metadata import METHOD, metadata_of
 from quantc.executorch.packages import package, quiet, unwarned
@@ -36,20 +36,25 @@ def lower(
     _check_form(program)
     exir = package("executorch.exir")
     package("executorch.kernels.quantized")
+    package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops takes
     given = list(partitioners) if partitioners is not None else [xnnpack_partitioner()]
     own = program.clone()
     spell(own)
     ranges = size_ranges(own, largest)
     metadata = metadata_of(program, ranges)
-    graph = exported(own, ranges)
     try:
+        graph = exported(own, ranges)
         with reasons() as refusals, unwarned():
             manager = exir.to_edge_transform_and_lower(
                 graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}
             )
+        if wrong := misread(manager):
+            raise ValueError(f"{wrong} is read by a delegate and by others, which would take its integers for floats")
         delegation = delegation_of(program, manager, refusals)
         with quiet():
             content = manager.to_executorch().buffer
+    except QuantcError:
+        raise
     except Exception as error:  # whatever ExecuTorch and its delegates raise, of any kind
         raise QuantcError(
             f"ExecuTorch cannot lower {program.name}: {str(error).strip().partition(chr(10))[0]}",

@@ -15,6 +15,7 @@ from torch import fx
 from quantc import run_time
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op, op_name
+from quantc.executorch.recurrent import STEPS, looped
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.types import TensorType, tensor_type
@@ -150,6 +151,25 @@ def _bias_after(program: Program, node: fx.Node) -> None:
     node.target, node.args, node.kwargs = aten.add.Tensor, (product, bias), {}
 
 
+def _is_lookup(node: fx.Node) -> bool:
+    """An embedding whose table is quantized row by row."""
+    if not is_op(node, "embedding"):
+        return False
+    table = argument(node, "w")
+    return is_dequantize(table) and "per_channel." in str(table.target) and table.args[3] == 0
+
+
+def _rows_looked_up(program: Program, node: fx.Node) -> None:
+    """ExecuTorch has a kernel that brings back to float the rows it looks up, and no others."""
+    levels, scales, zero_points, _, low, high, _ = argument(node, "w").args
+    offsets = program.tensor(zero_points)
+    given = None
+    if offsets is not None and bool(offsets.any()):
+        given = program.constant(f"{zero_points.target}_float", offsets.float(), before=node)
+    node.args, node.kwargs = (levels, scales, given, low, high, argument(node, "indices")), {}
+    node.target = decomposed_ops().embedding_byte.default
+
+
 def _is_grouped(node: fx.Node) -> bool:
     return is_dequantize(node) and "per_channel_group" in str(node.target)
 
@@ -178,6 +198,17 @@ def _takes_groups(node: fx.Node, zero_points: torch.Tensor) -> bool:
     return fits and all(is_op(user, "linear") and is_dequantize(argument(user, "x")) for user in node.users)
 
 
+def _is_recurrent(node: fx.Node) -> bool:
+    return is_op(node, *STEPS) and not argument(node, "train")
+
+
+def _looped(program: Program, node: fx.Node) -> None:
+    """A recurrent layer as a loop; the exporter looks into it."""
+    names = ("x", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+    node.args, node.kwargs = tuple(argument(node, name) for name in names), {}
+    node.target = looped(op_name(node))
+
+
 SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], None]], ...] = (
     (_is_clamp, _hardtanh),
     (_is_view, _reshaped),
@@ -187,5 +218,7 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (_is_choice_by_row, _by_row),
     (_is_with_bias_alone, _bias_after),
     (_is_grouped, _by_rows),
+    (_is_lookup, _rows_looked_up),
+    (_is_recurrent, _looped),
 )
 """What is written otherwise, and how."""
