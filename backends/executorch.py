@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantc.backends import parts
+from quantc.backends.claims import in_delegate
 from quantc.backends.parts import product, rule
 from quantc.capability import Capability
 from quantc.formats import DType, Offer, PerChannel, Role, Scheme, Timing
@@ -35,7 +36,7 @@ conv_transpose = op("conv_transpose2d", args="x")("x", const("w"), const("b?"))
 linear = aten.linear("x", const("w"), const("b?"))
 over_image = one_of((2, 3), (3, 2), (-1, -2), (-2, -1))
 
-TABLE = RuleTable(
+_RULES = RuleTable(
     "executorch",
     (
         rule("conv", conv_2d >> optional(after), product("act"), when=("several-channels",)),
@@ -62,6 +63,8 @@ TABLE = RuleTable(
         *(replace(each, static=Offer.NO) for each in parts.RECURRENT if each.name in ("lstm", "gru", "rnn")),
     ),
 )
+
+TABLE = in_delegate(_RULES)
 
 EXECUTORCH = Backend(
     "executorch",

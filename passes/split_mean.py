@@ -31,7 +31,9 @@ class SplitMean(Pass):
         found = [(node, kind) for node in program.nodes() if (kind := _kind(node)) is not None]
         for node, kind in found:
             calls = Calls(program, node)
-            mean = calls.call("mean", argument(node, "x"), [2, 3], True, kind=TensorType(kind.dtype, (*kind.shape, 1, 1)))
+            mean = calls.call(
+                "mean", argument(node, "x"), [2, 3], True, kind=TensorType(kind.dtype, (*kind.shape, 1, 1))
+            )
             program.forward(node, calls.call("flatten", mean, 1, kind=kind))
         return Outcome(bool(found), (f"split {len(found)}",) if found else ())
 

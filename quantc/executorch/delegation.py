@@ -14,6 +14,8 @@ from quantc.dialect import op_name
 from quantc.executorch.partitioning import is_implicit, name_of
 from quantc.executorch.recurrent import STEPS
 from quantc.executorch.surroundings import is_constant, is_scaling
+from quantc.formats import Timing
+from quantc.plan import Claim
 from quantc.program import Program
 from quantc.terminal import plain_rows
 
@@ -153,7 +155,7 @@ def _rows(program: Program, places: Mapping[str, set[Place]], reasons: Mapping[s
         if node.op != "call_function" or "getitem" in str(node.target):
             continue
         place = _worst(places.get(node.name, {Place.GONE}))
-        why = "" if place in ON_INTEGERS else _why(program, node, claim.root, reasons)
+        why = "" if place in ON_INTEGERS else _why(program, node, claim, reasons)
         origin = program.origins.get(node)
         yield Row(node.name, op_name(node), claim.rule, origin.module_path if origin else "", place, why)
 
@@ -164,11 +166,13 @@ def _worst(places: Iterable[Place]) -> Place:
     return min(places, key=order.index)
 
 
-def _why(program: Program, node: fx.Node, root: str, reasons: Mapping[str, str]) -> str:
+def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, str]) -> str:
     """The partitioner's own reason, or else what is plain to see."""
     if op_name(node) in STEPS:
         return "its products with the input are taken; its state is float, and so is what is made of it"
-    for name in (node.name, root):
+    if claim.timing is Timing.WEIGHT_ONLY:
+        return "XNNPACK multiplies floats only with weights of linear layers, and these with a scale for each channel"
+    for name in (node.name, claim.root):
         if name in reasons:
             return reasons[name].rstrip(".")
     near = {other.name: other for other in (*node.all_input_nodes, *node.users)}

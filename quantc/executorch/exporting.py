@@ -12,7 +12,7 @@ from torch.fx.graph import CodeGen
 
 from quantc.errors import QuantcError
 from quantc.executorch.packages import quiet
-from quantc.executorch.partitioning import NAME
+from quantc.executorch.partitioning import give_name
 from quantc.program import Program
 from quantc.qdq import is_dequantize
 from quantc.symbols import evaluate
@@ -36,8 +36,8 @@ def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Exporte
     inputs = _examples(program)
     for _, graph in program.graphs():
         for node in graph.nodes:
-            if node.op == "call_function":
-                node.meta["custom"] = {NAME: node.name}
+            if node.op == "call_function" and "custom" not in node.meta:
+                give_name(node, node.name)
     shapes = _shapes(program, ranges)
     with quiet(), torch.no_grad():
         made = torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)

@@ -31,6 +31,11 @@ def name_of(node: fx.Node) -> str:
     return str((node.meta.get("custom") or {}).get(NAME, ""))
 
 
+def give_name(node: fx.Node, name: str) -> None:
+    """Say which node of the program an op is for; none, if the name is empty."""
+    node.meta["custom"] = {NAME: name}
+
+
 def is_implicit(node: fx.Node) -> bool:
     """Whether XNNPACK takes a quantize or dequantize op for a part of its neighbour."""
     return bool(node.meta.get(IMPLICIT, False))

@@ -20,7 +20,7 @@ Step = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 def _lstm_step(state: Sequence[Tensor], given: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     hidden, cell = state
-    gates = torch.addmm(given, hidden, weight)
+    gates = given + torch.mm(hidden, weight)
     enter, forget, candidate, leave = gates.chunk(4, -1)
     cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
     return leave.sigmoid() * cell.tanh(), cell
@@ -29,7 +29,7 @@ def _lstm_step(state: Sequence[Tensor], given: Tensor, weight: Tensor, bias: Ten
 def _gru_step(state: Sequence[Tensor], given: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     (hidden,) = state
     reset, update, candidate = given.chunk(3, -1)
-    of_reset, of_update, of_candidate = torch.addmm(bias, hidden, weight).chunk(3, -1)
+    of_reset, of_update, of_candidate = (torch.mm(hidden, weight) + bias).chunk(3, -1)
     kept = (update + of_update).sigmoid()
     new = (candidate + (reset + of_reset).sigmoid() * of_candidate).tanh()
     return (new + kept * (hidden - new),)
@@ -37,7 +37,7 @@ def _gru_step(state: Sequence[Tensor], given: Tensor, weight: Tensor, bias: Tens
 
 def _rnn_step(activation: Callable[[Tensor], Tensor]) -> Step:
     def step(state: Sequence[Tensor], given: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return (activation(torch.addmm(given, state[0], weight)),)
+        return (activation(given + torch.mm(state[0], weight)),)
 
     return step
 

@@ -16,6 +16,7 @@ from quantc import run_time
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op, op_name
 from quantc.executorch.recurrent import STEPS, looped
+from quantc.executorch.weights import by_rows, in_float, is_conv_alone, is_grouped, is_linear_alone, multiplied
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.types import TensorType, tensor_type
@@ -128,27 +129,7 @@ def _by_row(program: Program, node: fx.Node) -> None:
     node.args = (node.args[0], torch.int8)
 
 
-# -- weights -------------------------------------------------------------------------------------------------------
-
-GROUP = 32
-"""XNNPACK takes groups of this many weights, and multiples."""
-NIBBLE = (-8, 7)
-
-
-def _is_with_bias_alone(node: fx.Node) -> bool:
-    """A linear layer with a bias, whose weight alone is quantized."""
-    if not is_op(node, "linear") or not isinstance(argument(node, "b"), fx.Node):
-        return False
-    return is_dequantize(argument(node, "w")) and not is_dequantize(argument(node, "x"))
-
-
-def _bias_after(program: Program, node: fx.Node) -> None:
-    """XNNPACK adds no bias to products of floats and integers: it is added afterwards."""
-    bias, claim = argument(node, "b"), program.plan.claims.get(node)
-    product = program.emit(node.target, node.args[:2], before=node, like=node)  # type: ignore[arg-type]
-    if claim is not None:
-        program.plan.claims[product] = claim
-    node.target, node.args, node.kwargs = aten.add.Tensor, (product, bias), {}
+# -- tables and layers ---------------------------------------------------------------------------------------------
 
 
 def _is_lookup(node: fx.Node) -> bool:
@@ -170,34 +151,6 @@ def _rows_looked_up(program: Program, node: fx.Node) -> None:
     node.target = decomposed_ops().embedding_byte.default
 
 
-def _is_grouped(node: fx.Node) -> bool:
-    return is_dequantize(node) and "per_channel_group" in str(node.target)
-
-
-def _by_rows(program: Program, node: fx.Node) -> None:
-    """Groups that the delegate does not take, as rows of a matrix: ExecuTorch has a kernel for those."""
-    parts = [program.tensor(part) if isinstance(part, fx.Node) else None for part in node.args[:3]]
-    low, high, dtype, size = node.args[3:7]
-    levels, scales, zero_points = parts
-    if levels is None or scales is None or zero_points is None or _takes_groups(node, zero_points):
-        return
-    hint = str(node.all_input_nodes[0].target)
-    rows = (levels.reshape(-1, int(size)), scales.reshape(-1), zero_points.reshape(-1))  # type: ignore[arg-type]
-    names = (f"{hint}_rows", f"{hint}_row_scales", f"{hint}_row_zero_points")
-    made = [program.constant(name, part.contiguous(), before=node) for name, part in zip(names, rows, strict=True)]
-    target = decomposed_ops().dequantize_per_channel.default
-    kind = TensorType(torch.float32, tuple(rows[0].shape))
-    whole = program.emit(target, (*made, 0, low, high, dtype), before=node, like=node, value=kind)
-    node.target, node.args, node.kwargs = aten.reshape.default, (whole, list(levels.shape)), {}
-
-
-def _takes_groups(node: fx.Node, zero_points: torch.Tensor) -> bool:
-    """Whether the delegate takes a weight in groups: of 4 bits, about zero, and where it multiplies integers."""
-    low, high, _, size = node.args[3:7]
-    fits = (low, high) == NIBBLE and int(size) % GROUP == 0 and not bool(zero_points.any())  # type: ignore[call-overload]
-    return fits and all(is_op(user, "linear") and is_dequantize(argument(user, "x")) for user in node.users)
-
-
 def _is_recurrent(node: fx.Node) -> bool:
     return is_op(node, *STEPS) and not argument(node, "train")
 
@@ -216,8 +169,9 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (_is_of_tensor, _signed),
     (_is_of_tensor, _clipped),
     (_is_choice_by_row, _by_row),
-    (_is_with_bias_alone, _bias_after),
-    (_is_grouped, _by_rows),
+    (is_grouped, by_rows),
+    (is_linear_alone, multiplied),
+    (is_conv_alone, in_float),
     (_is_lookup, _rows_looked_up),
     (_is_recurrent, _looped),
 )
