@@ -18,7 +18,7 @@ from quantc.passes.duplicate_dq import DuplicateDq
 from quantc.passes.split_mean import SplitMean
 from quantc.patterns import aten
 from quantc.patterns.checks import one_of
-from quantc.patterns.dsl import op, optional
+from quantc.patterns.dsl import any_of, op, optional
 from quantc.patterns.leaves import const, value
 from quantc.patterns.table import RuleTable
 from quantc.quantizer import Backend
@@ -30,9 +30,11 @@ WEIGHT = INT8_NARROW_WEIGHT.but(eps=SMALLEST_SCALE)
 
 after = op("relu", "clamp", args="_")
 both = {"x": "act", "y": "act", "out": "act"}
-conv = op("conv1d", "conv2d", args="x")("x", const("w"), const("b?"))
-conv_2d = op("conv2d", args="x")("x", const("w"), const("b?"))
-conv_transpose = op("conv_transpose2d", args="x")("x", const("w"), const("b?"))
+image, signal = value("x", rank=4), value("x", rank=3)
+"""A batch of them: the delegate takes no single ones."""
+conv_2d = op("conv2d", args="x")(image, const("w"), const("b?"))
+conv = any_of(conv_2d, op("conv1d", args="x")(signal, const("w"), const("b?")))
+conv_transpose = op("conv_transpose2d", args="x")(image, const("w"), const("b?"))
 linear = aten.linear("x", const("w"), const("b?"))
 over_image = one_of((2, 3), (3, 2), (-1, -2), (-2, -1))
 
@@ -51,9 +53,9 @@ _RULES = RuleTable(
         rule("sub", aten.sub, both),
         rule("mul", aten.mul, both),
         rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs",)),
-        rule("max-pool", op("max_pool2d", args="x"), parts.PASS_ON, when=("stride-within-kernel",)),
-        rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x").having(output_size=1), parts.PASS_ON),
-        rule("mean", aten.mean(value("x", rank=4)).having(dim=over_image, keepdim=True), parts.PASS_ON),
+        rule("max-pool", op("max_pool2d", args="x")(image), parts.PASS_ON, when=("stride-within-kernel",)),
+        rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x")(image).having(output_size=1), parts.PASS_ON),
+        rule("mean", aten.mean(image).having(dim=over_image, keepdim=True), parts.PASS_ON),
         rule("clamp", aten.clamp, parts.PASS_ON),
         rule("reshape", op(*aten.reshape.ops, *aten.squeeze.ops, args="x"), parts.PASS_ON),
         rule("transpose", aten.transpose, parts.PASS_ON),

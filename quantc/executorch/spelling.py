@@ -16,7 +16,15 @@ from quantc import run_time
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op, op_name
 from quantc.executorch.recurrent import STEPS, looped
-from quantc.executorch.weights import by_rows, in_float, is_conv_alone, is_grouped, is_linear_alone, multiplied
+from quantc.executorch.weights import (
+    CONVOLUTIONS,
+    by_rows,
+    in_float,
+    is_conv_alone,
+    is_grouped,
+    is_linear_alone,
+    multiplied,
+)
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.types import TensorType, tensor_type
@@ -25,6 +33,8 @@ aten = torch.ops.aten
 UNSIGNED = 128
 """uint8 is int8 shifted by this, exactly."""
 BYTE = (-128, 127)
+FARTHEST = float(torch.finfo(torch.float32).max)
+"""The end of a clamp that has none: beyond it there is infinity alone."""
 QMIN = 3
 """Where the range begins among the arguments of the ops for whole tensors: tensor, scale, zero point, range, dtype."""
 
@@ -48,12 +58,13 @@ def _is_clamp(node: fx.Node) -> bool:
 
 def _hardtanh(program: Program, node: fx.Node) -> None:
     low, high = argument(node, "min"), argument(node, "max")
-    if low is None and high is None:
+    if not all(isinstance(end, int | float | None) for end in (low, high)) or low is high is None:
         return
     if low == 0 and high is None:
         node.target, node.args, node.kwargs = aten.relu.default, (node.args[0],), {}
-    elif isinstance(low, int | float) and isinstance(high, int | float):
-        node.target, node.args, node.kwargs = aten.hardtanh.default, (node.args[0], low, high), {}
+        return
+    ends = (-FARTHEST if low is None else low, FARTHEST if high is None else high)
+    node.target, node.args, node.kwargs = aten.hardtanh.default, (node.args[0], *ends), {}
 
 
 # -- whole tensors -------------------------------------------------------------------------------------------------
@@ -129,6 +140,43 @@ def _by_row(program: Program, node: fx.Node) -> None:
     node.args = (node.args[0], torch.int8)
 
 
+def _is_transposed(node: fx.Node) -> bool:
+    return is_op(node, "transpose", "permute") and is_dequantize(node.all_input_nodes[0])
+
+
+def _moved(program: Program, node: fx.Node) -> None:
+    """A transpose whose result lies in order: a reshape of it is then a view, and needs no copy in between."""
+    kind = tensor_type(node)
+    if kind is None:
+        return
+    order = list(range(kind.rank))
+    if is_op(node, "transpose"):
+        first, second = (int(argument(node, name)) % kind.rank for name in ("dim0", "dim1"))
+        order[first], order[second] = second, first
+    else:
+        order = [int(axis) % kind.rank for axis in argument(node, "dims")]
+    node.target, node.args, node.kwargs = aten.permute_copy.default, (node.args[0], order), {}
+
+
+# -- biases --------------------------------------------------------------------------------------------------------
+
+PRODUCTS = ("linear", *CONVOLUTIONS)
+
+
+def _shares_bias(node: fx.Node) -> bool:
+    bias = argument(node, "b") if is_op(node, *PRODUCTS) else None
+    return isinstance(bias, fx.Node) and bias.op == "get_attr" and len(bias.users) > 1
+
+
+def _own_bias(program: Program, node: fx.Node) -> None:
+    """XNNPACK rounds a bias to steps of the first product that reads it: each product gets its own."""
+    bias = argument(node, "b")
+    values = program.tensor(bias)
+    if values is not None:
+        own = program.constant(f"{bias.target}_of_{node.name}", values.detach().clone(), before=node)
+        node.replace_input_with(bias, own)
+
+
 # -- tables and layers ---------------------------------------------------------------------------------------------
 
 
@@ -166,6 +214,8 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (_is_clamp, _hardtanh),
     (_is_view, _reshaped),
     (_is_copy_of_levels, _left_out),
+    (_is_transposed, _moved),
+    (_shares_bias, _own_bias),
     (_is_of_tensor, _signed),
     (_is_of_tensor, _clipped),
     (_is_choice_by_row, _by_row),
