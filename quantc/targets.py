@@ -14,6 +14,11 @@ TARGETS: dict[str, str] = {
 }
 """By the name of the target: "module:function", called as `function(program, target, **options)`."""
 
+SUFFIXES: dict[str, str] = {
+    ".pte": "executorch",
+}
+"""By the ending of a file's name: the target whose file it is."""
+
 
 def lower_for(program: Any, target: str, **options: Any) -> Any:
     """What the target's own function makes of a program."""
