@@ -6,9 +6,12 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from quantc.errors import MissingDependencyError
 
@@ -48,7 +51,13 @@ def unwarned() -> Iterator[None]:
         yield
 
 
+@cache
 def runtime() -> Any:
-    """ExecuTorch's runtime, with the kernels for quantized ops that no delegate took."""
+    """ExecuTorch's runtime, with the kernels for quantized ops that no delegate took. It gets as many threads as torch has
+    when it is first asked for: delegates keep those they were made with."""
     package("executorch.kernels.quantized")
-    return package("executorch.runtime").Runtime.get()
+    found = package("executorch.runtime").Runtime.get()
+    library = package("executorch.extension.pybindings.portable_lib")
+    if library._threadpool_get_thread_count() != torch.get_num_threads():
+        library._unsafe_reset_threadpool(torch.get_num_threads())
+    return found
