@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from quantc.errors import QuantcError
@@ -48,6 +49,7 @@ def lower(
             manager = exir.to_edge_transform_and_lower(
                 graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}
             )
+        _restore_ranges(manager)
         if wrong := misread(manager):
             raise ValueError(f"{wrong} is read by a delegate and by others, which would take its integers for floats")
         delegation = delegation_of(program, manager, refusals)
@@ -69,6 +71,16 @@ def lower(
         delegation=delegation,
         outputs=_plain_outputs(program),
     )
+
+
+def _restore_ranges(manager: Any) -> None:
+    """Sizes may be what the export says. On the way torch asks which convolution is fastest for the sizes at hand, and notes
+    the answer as if it were a bound: memory would be set aside for no more than 15 images."""
+    program = manager.exported_program()
+    for node in program.graph.find_nodes(op="placeholder"):
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(size, torch.SymInt):
+                size.node.shape_env.var_to_range.update(program.range_constraints)
 
 
 def _check_form(program: Program) -> None:

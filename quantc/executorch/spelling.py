@@ -6,6 +6,7 @@ that; of views it knows `reshape`; it computes on int8, not uint8; and it clips 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ aten = torch.ops.aten
 UNSIGNED = 128
 """uint8 is int8 shifted by this, exactly."""
 BYTE = (-128, 127)
+IMAGE = 4
+"""How many axes a batch of images has."""
 FARTHEST = float(torch.finfo(torch.float32).max)
 """The end of a clamp that has none: beyond it there is infinity alone."""
 QMIN = 3
@@ -135,6 +138,25 @@ def _is_choice_by_row(node: fx.Node) -> bool:
     return bool(per_token) and zero_point is None and (low, high) == BYTE
 
 
+def _is_choice_for_all(node: fx.Node) -> bool:
+    return node.target is decomposed_ops().choose_qparams.tensor
+
+
+def _told_of_rows(program: Program, node: fx.Node) -> None:
+    """XNNPACK has no run-time scale for a whole tensor. Its own are finer: nothing is lost, but it is another number."""
+    source = node.all_input_nodes[0]
+    kind = tensor_type(source)
+    is_image = kind is not None and kind.rank == IMAGE
+    lead = (1,) if kind is None else kind.shape[:1] if is_image else kind.shape[:-1]
+    if any(size != 1 for size in lead):
+        each = "image" if is_image else "row"
+        warnings.warn(
+            f"{program.describe(source)}: XNNPACK finds a scale for each {each} as it runs, where the Q/DQ form finds one "
+            "for all, so that its results are closer to the float model's; INT8_TOKEN has a scale for each row",
+            stacklevel=2,
+        )
+
+
 def _by_row(program: Program, node: fx.Node) -> None:
     node.target = decomposed_ops().choose_qparams_per_token_asymmetric.default
     node.args = (node.args[0], torch.int8)
@@ -219,6 +241,7 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (_is_of_tensor, _signed),
     (_is_of_tensor, _clipped),
     (_is_choice_by_row, _by_row),
+    (_is_choice_for_all, _told_of_rows),
     (is_grouped, by_rows),
     (is_linear_alone, multiplied),
     (is_conv_alone, in_float),
