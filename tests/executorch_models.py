@@ -46,7 +46,7 @@ def _scale(node: fx.Node) -> float:
 
 
 def relative(want: Tensor, got: Tensor) -> float:
-    return float((want - got).abs().max() / want.abs().max())
+    return float((want.detach() - got).abs().max() / want.detach().abs().max())
 
 
 def sqnr(want: Tensor, got: Tensor) -> float:

@@ -98,7 +98,7 @@ def test_metadata_tells_versions_config_and_source() -> None:
     assert first.backend == "executorch"
     assert first.config != other.config
     assert first.source != other.source
-    assert [(item.name, item.dtype, item.shape) for item in first.inputs] == [("input", "float32", [2, 4, 8, 8])]
+    assert [(item.name, item.dtype, item.shape) for item in first.inputs] == [("input_1", "float32", [2, 4, 8, 8])]
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------

@@ -101,7 +101,8 @@ def test_an_embedding_is_looked_up_in_int8() -> None:
             return self.head(self.table(ids))
 
     ids = torch.randint(0, 100, (2, 6))
-    program = without_data(Words(), ids, mode="dynamic")
+    config = qc.QuantConfig().set_op("embedding", qc.INT8_WEIGHT_ONLY)
+    program = without_data(Words(), ids, mode="dynamic", config=config)
     lowered = qc.lower(program, "executorch")
     row = lowered.delegation().row("embedding")
     assert row is not None

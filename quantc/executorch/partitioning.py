@@ -25,6 +25,9 @@ LOGGERS = tuple(
     for module in ("xnnpack_config", "gemm_configs", "generic_node_configs", "node_configs")
 )
 
+TRACE = "torch.__trace"
+"""Where torch logs all that its compilers do; whoever listens to everything waits for it longer than for the rest."""
+
 
 def name_of(node: fx.Node) -> str:
     """The name of the program's node that an op of ExecuTorch's graph comes from; empty if it comes from none."""
@@ -85,6 +88,8 @@ class _Reasons(logging.Handler):
 def reasons() -> Iterator[dict[str, str]]:
     """While it lasts: why nodes are refused, by the name of the program's node."""
     handler = _Reasons()
+    trace = logging.getLogger(TRACE)
+    was_disabled, trace.disabled = trace.disabled, True
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
@@ -98,3 +103,4 @@ def reasons() -> Iterator[dict[str, str]]:
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagate
+        trace.disabled = was_disabled
