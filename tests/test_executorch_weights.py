@@ -42,7 +42,11 @@ def quantized(model: nn.Module, x: Tensor, mode: str, spec: qc.QuantSpec | None)
     return without_data(model, x, mode=mode, config=config)
 
 
-@pytest.mark.parametrize("case", NATIVE)
+FAST = ("dynamic", "int8 weights", "dynamic, groups of int4")
+CASES = [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in NATIVE]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_linear_layers_in_the_delegate(case: str) -> None:
     x = torch.randn(5, 64)
     program = quantized(layer(), x, *NATIVE[case])
@@ -54,6 +58,7 @@ def test_linear_layers_in_the_delegate(case: str) -> None:
     assert relative(program(x), lowered(x)) < NEAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_groups_are_brought_back_to_float_as_it_runs(case: str) -> None:
     x = torch.randn(2, 3, 64)
@@ -66,6 +71,7 @@ def test_other_groups_are_brought_back_to_float_as_it_runs(case: str) -> None:
     assert len(lowered.content) < 0.9 * 64 * 48 * 4  # levels are stored, and not floats
 
 
+@pytest.mark.slow
 def test_scales_of_groups_that_the_delegate_would_round_are_named() -> None:
     x = torch.randn(5, 64)
     program = quantized(layer(), x, "dynamic", qc.INT4_GROUP_SYMMETRIC.but(timing="static"))
@@ -74,6 +80,7 @@ def test_scales_of_groups_that_the_delegate_would_round_are_named() -> None:
     assert sqnr(program(x), lowered(x)) > 40
 
 
+@pytest.mark.slow
 def test_a_convolution_with_a_quantized_weight_alone_is_float_in_the_delegate() -> None:
     x = torch.randn(2, 3, 8, 8)
     program = without_data(nn.Conv2d(3, 8, 3), x, mode="weight-only")
@@ -82,6 +89,7 @@ def test_a_convolution_with_a_quantized_weight_alone_is_float_in_the_delegate() 
     assert relative(program(x), lowered(x)) < NEAR
 
 
+@pytest.mark.slow
 def test_one_run_time_scale_for_several_rows_is_named() -> None:
     x = torch.randn(5, 64)
     program = quantized(layer(), x, "dynamic", qc.INT8_DYNAMIC)

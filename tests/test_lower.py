@@ -265,7 +265,7 @@ def test_errors_name_what_is_wrong(program: Program) -> None:
     with pytest.raises(UnknownNameError, match="there are no kernels for 'x68'"):
         qc.lower(program, "x68")
     with pytest.raises(InputError, match="takes a Program"):
-        qc.lower(model, "x86")  # type: ignore[arg-type]
+        qc.lower(model, "x86")  # type: ignore[call-overload]
     with pytest.raises(QuantcError, match="Block is not quantized"):
         qc.lower(qc.capture(model, (x,)), "x86")
     with pytest.raises(ModeError, match="cannot be trained"):

@@ -35,7 +35,7 @@ def _captured(task: Task) -> Program:
 
 
 def _lowered(program: Program) -> Built:
-    made = qc.lower(program, TARGET)
+    made = qc.lower(program, "executorch")
     return Built(made, len(made.content))
 
 

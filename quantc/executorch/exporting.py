@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from quantc.executorch.packages import quiet
 from quantc.executorch.partitioning import give_name
 from quantc.program import Program
 from quantc.qdq import is_dequantize
-from quantc.symbols import evaluate
 
 LARGEST = 64
 """The largest size of a dimension that is not bounded: ExecuTorch sets memory aside for the largest there can be."""
@@ -73,10 +73,19 @@ def _fix_constants(program: Program) -> None:
     for node, item in zip(placeholders, program.signature.inputs, strict=True):
         if item.is_constant:
             for user in list(node.users):
-                user.args = fx.map_arg(
-                    user.args, lambda arg, node=node, item=item: item.constant if arg is node else arg
-                )  # type: ignore[misc]
+                user.args = fx.map_arg(user.args, _Swap(node, item.constant))
             program.graph.erase_node(node)
+
+
+@dataclass(frozen=True)
+class _Swap:
+    """One node for a value, and every other for itself."""
+
+    old: fx.Node
+    new: Any
+
+    def __call__(self, node: fx.Node) -> Any:
+        return self.new if node is self.old else node
 
 
 def _examples(program: Program) -> tuple[Tensor, ...]:
@@ -102,13 +111,3 @@ def _shapes(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Any:
         sizes = {dim: size for dim, size in enumerate(item.type.shape) if isinstance(size, str)}
         found.append({dim: dims.get(size, Dim.AUTO) for dim, size in sizes.items()} or None)
     return tuple(found)
-
-
-def largest_inputs(program: Program, ranges: Mapping[str, tuple[int, int]]) -> list[tuple[int | None, ...]]:
-    """The shapes of the tensors a program takes, with every size at its largest; None for one that is not known."""
-    sizes = {symbol: high for symbol, (_, high) in ranges.items()}
-    return [
-        tuple(size if isinstance(size, int) else evaluate(size, sizes) for size in item.type.shape)
-        for item in program.signature.inputs
-        if not item.is_constant and item.type is not None
-    ]

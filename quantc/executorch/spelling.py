@@ -79,12 +79,14 @@ def _is_of_tensor(node: fx.Node) -> bool:
 
 def _signed(program: Program, node: fx.Node) -> None:
     """uint8 as int8."""
-    value, scale, zero_point, low, high, dtype = node.args
+    given: Any = node.args
+    value, scale, zero_point, low, high, dtype = given
     if dtype is not torch.uint8 or not isinstance(zero_point, int):
         return
-    if isinstance(value, fx.Node) and (levels := program.tensor(value)) is not None and is_dequantize(node):
+    levels = program.tensor(value) if is_dequantize(node) else None
+    if levels is not None:
         value = program.constant(f"{value.target}_signed", (levels.int() - UNSIGNED).to(torch.int8), before=node)
-    node.args = (value, scale, zero_point - UNSIGNED, *(int(end) - UNSIGNED for end in (low, high)), torch.int8)  # type: ignore[call-overload]
+    node.args = (value, scale, zero_point - UNSIGNED, low - UNSIGNED, high - UNSIGNED, torch.int8)
     kind = tensor_type(node)
     if is_quantize(node) and kind is not None:
         node.meta["val"] = TensorType(torch.int8, kind.shape)
@@ -92,12 +94,12 @@ def _signed(program: Program, node: fx.Node) -> None:
 
 def _clipped(program: Program, node: fx.Node) -> None:
     """What a range narrower than the delegate's clips is clipped beforehand."""
-    value, scale, zero_point, low, high, dtype = node.args
+    given: Any = node.args
+    value, scale, zero_point, low, high, dtype = given
     if not is_quantize(node) or dtype is not torch.int8 or (low, high) == BYTE or not isinstance(zero_point, int):
         return
-    ends: list[Any] = [(end - zero_point) * scale for end in (low, high)]  # type: ignore[operator]
-    source: Any = value
-    node.replace_input_with(source, program.emit(aten.hardtanh.default, (source, *ends), before=node, like=source))
+    ends = [(end - zero_point) * scale for end in (low, high)]
+    node.replace_input_with(value, program.emit(aten.hardtanh.default, (value, *ends), before=node, like=value))
 
 
 # -- shapes --------------------------------------------------------------------------------------------------------

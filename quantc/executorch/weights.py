@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op
-from quantc.executorch.partitioning import give_name
+from quantc.executorch.partitioning import give_name, name_of
 from quantc.program import Program
 from quantc.qdq import is_dequantize
 from quantc.types import TensorType, tensor_type
@@ -106,27 +106,36 @@ def multiplied(program: Program, node: fx.Node) -> None:
     """A product, and the bias after it: XNNPACK adds none to products of floats and integers. What XNNPACK does not take is a
     plain matrix product, for which ExecuTorch has a fast kernel."""
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
-    has_bias = isinstance(bias, fx.Node)
-    if is_dequantize(weight):
-        made = (node.target, (x, weight))
-        product = program.emit(*made, before=node, like=node) if has_bias else node  # type: ignore[arg-type]
-    else:
-        kind, source = tensor_type(node), tensor_type(x)
-        sizes = [size if isinstance(size, int) else -1 for size in kind.shape] if kind is not None else [-1, -1]
-        if source is None or sizes.count(-1) > 1:
-            return
-        rows = program.emit(aten.reshape.default, (x, [-1, source.shape[-1]]), before=node, like=node)
-        turned = program.emit(aten.t.default, (weight,), before=node, like=node)
-        product = program.emit(aten.mm.default, (rows, turned), before=node, like=node)
-        made = (aten.reshape.default, (product, sizes))
-    give_name(product, node.name)
-    if product is node:
+    product = _whole_product(program, node, x, weight)
+    if product is None:
         return
-    if has_bias:
-        whole = product if is_dequantize(weight) else program.emit(*made, before=node, like=node)
-        made = (aten.add.Tensor, (whole, bias))
-    node.target, node.args, node.kwargs = (*made, {})
+    if isinstance(bias, fx.Node):
+        node.target, node.args, node.kwargs = aten.add.Tensor, (product, bias), {}
+    else:
+        node.target, node.args, node.kwargs = product.target, product.args, {}
+        give_name(node, name_of(product))
+        product.graph.erase_node(product)
+        return
     give_name(node, "")
+
+
+def _whole_product(program: Program, node: fx.Node, x: fx.Node, weight: fx.Node) -> fx.Node | None:
+    """The product of a linear layer without its bias, by the name of the layer; None where sizes are not known."""
+    if is_dequantize(weight):
+        product = program.emit(aten.linear.default, (x, weight), before=node, like=node)
+        give_name(product, node.name)
+        return product
+    kind, source = tensor_type(node), tensor_type(x)
+    sizes = [size if isinstance(size, int) else -1 for size in kind.shape] if kind is not None else [-1, -1]
+    if source is None or sizes.count(-1) > 1:
+        return None
+    rows = program.emit(aten.reshape.default, (x, [-1, source.shape[-1]]), before=node, like=node)
+    turned = program.emit(aten.t.default, (weight,), before=node, like=node)
+    product = program.emit(aten.mm.default, (rows, turned), before=node, like=node)
+    give_name(product, node.name)
+    whole = program.emit(aten.reshape.default, (product, sizes), before=node, like=node)
+    give_name(whole, "")
+    return whole
 
 
 def is_conv_alone(node: fx.Node) -> bool:

@@ -303,7 +303,7 @@ def _unpickled(content: bytes) -> Any:
 
 
 @overload
-def lower(
+def lower(  # type: ignore[overload-overlap]
     program: Program | Lowered,
     target: Literal["executorch"],
     *,
