@@ -126,7 +126,7 @@ SHAPES: dict[str, nn.Module] = {
 }
 
 
-FAST = ("a module called twice", "channels shuffled")
+FAST = ("a module called twice",)
 CASES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
 
 
@@ -180,6 +180,7 @@ def test_a_narrow_range_is_clipped_where_the_program_clips() -> None:
     assert max(steps(quantized, lowered, x * 8)) <= STEP
 
 
+@pytest.mark.slow
 def test_a_program_of_another_backend_is_lowered_with_a_warning() -> None:
     x = image()
     quantized = static(net(lambda self, x: self.b(self.a(x).relu()), a=conv(), b=conv()), x, backend="qnnpack")
@@ -242,6 +243,7 @@ def test_inputs_that_do_not_fit_are_refused(
         digits[1].run(*inputs)
 
 
+@pytest.mark.slow
 def test_memory_is_set_aside_for_the_largest_size() -> None:
     program = qc.capture(conv().eval(), (image(),), dynamic_shapes=({0: Dim("n")},))
     prepared = qc.prepare(program, "executorch")
@@ -263,6 +265,7 @@ def test_tensors_that_do_not_lie_in_order_are_read_as_they_are(digits: tuple[qc.
 # -- what is told --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_delegation_says_what_fell_back_and_why() -> None:
     quantized = static(net(lambda self, x: self.b(nn.functional.gelu(self.a(x))), a=conv(), b=conv()), image())
     lowered = qc.lower(quantized, "executorch", partitioners=[])
@@ -339,6 +342,7 @@ def test_damaged_files_are_refused(digits: tuple[qc.Program, executorch.Pte], wh
         executorch.load(path)
 
 
+@pytest.mark.slow
 def test_a_file_without_a_seal_that_does_not_read_is_refused(tmp_path: Path) -> None:
     content = qc.lower(static(conv(), image()), "executorch").content
     path = tmp_path / "model.pte"

@@ -42,7 +42,7 @@ def quantized(model: nn.Module, x: Tensor, mode: str, spec: qc.QuantSpec | None)
     return without_data(model, x, mode=mode, config=config)
 
 
-FAST = ("dynamic", "int8 weights", "dynamic, groups of int4")
+FAST = ("dynamic", "int8 weights")
 CASES = [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in NATIVE]
 
 
@@ -115,7 +115,8 @@ def test_an_embedding_is_looked_up_in_int8() -> None:
     row = lowered.delegation().row("embedding")
     assert row is not None
     assert row.place is Place.KERNEL
-    assert relative(program(ids), lowered(ids)) < NEAR
+    # what is looked up lies on a grid: halfway between two levels of the next one it may go to either
+    assert relative(program(ids), lowered(ids)) < 2 / 127
 
 
 # -- recurrent layers ----------------------------------------------------------------------------------------------
@@ -159,6 +160,7 @@ class Tagger(nn.Module):
         return self.head(self.rnn(x)[0])
 
 
+@pytest.mark.slow
 def test_a_recurrent_layer_is_a_loop_around_products_in_the_delegate() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 20, 16)
