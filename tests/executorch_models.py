@@ -50,5 +50,6 @@ def relative(want: Tensor, got: Tensor) -> float:
 
 
 def sqnr(want: Tensor, got: Tensor) -> float:
-    noise = (want.double() - got.double()).square().sum().clamp_min(1e-30)
-    return float(10 * torch.log10(want.double().square().sum() / noise))
+    exact = want.detach().double()
+    noise = (exact - got.detach().double()).square().sum().clamp_min(1e-30)
+    return float(10 * torch.log10(exact.square().sum() / noise))

@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from typer.testing import CliRunner
 
 import quantc as qc
 from quantc import executorch
+from quantc.cli import app
 from quantc.errors import InputError, LoadError, MissingDependencyError, UnknownNameError
 from quantc.example import digits_cnn, digits_data
 from quantc.executorch.container import SEALED
@@ -364,3 +366,20 @@ def test_warnings_of_other_packages_are_kept_away() -> None:
         warnings.simplefilter("always")
         qc.lower(quantized, "executorch")(image())
     assert [str(row.message) for row in caught] == []
+
+
+# -- the command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_line_writes_a_pte(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "digits.pte"
+    done = CliRunner().invoke(app, ["quantize", "--backend", "executorch", "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["out"] == str(out)
+    assert told["artifact"]["delegation"]["fraction"] == 1
+    loaded = executorch.load(out)
+    assert loaded.metadata is not None
+    assert loaded.metadata.model_dump(mode="json") == told["artifact"]["metadata"]
+    assert loaded(digits_data()[1].images[:4]).shape == (4, 10)
