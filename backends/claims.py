@@ -1,7 +1,8 @@
-"""Which rules claim to run on the kernels of their backend's target, and why the others do not.
+"""Which rules claim to run on the kernels of their backend's target, or in its delegate, and why the others do not.
 
 A claim covers all that the backend's modes ask of a rule: scales from calibration, scales that are found as the program
-runs, and weights alone. `quantc.testing.kernel_checks` holds the tables to it, in both directions.
+runs, and weights alone. `quantc.testing.kernel_checks` and `delegate_checks` hold the tables to it, in both
+directions.
 """
 
 from __future__ import annotations
@@ -32,12 +33,28 @@ WITHOUT_KERNEL: Mapping[str, Mapping[str, str]] = {
 }
 """By target, then by rule: why it does not run on kernels. Every other rule of the target's backend claims that it does."""
 
+STATEFUL = "the delegate multiplies its inputs; the state is float, and so are the products with it, on ExecuTorch's own kernels"
+WITHOUT_DELEGATE: Mapping[str, str] = {
+    "embedding": "ExecuTorch's own kernel looks rows up in int8, and brings those back to float alone",
+    "lstm": STATEFUL,
+    "gru": STATEFUL,
+    "rnn": STATEFUL,
+}
+"""By rule: why ExecuTorch's delegate does not take it. Every other rule of that backend claims that it does."""
+
+
+def in_delegate(table: RuleTable) -> RuleTable:
+    """ExecuTorch's table, every rule of which claims the delegate, but for those with a reason."""
+    return replace(
+        table, rules=tuple(rule if rule.name in WITHOUT_DELEGATE else _claiming(rule, "delegate") for rule in table)
+    )
+
 
 def on_kernels(table: RuleTable) -> RuleTable:
     """The table of a backend, every rule of which claims the kernels of its target, but for those with a reason."""
     reasons = WITHOUT_KERNEL[table.name]
-    return replace(table, rules=tuple(rule if rule.name in reasons else _claiming(rule) for rule in table))
+    return replace(table, rules=tuple(rule if rule.name in reasons else _claiming(rule, "kernel") for rule in table))
 
 
-def _claiming(rule: Rule) -> Rule:
-    return replace(rule, supports=rule.supports | {"kernel"})
+def _claiming(rule: Rule, level: str) -> Rule:
+    return replace(rule, supports=rule.supports | {level})

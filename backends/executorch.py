@@ -7,18 +7,22 @@ but none that is depthwise.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quantc.backends import parts
+from quantc.backends.claims import in_delegate
 from quantc.backends.parts import product, rule
 from quantc.capability import Capability
-from quantc.formats import DType, PerChannel, Role, Scheme, Timing
+from quantc.formats import DType, Offer, PerChannel, Role, Scheme, Timing
 from quantc.passes.duplicate_dq import DuplicateDq
+from quantc.passes.split_mean import SplitMean
 from quantc.patterns import aten
 from quantc.patterns.checks import one_of
-from quantc.patterns.dsl import op, optional
+from quantc.patterns.dsl import any_of, op, optional
 from quantc.patterns.leaves import const, value
 from quantc.patterns.table import RuleTable
 from quantc.quantizer import Backend
-from quantc.spec import FLOAT32_EPS, INT8, INT8_NARROW_WEIGHT, INT8_TOKEN
+from quantc.spec import FLOAT32_EPS, INT8, INT8_NARROW_WEIGHT, INT8_TOKEN, INT8_WEIGHT_ONLY
 
 SMALLEST_SCALE = 2.0**-12
 ACT = INT8.but(observe="mse")
@@ -26,13 +30,15 @@ WEIGHT = INT8_NARROW_WEIGHT.but(eps=SMALLEST_SCALE)
 
 after = op("relu", "clamp", args="_")
 both = {"x": "act", "y": "act", "out": "act"}
-conv = op("conv1d", "conv2d", args="x")("x", const("w"), const("b?"))
-conv_2d = op("conv2d", args="x")("x", const("w"), const("b?"))
-conv_transpose = op("conv_transpose2d", args="x")("x", const("w"), const("b?"))
+image, signal = value("x", rank=4), value("x", rank=3)
+"""A batch of them: the delegate takes no single ones."""
+conv_2d = op("conv2d", args="x")(image, const("w"), const("b?"))
+conv = any_of(conv_2d, op("conv1d", args="x")(signal, const("w"), const("b?")))
+conv_transpose = op("conv_transpose2d", args="x")(image, const("w"), const("b?"))
 linear = aten.linear("x", const("w"), const("b?"))
 over_image = one_of((2, 3), (3, 2), (-1, -2), (-2, -1))
 
-TABLE = RuleTable(
+_RULES = RuleTable(
     "executorch",
     (
         rule("conv", conv_2d >> optional(after), product("act"), when=("several-channels",)),
@@ -47,17 +53,20 @@ TABLE = RuleTable(
         rule("sub", aten.sub, both),
         rule("mul", aten.mul, both),
         rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs",)),
-        rule("elu", op("elu", args="x"), {"x": "act", "out": "act"}),
-        rule("max-pool", op("max_pool2d", args="x"), parts.PASS_ON, when=("stride-within-kernel",)),
-        rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x").having(output_size=1), parts.PASS_ON),
-        rule("mean", aten.mean(value("x", rank=4)).having(dim=over_image, keepdim=True), parts.PASS_ON),
+        rule("max-pool", op("max_pool2d", args="x")(image), parts.PASS_ON, when=("stride-within-kernel",)),
+        rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x")(image).having(output_size=1), parts.PASS_ON),
+        rule("mean", aten.mean(image).having(dim=over_image, keepdim=True), parts.PASS_ON),
         rule("clamp", aten.clamp, parts.PASS_ON),
         rule("reshape", op(*aten.reshape.ops, *aten.squeeze.ops, args="x"), parts.PASS_ON),
         rule("transpose", aten.transpose, parts.PASS_ON),
         rule("slice", op("slice", args="x").having(step=1), parts.PASS_ON),
         rule("copy", aten.copy, parts.PASS_ON),
+        rule("embedding", aten.embedding, {"w": "weight"}),
+        *(replace(each, static=Offer.NO) for each in parts.RECURRENT if each.name in ("lstm", "gru", "rnn")),
     ),
 )
+
+TABLE = in_delegate(_RULES)
 
 EXECUTORCH = Backend(
     "executorch",
@@ -80,8 +89,24 @@ EXECUTORCH = Backend(
             qmin=-127,
             min_eps=SMALLEST_SCALE,
         ),
+        Capability(
+            role=Role.WEIGHT,
+            dtypes=(DType.INT4,),
+            schemes=(Scheme.SYMMETRIC,),
+            granularities=("per-channel", "per-group"),
+        ),
+        Capability(
+            role=Role.WEIGHT,
+            dtypes=(DType.INT8, DType.INT4),
+            granularities=("per-tensor", "per-channel", "per-group"),
+            timings=(Timing.WEIGHT_ONLY,),
+        ),
     ),
-    modes={"dynamic": INT8_TOKEN.but(eps=FLOAT32_EPS)},  # the delegate quantizes row by row
+    modes={
+        "dynamic": INT8_TOKEN.but(eps=FLOAT32_EPS),  # the delegate quantizes row by row
+        "weight-only": INT8_WEIGHT_ONLY.but(qmin=-127),
+    },
+    before=(SplitMean(),),  # the delegate averages images where the result is an image again
     after=(DuplicateDq(),),  # the delegate takes an op together with the dequantize ops before it
     instruction_set="neon-mlal",
     summary="ExecuTorch's XNNPACK delegate: only what it takes in quantized form.",

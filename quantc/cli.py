@@ -35,6 +35,7 @@ from quantc.terminal import Screen
 if TYPE_CHECKING:
     from quantc.api import Method
     from quantc.hooks import Guard, Hook
+    from quantc.one_call import Result
     from quantc.patterns.table import RuleTable
     from quantc.program import DumpFormat, Program
     from quantc.progress import Style
@@ -172,7 +173,7 @@ def quantize(
     to: Annotated[QuantizedForm, typer.Option(help="The form of the quantized program.")] = QuantizedForm.qdq,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the quantized program to this file; one named .onnx is for ONNX runtimes."),
+        typer.Option(help="Write the quantized program to this file; .onnx is for ONNX runtimes, .pte for ExecuTorch."),
     ] = None,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
@@ -185,26 +186,41 @@ def quantize(
     from quantc.quantize_job import Wanted, carry_out
     from quantc.registry import BACKENDS
     from quantc.spec import QuantSpec
-    from quantc.targets import ARTIFACTS, check_extra, lower
+    from quantc.targets import ARTIFACTS, check_extra
 
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
     wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
-    artifact = None if out is None else ARTIFACTS.get(out.suffix)
-    if artifact is not None:
-        check_extra(artifact)  # before the work is done
+    if out is not None and out.suffix in ARTIFACTS:
+        check_extra(ARTIFACTS[out.suffix])  # before the work is done
     done = carry_out(source, data, wanted, method.value, partial(typer.echo, err=True), progress)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        writer = done.result if artifact is None else lower(done.result.program, artifact)
-        writer.save(out)
+    artifact = _saved(done.result, out) if out is not None else None
     if as_json:
-        _print_json({**done.to_data(), "out": str(out) if out is not None else None})
+        told = artifact.to_data() if artifact is not None else None
+        _print_json({**done.to_data(), "out": str(out) if out is not None else None, "artifact": told})
         return
-    done.show(Screen())
+    screen = Screen()
+    done.show(screen)
+    if artifact is not None:
+        screen.text(str(artifact))
     if out is not None:
         typer.echo(f"written to {out}", err=True)
+
+
+def _saved(result: Result, out: Path) -> Any:
+    """Write a quantized program, lowered if the file's name asks for it; gives what it was lowered to."""
+    from quantc.targets import ARTIFACTS, lower
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    target = ARTIFACTS.get(out.suffix)
+    if target is None:
+        result.save(out)
+        return None
+    typer.echo(f"lower for {target} ...", err=True)
+    artifact = lower(result.program, target)
+    artifact.save(out)
+    return artifact
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from quantc.backends.claims import WITHOUT_KERNEL
+from quantc.backends.claims import WITHOUT_DELEGATE, WITHOUT_KERNEL
 from quantc.backends.parts import NOT_INTEGER
 from quantc.capability import Capability
 from quantc.errors import QuantcError
@@ -48,9 +48,10 @@ the config names the op, the node or the edge, or, for an op with a weight, the 
 
 A rule *supports* the forms it can be carried out in: `qdq` (quantize and dequantize ops around float ones), `integer`
 (the reference in integer arithmetic), `kernel` (whatever a mode asks of it, `qc.lower` runs on kernels of the backend's own
-name, within a step of the integer form, with nothing but bytes between two quantized ops), `delegate`, `onnx` (written as
-ONNX and run by ONNX Runtime, it is within a step of the Q/DQ form). What runs each op of a model is in `lowered.placed`,
-with the reason where no kernel does.
+name, within a step of the integer form, with nothing but bytes between two quantized ops), `delegate` (whatever a mode
+asks of it, ExecuTorch's delegate computes it on integers, within a step of the Q/DQ form: [executorch.md](executorch.md)),
+`onnx` (written as ONNX and run by ONNX Runtime, it is within a step of the Q/DQ form). What runs each op of a model is in
+`lowered.placed`, with the reason where no kernel does, and for ExecuTorch in `lowered.delegation()`.
 """
 STATIC = "static"
 LEVELS = ("qdq", "integer", "kernel", "delegate", "onnx")
@@ -168,6 +169,7 @@ def _backend_section(backend: Backend) -> Iterator[str]:
     yield from table(("rule", "pattern", "roles", "static", "dynamic", *LEVELS), rows)
     yield from _without_integers(backend)
     yield from _without_kernels(backend)
+    yield from _without_delegate(backend)
 
 
 def _without_integers(backend: Backend) -> Iterator[str]:
@@ -180,6 +182,13 @@ def _without_kernels(backend: Backend) -> Iterator[str]:
     """Which rules do not run on kernels, and why; nothing of a backend that has none."""
     names = [rule.name for rule in backend.table if "kernel" not in rule.supports]
     yield from _with_reasons("Not on kernels", names, WITHOUT_KERNEL.get(backend.name, {}))
+
+
+def _without_delegate(backend: Backend) -> Iterator[str]:
+    """Which rules a delegate does not take, and why; nothing of a backend that has none."""
+    if any("delegate" in rule.supports for rule in backend.table):
+        names = [rule.name for rule in backend.table if "delegate" not in rule.supports]
+        yield from _with_reasons("Not in the delegate", names, WITHOUT_DELEGATE)
 
 
 def _with_reasons(title: str, names: Iterable[str], reasons: Mapping[str, str]) -> Iterator[str]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from quantc.errors import UnknownNameError, suggest
 from quantc.extras import extra
 
 if TYPE_CHECKING:
+    from quantc.executorch.artifact import Pte
     from quantc.kernels.lowered import Lowered
     from quantc.onnx.module import OnnxModel
     from quantc.program import Program
 
 TARGETS: dict[str, str] = {
+    "executorch": "quantc.executorch.lowering:lower",
     "onnx": "quantc.onnx.module:lower",
     "qnnpack": "quantc.kernels.lowered:lower_qnnpack",
     "x86": "quantc.engines.lowering:lower_x86",
 }
 """By name: `module:function`, imported when it is first asked for. A function takes the program, and its own options."""
 
-ARTIFACTS: dict[str, str] = {".onnx": "onnx"}
+ARTIFACTS: dict[str, str] = {".onnx": "onnx", ".pte": "executorch"}
 """By the end of a file's name: the target whose `save` writes such a file."""
-NEEDS: dict[str, tuple[str, str]] = {"onnx": ("onnx", "onnx")}
+NEEDS: dict[str, tuple[str, str]] = {"executorch": ("executorch", "executorch"), "onnx": ("onnx", "onnx")}
 """By target: the package it needs, and the extra that installs it."""
 
 
@@ -35,6 +39,14 @@ def check_extra(target: str) -> None:
 @overload
 def lower(program: Program, target: Literal["onnx"], *, profile: str | None = None) -> OnnxModel: ...
 @overload
+def lower(
+    program: Program,
+    target: Literal["executorch"],
+    *,
+    partitioners: Sequence[Any] | None = None,
+    largest: int | Mapping[str, int] = ...,
+) -> Pte: ...
+@overload
 def lower(program: Program, target: Literal["x86"], *, engine: str, threads: int | None = None) -> Any: ...
 @overload
 def lower(program: Program | Lowered, target: Literal["qnnpack", "x86"], **options: Any) -> Lowered: ...
@@ -45,7 +57,7 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
 
     `"x86"` and `"qnnpack"` give a module on torch's kernels: see `quantc.kernels.lowered.lower`. With `engine=`, x86 is
     run by ONNX Runtime or OpenVINO: see `quantc.engines.lowering`. `"onnx"` gives a model in ONNX, with `.save(path)`:
-    see `quantc.onnx.module.lower`.
+    see `quantc.onnx.module.lower`. `"executorch"` gives a `.pte`: see `quantc.executorch.lowering.lower`.
     """
     if target not in TARGETS:
         raise UnknownNameError(
@@ -54,4 +66,21 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
             advice=suggest(str(target), TARGETS, noun="targets"),
         )
     module, _, name = TARGETS[target].partition(":")
-    return getattr(import_module(module), name)(program, **options)
+    function = getattr(import_module(module), name)
+    _check_options(function, target, options)
+    return function(program, **options)
+
+
+def _check_options(function: Callable[..., Any], target: str, given: Iterable[str]) -> None:
+    """Refuse options that a target does not have."""
+    parameters = signature(function).parameters.values()
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+        return  # handed on to a function that knows
+    known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(
+                f"{target} has no option {name!r}",
+                where=f"qc.lower(program, {target!r})",
+                advice=suggest(name, known, noun="options"),
+            )

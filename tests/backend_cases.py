@@ -217,7 +217,7 @@ PRODUCTS = [
         "addmm-constant",
     ),
     on_servers("baddbmm", "baddbmm", net(lambda self, x: torch.baddbmm(x[..., :6], x, x.mT), rows), "baddbmm"),
-    on_servers("embedding", "embedding", single(lambda: nn.Embedding(20, 8), data=tokens), "embedding"),
+    everywhere("embedding", "embedding", single(lambda: nn.Embedding(20, 8), data=tokens), "embedding"),
     on_servers("embedding_bag", "embedding_bag", single(Bag, data=tokens), "embedding-bag"),
     on_servers("lstm", "lstm", single(lambda: LastOutput(nn.LSTM(8, 5, 2)), data=rows), "lstm"),
     on_servers("gru", "gru", single(lambda: LastOutput(nn.GRU(8, 5, bidirectional=True)), data=rows), "gru"),
@@ -270,7 +270,7 @@ FUSED = [
     Case("leaky_relu", "leaky_relu", after_linear(F.leaky_relu), "linear", "activation"),
     Case("tanh", "tanh", after_linear(torch.tanh), "linear", "tanh"),
     Case("sigmoid", "sigmoid", after_linear(torch.sigmoid), "linear", "sigmoid"),
-    Case("elu", "elu", after_linear(F.elu), "linear", "activation", "elu"),
+    Case("elu", "elu", after_linear(F.elu), "linear", "activation"),
     Case(
         "prelu",
         "prelu",

@@ -21,6 +21,7 @@ from quantc.program import Program
 from quantc.quantizer import quantizer_of
 from quantc.registry import BACKENDS
 from quantc.spec import (
+    INT2_GROUP,
     INT4_WEIGHT,
     INT8,
     INT8_DYNAMIC,
@@ -48,9 +49,13 @@ REFUSED: list[tuple[str, QuantSpec, str]] = [
     *((name, INT16.but(timing="dynamic"), "dtype must be") for name in NAMES),
     *((name, AFFINE_WEIGHT, "scheme must be symmetric, not affine") for name in ("x86", "qnnpack")),
     *((name, GROUPED_WEIGHT, "granularity must be per-tensor or per-channel") for name in ("x86", "qnnpack")),
-    *((name, INT4_WEIGHT, "dtype must be int8, not int4") for name in NAMES),
-    *((name, INT4_WEIGHT.but(scheme="affine"), "dtype must be int8, not int4; scheme must be") for name in NAMES),
-    ("executorch", INT8_WEIGHT_ONLY, "timing must be static, not weight-only"),
+    *((name, INT4_WEIGHT, "dtype must be int8, not int4") for name in ("x86", "qnnpack")),
+    *(
+        (name, INT4_WEIGHT.but(scheme="affine"), "dtype must be int8, not int4; scheme must be")
+        for name in ("x86", "qnnpack")
+    ),
+    ("executorch", INT4_WEIGHT.but(scheme="affine"), "scheme must be symmetric, not affine"),
+    ("executorch", INT2_GROUP, "dtype must be int8 or int4, not int2"),
     *(
         (name, UINT8.but(granularity=PerChannel(axis=1)), "granularity must be per-tensor")
         for name in ("x86", "qnnpack")
@@ -71,6 +76,8 @@ TAKEN: list[tuple[str, QuantSpec]] = [
     ("x86", INT8_WEIGHT_ONLY),
     ("qnnpack", UINT8_TOKEN),
     ("executorch", INT8_TOKEN),
+    ("executorch", INT8_WEIGHT_ONLY),
+    ("executorch", INT4_WEIGHT),
     ("x86", INT8_WEIGHT.but(qmin=-64, qmax=63)),
     ("qnnpack", UINT8.but(observe="entropy")),
     ("qnnpack", INT8_NARROW_WEIGHT),
@@ -320,7 +327,7 @@ def test_known_ranges_are_fixed_and_survive_a_config_for_everything() -> None:
     ("op", "forward", "reason"),
     [
         ("max_pool2d", lambda x: F.max_pool2d(x, 2, 3), "more than its kernel"),
-        ("mean", lambda x: x.mean((2, 3)), "wanted keepdim == True"),
+        ("max_pool2d", lambda x: F.max_pool2d(x[0], 2), "wanted rank 4"),
         ("mean", lambda x: x.mean((1, 2), keepdim=True), "has dim = [1, 2]"),
         ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, 2), "wanted output_size == 1"),
         ("cat", lambda x: torch.cat([x, x], 1), "joins a single tensor"),
@@ -328,7 +335,7 @@ def test_known_ranges_are_fixed_and_survive_a_config_for_everything() -> None:
     ],
     ids=[
         "pool with gaps",
-        "mean without keepdim",
+        "pool of one image",
         "mean of channels",
         "adaptive pool to 2",
         "cat with itself",

@@ -300,7 +300,10 @@ def test_wrong_usage_is_exit_code_2() -> None:
     ("args", "says"),
     [
         (["--backend", "toaster"], "no backend 'toaster'"),
-        (["quantize_models:plain", "--mode", "weight-only", "--backend", "executorch"], "has no mode 'weight-only'"),
+        (
+            ["quantize_models:plain", "--spec", "FP16_WEIGHT", "--backend", "executorch"],
+            "dtype must be int8 or int4, not fp16",
+        ),
         (["quantize_models:plain", "--spec", "INT4_GRUOP"], "did you mean INT4_GROUP"),
         (["quantize_models:plain", "--spec", "int4{role=wait}"], "role"),
         (["quantize_models:plain", "--spec", "INT4_GROUP"], "groups of 32 do not divide"),

@@ -18,6 +18,7 @@ TOP = {
     "bench",
     "cli",
     "engines",
+    "executorch",
     "integer_page",
     "kernels",
     "one_call",

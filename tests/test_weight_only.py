@@ -291,14 +291,10 @@ def test_groups_of_a_depthwise_convolution_are_refused_by_name() -> None:
     assert "INT8_WEIGHT_ONLY" in str(error.advice)
 
 
-@pytest.mark.parametrize("spec", [INT8_WEIGHT_ONLY, INT4_GROUP, FP16_WEIGHT], ids=str)
-def test_executorch_takes_no_weights_alone(spec: QuantSpec) -> None:
+def test_executorch_takes_no_narrow_floats() -> None:
     model, x = built("linear")
-    error = refused(model, x, QuantConfig().set_all(spec), backend="executorch")
-    assert "timing must be static, not weight-only" in error.what
-    with pytest.raises(AnnotationError, match="has no mode 'weight-only'") as caught:
-        qc.quantize(model, (x,), backend="executorch", mode="weight-only")
-    assert "static, dynamic" in str(caught.value.advice)
+    error = refused(model, x, QuantConfig().set_all(FP16_WEIGHT), backend="executorch")
+    assert "dtype must be int8 or int4, not fp16" in error.what
 
 
 class Computed(nn.Module):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.bench import engines
+from quantc.bench import engines, mobile
 from quantc.bench.built import Built
 from quantc.bench.models import Task
 from quantc.bench.race import EAGER
@@ -216,5 +216,11 @@ CONTENDERS: dict[str, Contender] = {
     "torch-dynamic": Contender("torch.ao quantize_dynamic, engine fbgemm", torch_dynamic),
     "pt2e-inductor": Contender("torchao PT2E, inductor with constants frozen", pt2e_inductor, ("torchao",)),
     "onnxruntime": Contender("ONNX Runtime, static Q/DQ", engines.onnxruntime, ("onnxruntime", "onnx", "onnxscript")),
+    "quantc-executorch": Contender("quantc, static, in ExecuTorch", mobile.quantc_static, ("executorch",)),
+    "quantc-executorch-dynamic": Contender("quantc, dynamic, in ExecuTorch", mobile.quantc_dynamic, ("executorch",)),
+    "executorch": Contender("ExecuTorch, its own quantizer for XNNPACK, static", mobile.xnnpack(), ("executorch",)),
+    "executorch-dynamic": Contender(
+        "ExecuTorch, its own quantizer for XNNPACK, dynamic", mobile.xnnpack(is_dynamic=True), ("executorch",)
+    ),
     "openvino": Contender("NNCF, static, on OpenVINO", engines.openvino, ("openvino", "nncf")),
 }

@@ -15,6 +15,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from quantc.api import convert
@@ -51,6 +52,8 @@ OTHERS = (Timing.DYNAMIC, Timing.WEIGHT_ONLY)
 
 Specs: TypeAlias = "Callable[[Trial, Timing], Sequence[QuantSpec]]"
 """The specs that a technique is tried with."""
+Judge: TypeAlias = "Callable[[Trial, Program, str, Timing], list[Fault]]"
+"""What is wrong with a prepared program of a trial, where it comes from, and what was asked of it."""
 
 
 def specs_of_modes(trial: Trial, timing: Timing) -> list[QuantSpec]:
@@ -161,16 +164,19 @@ def check_kernels(
             raise PatternError(f"backend {given.name!r} has no rule {name!r}", advice=advice)
     subject, target = Subject(given), target or given.name
     chosen = [rule for rule in subject.demanded.table if not rules or rule.name in rules]
-    rows = [row for rule in chosen for row in _rows(models(trials_of(subject, rule)), rule, target, specs)]
+    judge = partial(_lowered, target=target)
+    rows = [row for rule in chosen for row in rows_of(models(trials_of(subject, rule)), rule, judge, specs)]
     claimed = frozenset(rule.name for rule in given.table if KERNEL in rule.supports)
     return KernelReport(given.name, target, tuple(rows), claimed)
 
 
-def _rows(trials: Sequence[Trial], rule: Rule, target: str, specs: Specs) -> Iterator[KernelRow]:
-    found = [_static(trial, target) for trial in trials]
-    yield KernelRow(rule.name, Timing.STATIC, len(found), tuple(fault for faults in found for fault in faults))
+def rows_of(trials: Sequence[Trial], rule: Rule, judge: Judge, specs: Specs) -> Iterator[KernelRow]:
+    """What a judge says of a rule, for each technique that it can be asked for."""
+    if rule.static is not Offer.NO:
+        found = [_static(trial, judge) for trial in trials]
+        yield KernelRow(rule.name, Timing.STATIC, len(found), tuple(fault for faults in found for fault in faults))
     for timing in OTHERS:
-        asked = [faults for trial in one_for_each_op(trials) for faults in _asked(trial, timing, target, specs)]
+        asked = [faults for trial in one_for_each_op(trials) for faults in _asked(trial, timing, judge, specs)]
         if asked:
             yield KernelRow(rule.name, timing, len(asked), tuple(fault for faults in asked for fault in faults))
 
@@ -182,8 +188,9 @@ def on_kernels(trial: Trial) -> list[Fault] | None:
     target = trial.backend.name
     if target not in KERNELS:
         return [Fault(f"the rule claims kernels, and quantc has none for {target}", _CLAIM)]
-    found = [_static(trial, target)]
-    found += [faults for timing in OTHERS for faults in _asked(trial, timing, target, specs_of_modes)]
+    judge = partial(_lowered, target=target)
+    found = [_static(trial, judge)]
+    found += [faults for timing in OTHERS for faults in _asked(trial, timing, judge, specs_of_modes)]
     return [fault for faults in found for fault in faults]
 
 
@@ -194,12 +201,12 @@ _KERNEL = "correct the kernel: it is held to the integer form"
 # -- one program ---------------------------------------------------------------------------------------------------
 
 
-def _static(trial: Trial, target: str) -> list[Fault]:
+def _static(trial: Trial, judge: Judge) -> list[Fault]:
     prepared = calibrated(trial.prepared.clone(), trial.inputs)
-    return _lowered(trial, prepared, target, trial.model.label, Timing.STATIC)
+    return judge(trial, prepared, trial.model.label, Timing.STATIC)
 
 
-def _asked(trial: Trial, timing: Timing, target: str, specs: Specs) -> list[list[Fault]]:
+def _asked(trial: Trial, timing: Timing, judge: Judge, specs: Specs) -> list[list[Fault]]:
     """The faults of each spec that a technique is tried with; empty if the rule cannot be asked for it."""
     found: list[list[Fault]] = []
     for spec in specs(trial, timing):
@@ -207,11 +214,11 @@ def _asked(trial: Trial, timing: Timing, target: str, specs: Specs) -> list[list
         if prepared is not None:
             needs_data = any(group.source is Source.DATA for group in prepared.plan.groups)
             ready = calibrated(prepared, trial.inputs) if needs_data else prepared
-            found.append(_lowered(trial, ready, target, f"{trial.model.label}, {name_of(spec)}", timing))
+            found.append(judge(trial, ready, f"{trial.model.label}, {name_of(spec)}", timing))
     return found
 
 
-def _lowered(trial: Trial, prepared: Program, target: str, where: str, timing: Timing) -> list[Fault]:
+def _lowered(trial: Trial, prepared: Program, where: str, timing: Timing, target: str) -> list[Fault]:
     """What keeps a program from running on kernels all the way."""
     try:
         with warnings.catch_warnings():
@@ -273,6 +280,7 @@ __all__ = [
     "check_kernels",
     "on_kernels",
     "one_for_each_op",
+    "rows_of",
     "specs_of_modes",
     "specs_taken",
 ]

@@ -12,6 +12,7 @@ from torch import nn
 from quantc.annotator import Annotator
 from quantc.api import capture, prepare
 from quantc.errors import PatternError, QuantcError, suggest
+from quantc.formats import Offer
 from quantc.patterns.leaves import LeafKind
 from quantc.patterns.table import Rule
 from quantc.plan import Plan
@@ -136,6 +137,8 @@ class _RuleCheck:
         return trial if standing is Standing.TAKEN else None
 
     def _note_taken(self) -> None:
+        if self.rule.static is Offer.NO:
+            return  # models are made for scales that are known beforehand
         taken = [trial for trial, standing in self.verdicts if standing is Standing.TAKEN]
         missed = [trial for trial, standing in self.verdicts if standing is Standing.MISSED]
         rest = [(trial, standing) for trial, standing in self.verdicts if trial not in taken and trial not in missed]

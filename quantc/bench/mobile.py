@@ -1,0 +1,70 @@
+"""ExecuTorch: programs of quantc's, and of its own quantizer for XNNPACK. It is not imported before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+import quantc as qc
+from quantc.bench.built import Built
+from quantc.bench.models import Task
+from quantc.executorch.packages import XNNPACK, quiet
+from quantc.executorch.running import Running
+from quantc.program import Program
+from quantc.quantizer import mode_config, quantizer_of
+
+TARGET = "executorch"
+
+
+def quantc_static(task: Task) -> Built:
+    prepared = qc.prepare(_captured(task), TARGET)
+    qc.calibrate(prepared, task.calibration, progress="silent")
+    return _lowered(qc.convert(prepared))
+
+
+def quantc_dynamic(task: Task) -> Built:
+    config = mode_config(quantizer_of(TARGET), "dynamic")
+    return _lowered(qc.convert(qc.prepare(_captured(task), TARGET, config=config)))
+
+
+def _captured(task: Task) -> Program:
+    return task.program if isinstance(task.program, Program) else qc.capture(task.model, task.calibration[0])
+
+
+def _lowered(program: Program) -> Built:
+    made = qc.lower(program, "executorch")
+    return Built(made, len(made.content))
+
+
+def xnnpack(**settings: bool) -> Callable[[Task], Built]:
+    """ExecuTorch's own way: PT2E with its quantizer for XNNPACK, weights by channel."""
+
+    def build(task: Task) -> Built:
+        with quiet():
+            quantizers: Any = import_module(f"{XNNPACK}.quantizer.xnnpack_quantizer")
+            pt2e: Any = import_module("torchao.quantization.pt2e.quantize_pt2e")
+            partitioner: Any = import_module(f"{XNNPACK}.partition.xnnpack_partitioner")
+            exir: Any = import_module("executorch.exir")
+            import_module("executorch.kernels.quantized")
+            config = quantizers.get_symmetric_quantization_config(is_per_channel=True, **settings)
+            inputs = task.calibration[0]
+            prepared = pt2e.prepare_pt2e(
+                torch.export.export(task.model, inputs).module(), quantizers.XNNPACKQuantizer().set_global(config)
+            )
+            for batch in task.calibration:
+                prepared(*batch)
+            exported = torch.export.export(pt2e.convert_pt2e(prepared), inputs)
+            edge = exir.to_edge_transform_and_lower(exported, partitioner=[partitioner.XnnpackPartitioner()])
+            content = bytes(edge.to_executorch().buffer)
+        running = Running(content, task.name)
+
+        def run(*given: Any) -> Any:
+            made = running.run(given)
+            return made[0] if len(made) == 1 else tuple(made)
+
+        return Built(run, len(content))
+
+    return build

@@ -1,0 +1,194 @@
+"""`qc.lower(program, "executorch")`: a program that ExecuTorch runs, to be called, saved, and asked what runs where."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from quantc.errors import InputError, QuantcError
+from quantc.executorch.container import sealed
+from quantc.executorch.delegation import Delegation
+from quantc.executorch.metadata import Metadata
+from quantc.executorch.running import Running
+from quantc.report import readable
+from quantc.signature import Signature
+from quantc.whole_file import whole_file
+
+TARGET = "executorch"
+MOST_SHAPES = 256
+"""How many shapes are remembered as fitting."""
+
+
+class Pte:
+    """A program as ExecuTorch runs it. Called like the model; `save` writes the `.pte` file.
+
+    What was read from a file has no delegation, takes its tensors one after the other, and gives them so.
+    """
+
+    def __init__(
+        self,
+        content: bytes,
+        metadata: Metadata | None,
+        *,
+        where: str,
+        signature: Signature | None = None,
+        delegation: Delegation | None = None,
+        outputs: Sequence[Any] = (),
+    ) -> None:
+        self.content = content
+        """The file, but for its seal."""
+        self.metadata = metadata
+        self._where = where
+        self._signature = signature
+        self._delegation = delegation
+        self._outputs = tuple(outputs)
+        """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
+        self._running: Running | None = None
+        self._fitting: set[Any] = set()
+        """The shapes of arguments that are known to fit: looking at each takes as long as a small layer."""
+
+    @property
+    def target(self) -> str:
+        return TARGET
+
+    @property
+    def name(self) -> str:
+        return self.metadata.program if self.metadata is not None else self._where
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs, arranged as those of the model."""
+        if self._signature is None:
+            if kwargs:
+                raise InputError(
+                    f"{self.name} was read from a file, and takes tensors one after the other, not {', '.join(kwargs)}=",
+                    where=self._where,
+                    advice="give them in the order of its inputs: pte.metadata.inputs",
+                )
+            made = self.run(*args)
+            return made[0] if len(made) == 1 else tuple(made)
+        shapes = (
+            None if kwargs else tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in args)
+        )
+        if shapes in self._fitting and self._outputs == (...,):
+            (made,) = self._runs().run(args)
+            return pytree.tree_unflatten([made], self._signature.out_spec)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        self._signature.check(leaves, spec)
+        pairs = zip(self._signature.inputs, leaves, strict=True)
+        rest = iter(self.run(*(leaf for item, leaf in pairs if not item.is_constant)))
+        flat = [next(rest) if value is ... else value for value in self._outputs]
+        if shapes is not None and None not in shapes and len(self._fitting) < MOST_SHAPES:
+            self._fitting.add(shapes)
+        return pytree.tree_unflatten(flat, self._signature.out_spec)
+
+    @torch.no_grad()
+    def run(self, *inputs: Tensor) -> list[Tensor]:
+        """The tensors that it takes, one after the other, to those that it gives."""
+        self._check(inputs)
+        return self._runs().run(inputs)
+
+    def _runs(self) -> Running:
+        if self._running is None:
+            self._running = Running(self.content, self._where)
+        return self._running
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        """InputError unless the tensors are such as the file says: the runtime believes what it is told."""
+        for place, value in enumerate(inputs):
+            if not isinstance(value, Tensor):
+                raise InputError(
+                    f"input {place} is a {type(value).__name__}, not a tensor", where=self._where, advice=_LIKE
+                )
+            if value.device.type != "cpu":
+                raise InputError(
+                    f"input {place} is on {value.device}",
+                    where=self._where,
+                    advice="ExecuTorch runs on the CPU: x.cpu()",
+                )
+        if self.metadata is None:
+            return
+        wanted = self.metadata.inputs
+        if len(inputs) != len(wanted):
+            names = ", ".join(item.name for item in wanted)
+            raise InputError(
+                f"{len(inputs)} tensors for {len(wanted)} inputs: {names}", where=self._where, advice=_LIKE
+            )
+        sizes: dict[str, int] = {}
+        for value, item in zip(inputs, wanted, strict=True):
+            dtype = str(value.dtype).removeprefix("torch.")
+            fits = dtype == item.dtype and len(value.shape) == len(item.shape)
+            for size, expected in zip(value.shape, item.shape, strict=False):
+                fits = fits and self._fits(size, expected, sizes)
+            if not fits:
+                shape = ", ".join(str(self._told(part)) for part in item.shape)
+                raise InputError(
+                    f"input {item.name!r} is {dtype}{[*value.shape]}, and the program takes {item.dtype}[{shape}]",
+                    where=self._where,
+                    advice=_LIKE,
+                )
+
+    def _fits(self, size: int, expected: int | str, sizes: dict[str, int]) -> bool:
+        if isinstance(expected, int):
+            return size == expected
+        ranges = self.metadata.ranges if self.metadata is not None else {}
+        if expected not in ranges:
+            return True  # an expression: ExecuTorch checks it against what was planned
+        low, high = ranges[expected]
+        return sizes.setdefault(expected, size) == size and low <= size <= high
+
+    def _told(self, size: int | str) -> int | str:
+        ranges = self.metadata.ranges if self.metadata is not None else {}
+        return f"{size} in {ranges[size][0]}..{ranges[size][1]}" if isinstance(size, str) and size in ranges else size
+
+    # -- saving and telling --------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the `.pte` file, whole or not at all."""
+        place = Path(path)
+        with whole_file(place) as draft:
+            draft.write_bytes(sealed(self.content))
+
+    def delegation(self) -> Delegation:
+        """Which quantized ops a delegate took, which fell back, and why."""
+        if self._delegation is None:
+            raise QuantcError(
+                "a .pte file does not say which op is which",
+                where=self._where,
+                advice='ask where it is made: qc.lower(program, "executorch").delegation()',
+            )
+        return self._delegation
+
+    @property
+    def headline(self) -> str:
+        if self._delegation is None:
+            return f"{self.name} for ExecuTorch, {readable(len(self.content))}"
+        return f"{self._delegation.headline}, {readable(len(self.content))}"
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "target": TARGET,
+            "bytes": len(self.content),
+            "metadata": self.metadata.model_dump(mode="json") if self.metadata is not None else None,
+            "delegation": self._delegation.to_data() if self._delegation is not None else None,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        return self.headline if self._delegation is None else f"{self._delegation}\n  {readable(len(self.content))}"
+
+    def __repr__(self) -> str:
+        return f"<Pte {self.headline}>"
+
+
+_LIKE = "call it with inputs like the example inputs; dimensions that vary need dynamic_shapes= at capture, and largest= at qc.lower"

@@ -1,0 +1,113 @@
+"""From a program in Q/DQ form to torch's exported program: flat inputs and outputs, and every op with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import Dim, ExportedProgram
+from torch.fx.graph import CodeGen
+
+from quantc.errors import QuantcError
+from quantc.executorch.packages import quiet
+from quantc.executorch.partitioning import give_name
+from quantc.program import Program
+from quantc.qdq import is_dequantize
+
+LARGEST = 64
+"""The largest size of a dimension that is not bounded: ExecuTorch sets memory aside for the largest there can be."""
+
+
+def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The sizes of each dynamic dimension, all with an end."""
+    found: dict[str, tuple[int, int]] = {}
+    for symbol, (low, high) in program.signature.ranges.items():
+        wanted = largest if isinstance(largest, int) else largest.get(symbol, LARGEST)
+        end = wanted if high is None else high
+        found[symbol] = (low, max(end, low))
+    return found
+
+
+def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
+    """A program of one's own, exported. Its flat outputs are the tensors that it yields."""
+    inputs = _examples(program)
+    for _, graph in program.graphs():
+        for node in graph.nodes:
+            if node.op == "call_function" and "custom" not in node.meta:
+                give_name(node, node.name)
+    shapes = _shapes(program, ranges)
+    with quiet(), torch.no_grad():
+        made = torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)
+    _part_dequantized(made.graph)
+    return made
+
+
+def _part_dequantized(graph: fx.Graph) -> None:
+    """Give each reader a dequantize op of its own: one that a delegate takes with an op must have no other reader."""
+    for node in list(graph.nodes):
+        if not is_dequantize(node):
+            continue
+        for user in list(node.users)[1:]:
+            with graph.inserting_before(user):
+                own = graph.create_node("call_function", node.target, node.args, dict(node.kwargs))
+            own.meta = dict(node.meta)
+            user.replace_input_with(node, own)
+
+
+def _flat_module(program: Program) -> fx.GraphModule:
+    _fix_constants(program)
+    graph, root = program._as_given()
+    graph.set_codegen(CodeGen())
+    (output,) = graph.find_nodes(op="output")
+    output.args = (tuple(value for value in output.args[0] if isinstance(value, fx.Node)),)
+    module = fx.GraphModule(root, graph)
+    return module.requires_grad_(False).eval()
+
+
+def _fix_constants(program: Program) -> None:
+    """Inputs that are no tensors are what they were at capture, and no inputs any more."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, item in zip(placeholders, program.signature.inputs, strict=True):
+        if item.is_constant:
+            for user in list(node.users):
+                user.args = fx.map_arg(user.args, _Swap(node, item.constant))
+            program.graph.erase_node(node)
+
+
+@dataclass(frozen=True)
+class _Swap:
+    """One node for a value, and every other for itself."""
+
+    old: fx.Node
+    new: Any
+
+    def __call__(self, node: fx.Node) -> Any:
+        return self.new if node is self.old else node
+
+
+def _examples(program: Program) -> tuple[Tensor, ...]:
+    if program.example_inputs is None:
+        raise QuantcError(
+            f"{program.name} has no example inputs, and ExecuTorch's exporter runs the program on some",
+            where="qc.lower",
+            advice="capture the model with example inputs: qc.capture(model, example_inputs)",
+        )
+    pairs = zip(program.example_inputs, program.signature.inputs, strict=True)
+    return tuple(leaf for leaf, item in pairs if not item.is_constant)
+
+
+def _shapes(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Any:
+    """Which dimensions are dynamic, as torch.export takes it; None if none is."""
+    if not ranges:
+        return None
+    dims = {symbol: Dim(symbol, min=low, max=high) for symbol, (low, high) in ranges.items()}
+    found = []
+    for item in program.signature.inputs:
+        if item.is_constant or item.type is None:
+            continue
+        sizes = {dim: size for dim, size in enumerate(item.type.shape) if isinstance(size, str)}
+        found.append({dim: dims.get(size, Dim.AUTO) for dim, size in sizes.items()} or None)
+    return tuple(found)

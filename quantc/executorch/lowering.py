@@ -1,0 +1,110 @@
+"""From a quantized program to ExecuTorch: `torch.export`, then its edge dialect, then delegates, then a `.pte`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from quantc.errors import QuantcError
+from quantc.executorch.artifact import TARGET, Pte
+from quantc.executorch.delegation import delegation_of, misread
+from quantc.executorch.exporting import LARGEST, exported, size_ranges
+from quantc.executorch.metadata import METHOD, metadata_of
+from quantc.executorch.packages import package, quiet, unwarned
+from quantc.executorch.partitioning import held, reasons
+from quantc.executorch.spelling import spell
+from quantc.executorch.weight_only import xnnpack_partitioner
+from quantc.program import Program, Stage, check_program
+
+
+def lower(
+    program: Program,
+    target: str = TARGET,
+    *,
+    partitioners: Sequence[Any] | None = None,
+    largest: int | Mapping[str, int] = LARGEST,
+) -> Pte:
+    """A quantized program in Q/DQ form as ExecuTorch runs it. The program is not changed.
+
+    `partitioners` decide what goes to which delegate, the first having the first choice; XNNPACK's by default. `largest` is the
+    size up to which memory is set aside for dimensions that vary and have no bound: one for all, or by symbol.
+    """
+    check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
+    _check_form(program)
+    exir = package("executorch.exir")
+    package("executorch.kernels.quantized")
+    package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops takes
+    given = list(partitioners) if partitioners is not None else [xnnpack_partitioner()]
+    own = program.clone()
+    spell(own)
+    ranges = size_ranges(own, largest)
+    metadata = metadata_of(program, ranges)
+    try:
+        graph = exported(own, ranges)
+        with reasons() as refusals, unwarned():
+            manager = exir.to_edge_transform_and_lower(
+                graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}
+            )
+        _restore_ranges(manager)
+        if wrong := misread(manager):
+            raise ValueError(f"{wrong} is read by a delegate and by others, which would take its integers for floats")
+        delegation = delegation_of(program, manager, refusals)
+        with quiet():
+            content = manager.to_executorch().buffer
+    except QuantcError:
+        raise
+    except Exception as error:  # whatever ExecuTorch and its delegates raise, of any kind
+        raise QuantcError(
+            f"ExecuTorch cannot lower {program.name}: {str(error).strip().partition(chr(10))[0]}",
+            where=f"{type(error).__name__} in executorch.exir",
+            advice="leave the op it names float by config, or give other partitioners=",
+        ) from error
+    return Pte(
+        bytes(content),
+        metadata,
+        where=f"{program.name} for ExecuTorch",
+        signature=program.signature,
+        delegation=delegation,
+        outputs=_plain_outputs(program),
+    )
+
+
+def _restore_ranges(manager: Any) -> None:
+    """Sizes may be what the export says. On the way torch asks which convolution is fastest for the sizes at hand, and notes
+    the answer as if it were a bound: memory would be set aside for no more than 15 images."""
+    program = manager.exported_program()
+    for node in program.graph.find_nodes(op="placeholder"):
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(size, torch.SymInt):
+                size.node.shape_env.var_to_range.update(program.range_constraints)
+
+
+def _check_form(program: Program) -> None:
+    if program.stage < Stage.FOLDED:
+        raise QuantcError(
+            f"{program.name} is not quantized",
+            where=f"its stage is {program.stage.label}",
+            advice="call qc.convert(prepared) first, or qc.quantize",
+        )
+    if program.stage >= Stage.LOWERED:
+        raise QuantcError(
+            f"{program.name} is in integer form, and ExecuTorch's delegates look for quantize and dequantize ops",
+            where=f"its stage is {program.stage.label}",
+            advice='convert it to Q/DQ form: qc.convert(prepared, to="qdq")',
+        )
+    quantizer = program.plan.quantizer
+    if quantizer is not None and quantizer.name != TARGET:
+        warnings.warn(
+            f"{program.name} was quantized for {quantizer.name}: what that leaves float between two ops the delegate "
+            f'computes in float; quantize it with backend="{TARGET}"',
+            stacklevel=4,
+        )
+
+
+def _plain_outputs(program: Program) -> tuple[Any, ...]:
+    (output,) = program.graph.find_nodes(op="output")
+    return tuple(... if isinstance(value, fx.Node) else value for value in output.args[0])

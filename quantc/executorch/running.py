@@ -1,0 +1,72 @@
+"""Running a `.pte` on ExecuTorch's runtime from Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from quantc.errors import LoadError, QuantcError
+from quantc.executorch.metadata import METHOD, Metadata, read_metadata
+from quantc.executorch.packages import quiet, runtime
+
+FORWARD = "forward"
+ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and copy it whole"
+
+
+class Running:
+    """A program in the runtime. One call at a time: it has one set of buffers."""
+
+    def __init__(self, content: bytes, where: str) -> None:
+        self._content = content  # the runtime reads weights from here as long as the program lives
+        self._where = where
+        self._turn = threading.Lock()
+        try:
+            with quiet():
+                self._program = runtime().load_program(content)
+        except RuntimeError as error:
+            raise LoadError(f"ExecuTorch cannot read it: {_first(error)}", where=where, advice=ADVICE) from error
+        self._method: Any = None
+
+    @property
+    def methods(self) -> frozenset[str]:
+        return frozenset(self._program.method_names)
+
+    def metadata(self) -> Metadata | None:
+        """What the file says of itself; None if quantc did not write it."""
+        if METHOD not in self.methods:
+            return None
+        (text,) = self._loaded(METHOD).execute([])
+        return read_metadata(str(text), self._where)
+
+    def _loaded(self, name: str) -> Any:
+        try:
+            return self._program.load_method(name)
+        except (RuntimeError, KeyError) as error:
+            raise LoadError(
+                f"ExecuTorch cannot load its method {name!r}: {_first(error)}",
+                where=self._where,
+                advice=f"it has {', '.join(sorted(self.methods))}; delegates and kernels it needs may be missing from this build",
+            ) from error
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """Flat inputs to flat outputs. What comes out is memory of the caller's own."""
+        plain = [value.detach().contiguous() for value in inputs]
+        with self._turn:
+            if self._method is None:
+                self._method = self._loaded(FORWARD)
+            try:
+                made = self._method.execute(plain)
+            except RuntimeError as error:
+                raise QuantcError(
+                    f"ExecuTorch fails: {_first(error)}",
+                    where=self._where,
+                    advice="call it with inputs like the example inputs; lowered.delegation() says what runs where",
+                ) from error
+            return [value.clone() if isinstance(value, Tensor) else value for value in made]
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
