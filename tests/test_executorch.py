@@ -309,7 +309,7 @@ def test_options_of_other_targets_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="executorch has no option 'tune'"):
         qc.lower(quantized, "executorch", tune=True)
     with pytest.raises(UnknownNameError, match="x86 has no option 'partitioners'"):
-        qc.lower(quantized, "x86", partitioners=[])  # type: ignore[call-overload]
+        qc.lower(quantized, "x86", partitioners=[])
     with pytest.raises(UnknownNameError, match="executorch"):
         qc.lower(quantized, "exectorch")
 
