@@ -73,9 +73,9 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
 
 def _check_options(function: Callable[..., Any], target: str, given: Iterable[str]) -> None:
     """Refuse options that a target does not have."""
-    parameters = signature(function).parameters.values()
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
-        return  # handed on to a function that knows
+    parameters = [*signature(function).parameters.values()]
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):  # those of kernels are handed on
+        parameters += signature(import_module("quantc.kernels.lowered").lower).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
     for name in given:
         if name not in known:
