@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from quantc.artifact import check_quantized
 from quantc.errors import QuantcError
 from quantc.executorch.artifact import TARGET, Pte
 from quantc.executorch.delegation import delegation_of, misread
@@ -18,7 +19,7 @@ from quantc.executorch.packages import package, quiet, unwarned
 from quantc.executorch.partitioning import held, reasons
 from quantc.executorch.spelling import spell
 from quantc.executorch.weight_only import xnnpack_partitioner
-from quantc.program import Program, Stage, check_program
+from quantc.program import Program, check_program
 
 
 def lower(
@@ -84,18 +85,7 @@ def _restore_ranges(manager: Any) -> None:
 
 
 def _check_form(program: Program) -> None:
-    if program.stage < Stage.FOLDED:
-        raise QuantcError(
-            f"{program.name} is not quantized",
-            where=f"its stage is {program.stage.label}",
-            advice="call qc.convert(prepared) first, or qc.quantize",
-        )
-    if program.stage >= Stage.LOWERED:
-        raise QuantcError(
-            f"{program.name} is in integer form, and ExecuTorch's delegates look for quantize and dequantize ops",
-            where=f"its stage is {program.stage.label}",
-            advice='convert it to Q/DQ form: qc.convert(prepared, to="qdq")',
-        )
+    check_quantized(program, "a .pte")
     quantizer = program.plan.quantizer
     if quantizer is not None and quantizer.name != TARGET:
         warnings.warn(
