@@ -24,7 +24,6 @@ from quantc.bench.models import Task
 from quantc.bench.race import EAGER
 from quantc.errors import MissingDependencyError, QuantcError, UnknownNameError, suggest
 from quantc.inspect.size import size_of
-from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.kernels.engines import engine
 from quantc.kernels.saturation import adds_in_16_bits
 from quantc.program import Program
@@ -110,10 +109,12 @@ def _captured(task: Task) -> Program:
     return task.program if isinstance(task.program, Program) else qc.capture(task.model, task.calibration[0])
 
 
-def _converted(task: Task, backend: str = TARGET, reduce_range: RangeReduction = "auto") -> Program:
+def _converted(task: Task, backend: str = TARGET) -> Program:
+    """Quantized for this processor: where it adds no pairs in 16 bits weights have all their bits, as other tools' have
+    everywhere."""
     prepared = qc.prepare(_captured(task), backend)
     qc.calibrate(prepared, task.calibration, progress="silent")
-    return qc.convert(prepared, reduce_range=reduce_range)
+    return qc.convert(prepared, reduce_range="auto" if adds_in_16_bits() else "no")
 
 
 def quantc_static(task: Task) -> Built:
@@ -136,12 +137,10 @@ def quantc_dynamic(task: Task) -> Built:
 
 
 def on_engine(backend: str, engine: str) -> Callable[[Task], Built]:
-    """quantc, static, for a backend whose rules suit an engine, run by that. Where the processor adds no pairs in 16 bits
-    weights have all their bits, as other tools' have everywhere."""
+    """quantc, static, for a backend whose rules suit an engine, run by that."""
 
     def build(task: Task) -> Built:
-        reduce_range: RangeReduction = "auto" if adds_in_16_bits() else "no"
-        made = qc.lower(_converted(task, backend, reduce_range), TARGET, engine=engine)
+        made = qc.lower(_converted(task, backend), TARGET, engine=engine)
         return Built(made, size_of(made.program))
 
     return build
