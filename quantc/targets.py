@@ -59,16 +59,25 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     run by ONNX Runtime or OpenVINO: see `quantc.engines.lowering`. `"onnx"` gives a model in ONNX, with `.save(path)`:
     see `quantc.onnx.module.lower`. `"executorch"` gives a `.pte`: see `quantc.executorch.lowering.lower`.
     """
-    if target not in TARGETS:
+    function = _function(target)
+    _check_options(function, target, options)
+    return function(program, **options)
+
+
+def _function(target: str) -> Callable[..., Any]:
+    """What lowers for a target: its own function, or, where others have added kernels for it, the one for kernels."""
+    if target in TARGETS:
+        module, _, name = TARGETS[target].partition(":")
+        found: Callable[..., Any] = getattr(import_module(module), name)
+        return found
+    kernels = import_module("quantc.kernels.table").KERNELS
+    if target not in kernels:
         raise UnknownNameError(
             f"there are no kernels for {target!r}",
             where=f"qc.lower(..., {target!r})",
-            advice=suggest(str(target), TARGETS, noun="targets"),
+            advice=suggest(str(target), {**TARGETS, **kernels}, noun="targets"),
         )
-    module, _, name = TARGETS[target].partition(":")
-    function = getattr(import_module(module), name)
-    _check_options(function, target, options)
-    return function(program, **options)
+    return lambda program, **options: import_module("quantc.kernels.lowered").lower(program, target, **options)
 
 
 def _check_options(function: Callable[..., Any], target: str, given: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quantc.backends.parts import NOT_INTEGER
 from quantc.dialect import op_name
+from quantc.formats import Offer
 from quantc.integer.regions import stray_floats
 from quantc.program import Program
 from quantc.registry import BACKENDS
@@ -24,8 +25,11 @@ from tests.integer_oracle_models import kit_trials, varied
 NAMES = ("executorch", "qnnpack", "x86")
 CLAIMED = [(name, rule.name) for name in NAMES for rule in BACKENDS[name].table if "integer" in rule.supports]
 REFUSED = [(name, rule.name) for name in NAMES for rule in BACKENDS[name].table if "integer" not in rule.supports]
-WITHOUT_MODEL = {("qnnpack", "softmax-of-float")}
-"""Rules that the kit makes no model for."""
+WITHOUT_MODEL = {
+    ("qnnpack", "softmax-of-float"),
+    *((name, rule.name) for name in NAMES for rule in BACKENDS[name].table if rule.static is Offer.NO),
+}
+"""Rules that the kit makes no model for, or none with scales from calibration."""
 
 FLOAT_TAILS: dict[tuple[str, str], str] = {
     ("linear-add", "add"): "what is added has no role in the table of x86, so it is float",

@@ -73,7 +73,8 @@ def test_convolutions(
     x = torch.randn(2, 4, *[9] * axes)
     module = lowered(model, x)
     found = gaps(module, x)
-    assert sum("qconv" in gap.kernel for gap in found) == 3
+    is_usual = padding <= dilation * (kernel - 1) and not (axes == 3 and groups == 4)
+    assert sum("qconv" in gap.kernel for gap in found) in ((3,) if is_usual else (2, 3))  # see Window.check_onednn
 
 
 @settings(max_examples=30, deadline=None)

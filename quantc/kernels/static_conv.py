@@ -18,7 +18,7 @@ from quantc.kernels.byte_conv import ByteConv, check_bytes, symmetric
 from quantc.kernels.ending import Ending
 from quantc.kernels.joining import kernels_of
 from quantc.kernels.packed import Kernel
-from quantc.kernels.table import Call, NoKernelError, Placement, kernel
+from quantc.kernels.table import Call, NoKernelError, Placement, kernel, larger_kernel
 from quantc.kernels.window import shape_to_pack_for
 from quantc.program import Program, attribute
 
@@ -128,7 +128,7 @@ def conv(call: Call) -> Kernel:
     return symmetric(Conv(call, Ending.of(call)), "onednn")
 
 
-@kernel("x86", "sum")
+@larger_kernel("x86", "sum")
 def conv_sum(call: Call) -> Placement:
     """A sum of an accumulator and a tensor of bytes, together with the convolution that made the accumulator."""
     terms: Any = call.node.args[0]
@@ -163,7 +163,7 @@ def _is_accumulator(node: fx.Node) -> bool:
     return op is not None and op.name == "conv" and node.args[-1] is torch.int32
 
 
-@kernel("x86", "quantized_decomposed.quantize_per_tensor.default")
+@larger_kernel("x86", "quantized_decomposed.quantize_per_tensor.default")
 def conv_curve(call: Call) -> Placement:
     """The rounding of an activation, together with it and with the convolution that it follows."""
     activation, scale, zero_point, low, high, dtype = call.node.args

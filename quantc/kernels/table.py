@@ -150,11 +150,21 @@ def larger_kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
     """Offer kernels that do the work of ops before those too: they are asked for first."""
 
     def add(maker: Maker) -> Maker:
-        for op in ops:
-            KERNELS[target].setdefault(op, []).insert(0, maker)
-        return maker
+        LARGER.add(maker)
+        return kernel(target, *ops)(maker)
 
     return add
+
+
+LARGER: set[Maker] = set()
+"""The makers of kernels that do the work of ops before theirs too."""
+
+
+def _place(maker: Maker) -> tuple[bool, int]:
+    """Where a maker comes among those for its op: by its module, whichever was imported first; those of others come last."""
+    package, _, name = maker.__module__.rpartition(".")
+    is_ours = package == __package__ and name in MODULES
+    return maker not in LARGER, MODULES.index(name) if is_ours else len(MODULES)
 
 
 def kernels_for(target: str) -> dict[str, list[Maker]]:
@@ -167,4 +177,6 @@ def kernels_for(target: str) -> dict[str, list[Maker]]:
             where=f"qc.lower(..., {target!r})",
             advice=suggest(str(target), KERNELS, noun="targets"),
         )
+    for makers in KERNELS[target].values():
+        makers.sort(key=_place)
     return KERNELS[target]
