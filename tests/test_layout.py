@@ -21,6 +21,7 @@ TOP = {
     "executorch",
     "integer_page",
     "kernels",
+    "nn",
     "one_call",
     "onnx",
     "pages",

@@ -1,0 +1,1 @@
+"""The eager flow: stubs, module swapping, one module at a time."""

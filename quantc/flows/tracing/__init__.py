@@ -1,0 +1,1 @@
+"""The dynamic tracing flow: eager code that no tracer can capture, quantized as it runs."""
