@@ -1,0 +1,79 @@
+"""What FX graph mode quantizes: the ops that torch's own kernels had, as a rule table.
+
+Every op of the table reads and yields quantized tensors. Ops that move values, or keep them in range, give their result
+the scale of what they read, and are asked for it themselves, wherever they stand: that is how the flow always was.
+"""
+
+from __future__ import annotations
+
+from quantc.backends import parts
+from quantc.formats import Offer
+from quantc.outcomes import Fixed
+from quantc.patterns import aten
+from quantc.patterns.dsl import Pattern, op, optional
+from quantc.patterns.table import Rule, RuleTable
+from quantc.quantizer import Backend
+from quantc.spec import UINT8
+
+ALONE = {"x": "act", "out": "act"}
+BOTH = {"x": "act", "y": "act", "out": "act"}
+SHARED = {"x": "act", "out": "like x"}
+SHARED_LIST = {"xs": "act", "out": "like xs"}
+WEIGHTED = {"x": "act", "w": "weight", "out": "act"}
+
+PER_AXIS_1 = "weight-transposed"
+relu = optional(aten.relu)
+smooth = op("hardswish", "leaky_relu", "elu", args="x")
+norms = op("layer_norm", "group_norm", "instance_norm", args="x")
+pools = op(*parts.max_pool.ops, *aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
+moves = op(
+    *("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", *aten.squeeze.ops),
+    *(*aten.transpose.ops, "repeat", "aten.repeat_interleave.self_int", "narrow"),
+    *(*aten.shuffle.ops, *aten.copy.ops, *aten.upsample.ops, *aten.upsample_linear.ops),
+    args="x",
+)
+
+
+def _rule(name: str, pattern: Pattern, roles: dict[str, str], dynamic: Offer = Offer.NO) -> Rule:
+    supports = {"qdq"} if name in parts.NOT_INTEGER or name == "move" else {"qdq", "integer"}
+    return Rule(name, pattern, roles, supports=supports, dynamic=dynamic)
+
+
+TABLE = RuleTable(
+    "native",
+    (
+        _rule("conv", parts.conv >> relu, WEIGHTED),
+        _rule("conv-transpose", aten.conv_transpose("x", parts.const("w"), "b?"), {**WEIGHTED, "w": PER_AXIS_1}),
+        _rule("linear", parts.linear >> relu, WEIGHTED, Offer.YES),
+        _rule("add", aten.add >> relu, BOTH),
+        _rule("mul", aten.mul >> relu, BOTH),
+        _rule("matmul", aten.matmul, BOTH),
+        _rule("add-number", parts.with_number(aten.add) >> relu, SHARED),
+        _rule("mul-number", parts.with_number(aten.mul) >> relu, SHARED),
+        _rule("batch-norm", parts.batch_norm >> relu, ALONE),
+        _rule("norm", norms, ALONE),
+        _rule("activation", smooth, ALONE),
+        _rule("prelu", aten.prelu, ALONE),
+        _rule("sigmoid", op("sigmoid", "hardsigmoid", args="x"), {"x": "act", "out": "unit"}),
+        _rule("tanh", aten.tanh, {"x": "act", "out": "signed-unit"}),
+        _rule("softmax", op("softmax", args="x"), {"x": "act", "out": "unit"}),
+        _rule("clamp", aten.clamp, SHARED),
+        _rule("pool", pools, SHARED),
+        _rule("move", moves, SHARED),
+        _rule("cat", aten.cat, SHARED_LIST),
+        _rule("stack", aten.stack, SHARED_LIST),
+        *(_rule(rule.name, rule.pattern, dict(rule.roles), Offer.YES) for rule in parts.RECURRENT),
+        *(_rule(rule.name, rule.pattern, dict(rule.roles)) for rule in parts.LOOKUPS),
+    ),
+)
+
+UNIT = Fixed(1 / 256, 0, UINT8)
+SIGNED_UNIT = Fixed(1 / 128, 128, UINT8)
+
+NATIVE = Backend(
+    "native",
+    TABLE,
+    roles={"act": UINT8, **parts.WEIGHT_ROLES, "unit": UNIT, "signed-unit": SIGNED_UNIT},
+    takes=parts.TAKES,
+    summary="What FX graph mode quantizes: every op reads and yields quantized tensors, with the specs of its QConfig.",
+)
