@@ -31,6 +31,14 @@ READERS = frozenset({getattr, len, int, float, bool})
 """Python functions that ask something of a tensor, such as its shape."""
 
 
+LEAVES_INPUTS_ALONE = "_quantc_leaves_inputs_alone"
+"""An attribute of modules that are kept whole: somebody vouches that they write to none of their inputs."""
+
+
+def _leaves_alone(module: Any) -> bool:
+    return isinstance(module, nn.Module) and bool(module.__dict__.get(LEAVES_INPUTS_ALONE, False))
+
+
 @cache
 def _never_writes(target: Any) -> bool:
     return isinstance(target, OpOverload) and not writes(target) and target not in SWITCH
@@ -41,6 +49,8 @@ def written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
     if node.op in ("placeholder", "get_attr", "output") or _never_writes(node.target):
         return []
     if is_opaque(node) and not isinstance(node.target, OpOverload) and node.target not in READERS:
+        if owner is not None and node.op == "call_module" and _leaves_alone(attribute(owner, str(node.target))):
+            return []
         return list(node.all_input_nodes)  # of modules and functions kept whole nothing is known
     if isinstance(node.target, HigherOrderOperator) and higher_order_name(node.target).startswith("wrap_with"):
         return _written_inside(node, owner)  # unlike branches and loops, a region that sets a mode may write

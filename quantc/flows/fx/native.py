@@ -6,7 +6,10 @@ the scale of what they read, and are asked for it themselves, wherever they stan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quantc.backends import parts
+from quantc.flows.fx.custom_config import QuantType
 from quantc.formats import Offer
 from quantc.outcomes import Fixed
 from quantc.patterns import aten
@@ -66,6 +69,15 @@ TABLE = RuleTable(
         *(_rule(rule.name, rule.pattern, dict(rule.roles)) for rule in parts.LOOKUPS),
     ),
 )
+
+KINDS: Mapping[str, tuple[QuantType, ...]] = {
+    "linear": (QuantType.STATIC, QuantType.DYNAMIC),
+    **dict.fromkeys((rule.name for rule in parts.RECURRENT), (QuantType.DYNAMIC,)),
+    **dict.fromkeys((rule.name for rule in parts.LOOKUPS), (QuantType.WEIGHT_ONLY,)),
+}
+"""The kinds of quantization that a rule has; static unless told."""
+FIXED_RULES = ("sigmoid", "tanh", "softmax")
+"""Rules whose results have a range that is known beforehand."""
 
 UNIT = Fixed(1 / 256, 0, UINT8)
 SIGNED_UNIT = Fixed(1 / 128, 128, UINT8)

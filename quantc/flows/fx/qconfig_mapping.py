@@ -32,6 +32,9 @@ KEYS = ("", "object_type", "module_name_regex", "module_name", "module_name_obje
 """The keys of the dict form, the last one wins."""
 
 
+_GIVEN: Any = object()
+
+
 class MappingError(ConfigError, ValueError):
     """A QConfigMapping, or a dict for one, that cannot be read."""
 
@@ -51,13 +54,10 @@ class QConfigMapping:
         self.module_name_qconfigs: OrderedDict[str, Any] = OrderedDict()
         self.module_name_object_type_order_qconfigs: OrderedDict[tuple[str, ObjectType, int], Any] = OrderedDict()
 
-    def set_global(self, global_qconfig: Any) -> QConfigMapping:
-        """For everything that nothing else is said of."""
-        if not isinstance(self, QConfigMapping):
-            raise MappingError(
-                "set_global was called on the class QConfigMapping itself",
-                advice="make one first: QConfigMapping().set_global(qconfig)",
-            )
+    def set_global(self, global_qconfig: Any = _GIVEN) -> QConfigMapping:
+        """For everything that nothing else is said of. Called on the class itself, it makes a mapping first."""
+        if global_qconfig is _GIVEN:
+            return QConfigMapping().set_global(self)
         self.global_qconfig = _checked(global_qconfig)
         return self
 

@@ -1,0 +1,135 @@
+"""Which QConfig each op of a program gets, and what kind of quantization that is."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from quantc.flows.foreign import inner
+from quantc.flows.fx.custom_config import QuantType
+from quantc.flows.fx.object_types import class_name, is_module_class, ops_of, stands_for
+from quantc.flows.fx.qconfig_mapping import ObjectType, QConfigMapping
+from quantc.program import Program
+from quantc.selectors import ancestors
+from quantc.sites import Origin
+
+CALLS = ("call_function", "call_module", "call_method")
+INTEGERS = (torch.qint8, torch.quint8, torch.int8, torch.uint8)
+
+
+class UnmatchedWarning(UserWarning):
+    """An entry of a QConfigMapping that is about nothing in the model."""
+
+
+def quant_type_of(qconfig: Any) -> QuantType | None:
+    """The kind of quantization a QConfig asks for; None if it quantizes nothing."""
+    activation, weight = qconfig.activation(), qconfig.weight()
+    dtype = getattr(activation, "dtype", torch.float32)
+    if getattr(activation, "is_dynamic", False):
+        return QuantType.DYNAMIC
+    if dtype in INTEGERS:
+        return QuantType.STATIC
+    is_weight_only = dtype in (torch.float32, None) and getattr(weight, "dtype", torch.float32) != torch.float32
+    return QuantType.WEIGHT_ONLY if is_weight_only else None
+
+
+def is_fixed(qconfig: Any) -> bool:
+    """Whether the scale of activations is known beforehand."""
+    found = inner(qconfig.activation())
+    return isinstance(getattr(found, "scale", None), torch.Tensor)
+
+
+def reuses_input(qconfig: Any) -> bool:
+    """Whether results are to have the scale of what was read, and nothing is quantized for that."""
+    return type(inner(qconfig.activation())).__name__ == "ReuseInputObserver"
+
+
+@dataclass
+class Choice:
+    """The QConfigs of a program's ops by the mapping of a user."""
+
+    program: Program
+    mapping: QConfigMapping
+    qconfigs: dict[fx.Node, Any] = field(default_factory=dict)
+    _calls: Counter[tuple[str, ObjectType]] = field(default_factory=Counter)
+    _last_of: dict[str, fx.Node] = field(default_factory=dict)
+    """For modules: the last node of theirs so far, to tell one call from the next."""
+
+    def __post_init__(self) -> None:
+        mapping = self.mapping
+        self._classes = {class_name(kind): kind for kind in mapping.object_type_qconfigs if is_module_class(kind)}
+        functions = [kind for kind in mapping.object_type_qconfigs if not is_module_class(kind)]
+        self._functions = {op: kind for kind in reversed(functions) for op in ops_of(kind)}
+        for graph_path, graph in self.program.graphs():
+            for node in graph.nodes:
+                if node.op in CALLS:
+                    origin = self.program.origins.get(node) or Origin()
+                    self.qconfigs[node] = self._of(node, origin) if not graph_path else mapping.global_qconfig
+
+    def __getitem__(self, node: fx.Node) -> Any:
+        return self.qconfigs.get(node)
+
+    def _of(self, node: fx.Node, origin: Origin) -> Any:
+        mapping, path = self.mapping, origin.module_path
+        found = mapping.global_qconfig
+        function = self._functions.get(_op(node))
+        if function is not None and not _is_layer(origin):
+            found = mapping.object_type_qconfigs[function]
+        if origin.module_type in self._classes:
+            found = mapping.object_type_qconfigs[self._classes[origin.module_type]]
+        for pattern, qconfig in mapping.module_name_regex_qconfigs.items():
+            if re.match(pattern, path):
+                found = qconfig
+                break
+        for name in reversed(ancestors(path)):
+            if name in mapping.module_name_qconfigs:
+                found = mapping.module_name_qconfigs[name]
+                break
+        return self._by_order(node, origin, found)
+
+    def _by_order(self, node: fx.Node, origin: Origin, found: Any) -> Any:
+        """What is said of the n-th op of a kind in the module that calls it."""
+        ordered = self.mapping.module_name_object_type_order_qconfigs
+        if not ordered:
+            return found
+        path = origin.module_path.rpartition(".")[0] if _is_layer(origin) else origin.module_path
+        for kind in dict.fromkeys(kind for name, kind, _ in ordered if name == path):
+            is_class = isinstance(kind, type) and is_module_class(kind)
+            is_it = is_class and class_name(kind) == origin.module_type if is_class else not _is_layer(origin)
+            if not is_it or not (is_class or stands_for(kind, node)):
+                continue
+            index = self._calls[path, kind]
+            self._calls[path, kind] += 1
+            found = ordered.get((path, kind, index), found)
+        return found
+
+    def warn_unmatched(self, names: set[str]) -> None:
+        """Say which entries by name are about no module: a misspelt one would otherwise go unnoticed."""
+        mapping = self.mapping
+        unknown = [name for name in mapping.module_name_qconfigs if name not in names]
+        patterns = mapping.module_name_regex_qconfigs
+        unknown += [text for text in patterns if not any(re.match(text, name) for name in names)]
+        unknown += [f"{path}, {kind}" for path, kind, _ in mapping.module_name_object_type_order_qconfigs if path not in names]
+        if unknown:
+            warnings.warn(
+                f"the QConfigMapping names what {self.program.name} does not have: {', '.join(unknown)}",
+                UnmatchedWarning,
+                stacklevel=4,
+            )
+
+
+def _op(node: fx.Node) -> str:
+    from quantc.dialect import op_name
+
+    return op_name(node)
+
+
+def _is_layer(origin: Origin) -> bool:
+    """Whether a node is what a layer of torch's own computes, and not a function that somebody's module calls."""
+    return origin.module_type.startswith("torch.nn.")

@@ -1,0 +1,90 @@
+"""`convert_fx` and `convert_to_reference_fx`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from quantc.api import convert as convert_program
+from quantc.flows.fx.choosing import quant_type_of
+from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError
+from quantc.flows.fx.given import check_flag, config_of
+from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
+from quantc.flows.fx.observers_in_graph import read, remove
+from quantc.flows.fx.qconfig_mapping import mapping_of
+from quantc.flows.fx.quantized_module import QuantizedGraphModule, quantize_modules
+from quantc.program import Program
+
+
+def convert_fx(
+    graph_module: nn.Module,
+    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
+    _remove_qconfig: bool = True,
+    qconfig_mapping: Any = None,
+    backend_config: Any = None,
+    keep_original_weights: bool = False,
+    *,
+    convert_custom_config_dict: ConvertCustomConfig | dict[str, Any] | None = None,
+) -> QuantizedGraphModule:
+    """Make a module that runs on int8 kernels of what `prepare_fx` or `prepare_qat_fx` gave, once it is calibrated or
+    trained. The prepared model is not changed, and can be calibrated further.
+
+    Kernels are those of `torch.backends.quantized.engine`: QNNPACK's if it says so, else those of fbgemm and onednn.
+    """
+    custom = config_of(ConvertCustomConfig, convert_custom_config, convert_custom_config_dict)
+    check_flag("keep_original_weights", keep_original_weights)
+    if keep_original_weights:
+        raise CustomConfigError("float weights are not kept beside quantized ones", advice="keep the float model itself")
+    prepared, program = _converted(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
+    target = "qnnpack" if torch.backends.quantized.engine == "qnnpack" else "x86"
+    boundary = prepared.custom.input_quantized_indexes, prepared.custom.output_quantized_indexes
+    made = QuantizedGraphModule.of(program, target, *boundary)
+    names = dict.fromkeys([*prepared.custom.preserved_attributes, *custom.preserved_attributes])
+    made.preserve(graph_module, names)
+    return made
+
+
+def convert_to_reference_fx(
+    graph_module: nn.Module,
+    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
+    _remove_qconfig: bool = True,
+    qconfig_mapping: Any = None,
+    backend_config: Any = None,
+    *,
+    convert_custom_config_dict: ConvertCustomConfig | dict[str, Any] | None = None,
+) -> fx.GraphModule:
+    """The quantized model in Q/DQ form: float ops between quantize and dequantize ops, for other backends to lower."""
+    custom = config_of(ConvertCustomConfig, convert_custom_config, convert_custom_config_dict)
+    prepared, program = _converted(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
+    module = program.module
+    preserve(graph_module, module, dict.fromkeys([*prepared.custom.preserved_attributes, *custom.preserved_attributes]))
+    return module
+
+
+def _converted(
+    graph_module: nn.Module, custom: ConvertCustomConfig, remove_qconfig: Any, mapping: Any, backend: Any
+) -> tuple[Preparation, Program]:
+    check_flag("_remove_qconfig", remove_qconfig)
+    if not isinstance(graph_module, ObservedGraphModule):
+        raise CustomConfigError(
+            f"convert takes what prepare_fx or prepare_qat_fx gave, and this is a {type(graph_module).__name__}",
+            advice="prepared = prepare_fx(model, qconfig_mapping, example_inputs)",
+        )
+    prepared = graph_module.preparation
+    if mapping is not None and mapping_of(mapping) != prepared.mapping:
+        raise CustomConfigError(
+            "the qconfig_mapping is another than that of prepare",
+            advice="leave it out; what is to stay float is said in prepare",
+        )
+    if backend is not None:
+        raise CustomConfigError("convert takes no backend_config", advice="give it to prepare_fx")
+    program = prepared.program.draft()
+    if not program.is_live:
+        makers = Preparation(program, prepared.mapping, prepared.custom).makers()
+        read(program, makers, prepared.observers)
+        remove(program)
+    converted = convert_program(program)
+    quantize_modules(converted, prepared, custom, quant_type_of)
+    return prepared, converted

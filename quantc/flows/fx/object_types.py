@@ -1,0 +1,66 @@
+"""Functions and methods by which users mean an op: all the spellings of an op are one in a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from quantc.capture.spellings import OPERATORS, RENAMED
+from quantc.dialect import BY_NAME, op_name
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "relu6": ("clamp",),
+    "hardtanh": ("clamp",),
+    "view": ("reshape",),
+    "bmm": ("matmul",),
+    "mm": ("matmul",),
+    "adaptive_avg_pool1d": ("adaptive_avg_pool1d",),
+    "interpolate": (
+        *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+        *("upsample_linear1d", "upsample_bilinear2d", "aten.upsample_trilinear3d.vec"),
+    ),
+    "squeeze": ("squeeze", "aten.squeeze.default", "aten.squeeze.dims"),
+    "repeat_interleave": ("aten.repeat_interleave.self_int",),
+    "permute": ("permute", "transpose"),
+    "transpose": ("permute", "transpose"),
+}
+"""The ops of the dialect that a Python name stands for, where that is not an op of the same name."""
+
+@cache
+def ops_of(given: Callable[..., Any] | str) -> tuple[str, ...]:
+    """The ops that a function or the name of a method stands for; none if it stands for no op of the dialect."""
+    name = given if isinstance(given, str) else OPERATORS.get(given, getattr(given, "__name__", ""))
+    if not isinstance(given, str) and not _is_torch(given):
+        return ()
+    name = RENAMED.get(name.removesuffix("_"), name.removesuffix("_"))  # in place or not, it is one op
+    if name in SPELLINGS:
+        return SPELLINGS[name]
+    return (name,) if name in BY_NAME else ()
+
+
+def _is_torch(function: Callable[..., Any]) -> bool:
+    """Whether a function is one of torch's, or an operator of Python's."""
+    if function in OPERATORS:
+        return True
+    name = getattr(function, "__name__", "")
+    homes: tuple[Any, ...] = (torch, functional, torch._C._nn, torch.Tensor)
+    return any(getattr(home, name, None) is function for home in homes)
+
+
+def is_module_class(given: object) -> bool:
+    return isinstance(given, type) and issubclass(given, nn.Module)
+
+
+def class_name(kind: type[nn.Module]) -> str:
+    """How a class is called in the origins of nodes."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def stands_for(given: Callable[..., Any] | str, node: fx.Node) -> bool:
+    """Whether a function or method is a spelling of the op of a node."""
+    return op_name(node) in ops_of(given)

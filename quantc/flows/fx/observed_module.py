@@ -1,0 +1,108 @@
+"""What `prepare_fx` gives: a GraphModule that is called to calibrate or train it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from quantc.flows.fx.choosing import Choice
+from quantc.flows.fx.custom_config import PrepareCustomConfig
+from quantc.flows.fx.observers_in_graph import Makers
+from quantc.flows.fx.qconfig_mapping import QConfigMapping
+from quantc.program import Program, attribute
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is remembered from prepare to convert."""
+
+    program: Program
+    """The graph with its observers, and the plan of what is quantized how."""
+    mapping: QConfigMapping
+    custom: PrepareCustomConfig
+    observers: dict[str, list[str]] = field(default_factory=dict)
+    """The names of the observers of each group."""
+
+    def makers(self) -> Makers:
+        return Makers(self.program, Choice(self.program, self.mapping))
+
+    def copied(self) -> Preparation:
+        return replace(self, program=self.program.clone())
+
+
+class ObservedGraphModule(fx.GraphModule):
+    """A prepared model. Calling it calibrates it: observers stand in its graph, `activation_post_process_<n>`.
+
+    It has the parameters and buffers of the model under their names, batch norms folded away. Copies are independent;
+    `state_dict` holds what observers have seen. `prepared.program` is what the engine knows of it.
+    """
+
+    def __init__(self, preparation: Preparation) -> None:
+        program = preparation.program
+        built = program.module
+        super().__init__(built, built.graph, type(self).__name__)
+        for name, module in built.named_modules():
+            target = attribute(self, name) if name else self
+            if isinstance(target, nn.Module):
+                target._non_persistent_buffers_set |= module._non_persistent_buffers_set
+        self.__dict__["_preparation"] = preparation
+        self.train(program.training)
+        self.register_forward_pre_hook(_check_inputs, with_kwargs=True)
+
+    @property
+    def preparation(self) -> Preparation:
+        """What convert goes on from: the program with the tensors and modules that this module has by now."""
+        preparation: Preparation = self.__dict__["_preparation"]
+        root = preparation.program.root
+        for node in preparation.program.graph.nodes:
+            if node.op in ("get_attr", "call_module"):
+                _hand_over(root, self, str(node.target))
+        return preparation
+
+    @property
+    def program(self) -> Program:
+        """The program behind it: `prepared.program.coverage()` says what is quantized, and what is not and why."""
+        return self.preparation.program
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ObservedGraphModule:
+        copied = ObservedGraphModule(self.preparation.copied())
+        memo[id(self)] = copied
+        copied.train(self.training)
+        preserve(self, copied, self.preparation.custom.preserved_attributes, memo)
+        return copied
+
+    def __reduce__(self) -> Any:
+        from quantc.errors import SaveError
+
+        raise SaveError(
+            "a prepared model is not pickled: a file must not hold code",
+            advice="save prepared.state_dict(), prepare the same model again, and load it there",
+        )
+
+
+def preserve(source: nn.Module, target: nn.Module, names: Iterable[str], memo: dict[int, Any] | None = None) -> None:
+    """Give a module attributes of another."""
+    for name in names:
+        value = getattr(source, name)
+        setattr(target, name, value if memo is None else copy.deepcopy(value, memo))
+
+
+def _hand_over(root: nn.Module, module: nn.Module, target: str) -> None:
+    """Let the program have what stands in the module, should somebody have put something else there."""
+    parent, _, leaf = target.rpartition(".")
+    held, current = attribute(root, target), attribute(module, target)
+    if held is not current and current is not None:
+        setattr(root.get_submodule(parent), leaf, current)
+
+
+def _check_inputs(module: ObservedGraphModule, args: Any, kwargs: Any) -> None:
+    """Sizes that are fixed, and inputs that were none, are refused by name."""
+    if not torch.compiler.is_compiling():
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        module.__dict__["_preparation"].program.signature.check(leaves, spec)

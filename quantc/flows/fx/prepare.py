@@ -1,0 +1,157 @@
+"""`prepare_fx`, `prepare_qat_fx` and `fuse_fx`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import fx, nn
+
+from quantc import pipelines
+from quantc.api import prepare as prepare_program
+from quantc.flows.fx.capturing import captured, leaves_of
+from quantc.flows.fx.choosing import Choice, quant_type_of
+from quantc.flows.fx.custom_config import (
+    CustomConfigError,
+    FuseCustomConfig,
+    PrepareCustomConfig,
+    StandaloneModuleConfigEntry,
+)
+from quantc.flows.fx.given import config_of
+from quantc.flows.fx.kept_whole import watch
+from quantc.flows.fx.native import NATIVE
+from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
+from quantc.flows.fx.observers_in_graph import Makers, insert
+from quantc.flows.fx.qconfig_mapping import mapping_of
+from quantc.flows.fx.quantizer import QConfigQuantizer
+from quantc.program import Program, attribute
+from quantc.quantizer import Backend
+
+
+def prepare_fx(
+    model: nn.Module,
+    qconfig_mapping: Any,
+    example_inputs: Any,
+    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
+    _equalization_config: Any = None,
+    backend_config: Backend | None = None,
+    *,
+    prepare_custom_config_dict: PrepareCustomConfig | dict[str, Any] | None = None,
+) -> ObservedGraphModule:
+    """Prepare a model for static, dynamic or weight-only quantization; call the result on data to calibrate it.
+
+    `qconfig_mapping` says what is quantized how. The model must be in eval mode, and is not changed. `backend_config` is a
+    `Backend` of quantc's in place of the flow's own table.
+    """
+    if _equalization_config is not None:
+        raise CustomConfigError("equalization is not part of this flow", where="_equalization_config", advice="leave it out")
+    custom = config_of(PrepareCustomConfig, prepare_custom_config, prepare_custom_config_dict)
+    return _prepared(model, qconfig_mapping, example_inputs, custom, backend_config, trained=False)
+
+
+def prepare_qat_fx(
+    model: nn.Module,
+    qconfig_mapping: Any,
+    example_inputs: Any,
+    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
+    backend_config: Backend | None = None,
+    *,
+    prepare_custom_config_dict: PrepareCustomConfig | dict[str, Any] | None = None,
+) -> ObservedGraphModule:
+    """Prepare a model for training: it rounds as the quantized one will, and its parameters can be trained."""
+    custom = config_of(PrepareCustomConfig, prepare_custom_config, prepare_custom_config_dict)
+    return _prepared(model, qconfig_mapping, example_inputs, custom, backend_config, trained=True)
+
+
+def _prepared(
+    model: nn.Module, mapping: Any, examples: Any, custom: PrepareCustomConfig, backend: Any, *, trained: bool
+) -> ObservedGraphModule:
+    mapping = copy.copy(mapping_of(mapping))
+    if backend is not None and not isinstance(backend, Backend):
+        raise CustomConfigError(
+            f"backend_config is a {type(backend).__name__}",
+            advice="give a Backend of quantc's, such as quantc.backends.x86.X86, or leave it out",
+        )
+    program = captured(model, examples, leaves_of(model, custom))
+    choice = Choice(program, mapping)
+    choice.warn_unmatched({name for name, _ in model.named_modules()})
+    _swap_modules(program, choice, custom, trained=trained)
+    quantizer = QConfigQuantizer(mapping, custom, NATIVE if backend is None else backend)
+    prepared = prepare_program(program, quantizer, allow_empty=True, qat=trained)
+    makers = Makers(prepared, Choice(prepared, mapping))
+    if trained:
+        from quantc.flows.fx.training import put_fake_quantizers
+
+        names = put_fake_quantizers(prepared, makers)
+    else:
+        names = insert(prepared, makers)
+    module = ObservedGraphModule(Preparation(prepared, mapping, custom, names))
+    preserve(model, module, custom.preserved_attributes)
+    return module
+
+
+# -- modules that are kept whole ---------------------------------------------------------------------------------------
+
+
+def _swap_modules(program: Program, choice: Choice, custom: PrepareCustomConfig, *, trained: bool) -> None:
+    """Put observed modules in the place of float ones, and prepare those that are prepared on their own."""
+    done: set[str] = set()
+    for node in program.graph.find_nodes(op="call_module"):
+        name = str(node.target)
+        if name in done:
+            continue
+        done.add(name)
+        module = attribute(program.root, name)
+        swapped = _swapped(module, name, node, choice, custom, trained)
+        watch(swapped, name)
+        parent, _, leaf = name.rpartition(".")
+        setattr(program.root.get_submodule(parent), leaf, swapped)
+
+
+def _swapped(
+    module: nn.Module, name: str, node: fx.Node, choice: Choice, custom: PrepareCustomConfig, trained: bool
+) -> nn.Module:
+    qconfig = choice[node]
+    entry = custom.standalone_module_names.get(name, custom.standalone_module_classes.get(type(module)))
+    if entry is not None:
+        return _standalone(module, entry, choice, trained)
+    module.qconfig = qconfig
+    if qconfig is None:
+        return module
+    kind = quant_type_of(qconfig)
+    observed = custom.float_to_observed_mapping.get(kind, {}).get(type(module)) if kind is not None else None
+    if observed is None:
+        return module
+    made: nn.Module = observed.from_float(module)  # type: ignore[attr-defined]
+    made.qconfig = qconfig
+    return made
+
+
+def _standalone(module: nn.Module, entry: StandaloneModuleConfigEntry, choice: Choice, trained: bool) -> nn.Module:
+    mapping = choice.mapping if entry.qconfig_mapping is None else entry.qconfig_mapping
+    custom = config_of(PrepareCustomConfig, entry.prepare_custom_config, None)
+    return _prepared(module, mapping, entry.example_inputs, custom, entry.backend_config, trained=trained)
+
+
+# -- fusing alone ------------------------------------------------------------------------------------------------------
+
+
+def fuse_fx(
+    model: nn.Module,
+    fuse_custom_config: FuseCustomConfig | dict[str, Any] | None = None,
+    backend_config: Any = None,
+    *,
+    fuse_custom_config_dict: FuseCustomConfig | dict[str, Any] | None = None,
+) -> fx.GraphModule:
+    """Fold batch norms into the convolutions and linears before them, for inference. The model is not changed."""
+    custom = config_of(FuseCustomConfig, fuse_custom_config, fuse_custom_config_dict)
+    if backend_config is not None:
+        raise CustomConfigError("fuse_fx takes no backend_config", advice="leave it out: what is fused is exact everywhere")
+    from quantc.api import capture
+    from quantc.errors import ModeError
+
+    if model.training:
+        raise ModeError("fuse_fx is for inference", where="the model is in training mode", advice="call model.eval() first")
+    fused = pipelines.inference().run(capture(model, method="fx")).module
+    preserve(model, fused, custom.preserved_attributes)
+    return fused
