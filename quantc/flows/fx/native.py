@@ -38,7 +38,7 @@ moves = op(
 
 
 def _rule(name: str, pattern: Pattern, roles: dict[str, str], dynamic: Offer = Offer.NO) -> Rule:
-    supports = {"qdq"} if name in parts.NOT_INTEGER or name == "move" else {"qdq", "integer"}
+    supports = {"qdq"} if name in parts.NOT_INTEGER or name in ("move", "dropout") else {"qdq", "integer"}
     return Rule(name, pattern, roles, supports=supports, dynamic=dynamic)
 
 
@@ -63,6 +63,7 @@ TABLE = RuleTable(
         _rule("clamp", aten.clamp, SHARED),
         _rule("pool", pools, SHARED),
         _rule("move", moves, SHARED),
+        _rule("dropout", aten.dropout.having(train=False), SHARED),  # stands in the graph while it is trained
         _rule("cat", aten.cat, SHARED_LIST),
         _rule("stack", aten.stack, SHARED_LIST),
         *(_rule(rule.name, rule.pattern, dict(rule.roles), Offer.YES) for rule in parts.RECURRENT),

@@ -60,10 +60,10 @@ def put_fake_quantizers(program: Program, makers: Makers) -> dict[str, list[str]
         own = made.setdefault(fake.group, ByFakeQuantize(fake.group, fake.spec, fake.where, module))
         holder._modules[name] = own
         names.setdefault(fake.group, []).append(f"{TRAINED}.{name}.module")
-    for handed in holder.modules():
-        if isinstance(handed, HandedOn):
-            fake = handed.__dict__["fake"]
-            handed.__dict__["fake"] = made.get(fake.group, fake)
+    for name, handed in list(holder._modules.items()):
+        # what is handed on is shown to the observer once more, as it is in calibration
+        if isinstance(handed, HandedOn) and (fake := handed.__dict__["fake"]).group in made:
+            holder._modules[name] = made[fake.group]
     program.touch()
     return names
 
