@@ -228,7 +228,7 @@ def _names(key: str, given: Any) -> list[Any]:
 
 
 def _add_swap(swaps: Swaps, quant_type: QuantType | str, old: type, new: type, method: str) -> None:
-    if quant_type not in QuantType:
+    if quant_type not in list(QuantType):
         raise CustomConfigError(
             f"there is no kind of quantization {quant_type!r}", advice=suggest(str(quant_type), QuantType, noun="kinds")
         )

@@ -22,6 +22,12 @@ def watch(module: nn.Module, name: str) -> None:
     module.register_forward_hook(_after, with_kwargs=True)
 
 
+def watch_like(source: nn.Module, copied: nn.Module) -> None:
+    """Hold a copy to what the module it was made of is held to."""
+    if NAME in source.__dict__:
+        watch(copied, source.__dict__[NAME])
+
+
 def _versions(args: Any, kwargs: Any) -> list[int]:
     tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     return [tensor._version for tensor in tensors if not tensor.is_inference()]

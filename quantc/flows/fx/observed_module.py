@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -13,9 +13,13 @@ from torch.utils import _pytree as pytree
 
 from quantc.flows.fx.choosing import Choice
 from quantc.flows.fx.custom_config import PrepareCustomConfig
-from quantc.flows.fx.observers_in_graph import Makers
+from quantc.flows.fx.kept_whole import watch_like
+from quantc.flows.fx.observers_in_graph import Makers, remove
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
 from quantc.program import Program, attribute
+
+if TYPE_CHECKING:
+    from quantc.inspect.coverage import Coverage
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,17 @@ class ObservedGraphModule(fx.GraphModule):
         """The program behind it: `prepared.program.coverage()` says what is quantized, and what is not and why."""
         return self.preparation.program
 
+    def coverage(self) -> Coverage:
+        """What became of every op of the model: quantized, or float and why."""
+        bare = self.program.draft()
+        remove(bare)
+        return bare.coverage()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ObservedGraphModule:
         copied = ObservedGraphModule(self.preparation.copied())
         memo[id(self)] = copied
         copied.train(self.training)
+        watch_like(self, copied)
         preserve(self, copied, self.preparation.custom.preserved_attributes, memo)
         return copied
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
 from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError, QuantType
-from quantc.flows.fx.kept_whole import watch
+from quantc.flows.fx.kept_whole import watch, watch_like
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation
 from quantc.formats import DType
 from quantc.kernels.lowered import Lowered, lower
@@ -87,6 +87,7 @@ class QuantizedGraphModule(Lowered):
         choosing = Choosing(allow_float=self.choosing.allow_float, saved=self.choices)
         made = QuantizedGraphModule(self.program.clone(), self.target, choosing, self.is_compiled)
         memo[id(self)] = made
+        watch_like(self, made)
         made.inputs, made.outputs, made.preserved = self.inputs, dict(self.outputs), self.preserved
         for name in self.preserved:
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
