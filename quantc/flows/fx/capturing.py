@@ -10,29 +10,58 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from quantc.api import capture
+from quantc.capture.leaves import leaf_selector
 from quantc.errors import CaptureError
 from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
-from quantc.program import Program
+from quantc.flows.fx.open_sizes import Shapes, batch_dimensions, shapes_of, with_stand_ins
+from quantc.program import Program, attribute
 
 Leaf = str | type[nn.Module]
 
 
-def captured(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> Program:
-    """Capture a model by symbolic tracing. Sizes are open wherever the model lets them be."""
+def captured(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> tuple[Program, dict[str, Shapes]]:
+    """Capture a model by symbolic tracing. Sizes are open wherever the model lets them be.
+
+    Gives the program, and what modules that are kept whole must keep to so that batches can be of any size.
+    """
     examples = examples_of(example_inputs)
-    open_sizes = pytree.tree_map_only(torch.Tensor, lambda x: dict.fromkeys(range(x.dim()), Dim.AUTO), examples)
-    open_sizes = pytree.tree_map(lambda x: x if isinstance(x, dict) else None, open_sizes, is_leaf=_is_size)
-    try:
-        program = capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=open_sizes)
-    except CaptureError:
-        return capture(model, examples, method="fx", leaf=leaves)
-    unknown = [node for node in program.graph.find_nodes(op="call_module") if node.meta.get("val") is None]
+    every = pytree.tree_map(lambda x: dict.fromkeys(range(x.dim()), Dim.AUTO) if _has_sizes(x) else None, examples)
+    program = _attempt(model, examples, leaves, every)
+    if program is not None and not _unknown(program):
+        return program, {}
     # what comes behind code that cannot be run on open sizes has no types, and could not be quantized
-    return capture(model, examples, method="fx", leaf=leaves) if unknown else program
+    names = set() if program is None else _unknown(program)
+    shapes = shapes_of(model, examples, names) if names else None
+    if shapes is not None:
+        batch = batch_dimensions(examples, Dim.AUTO)
+        program = _attempt(with_stand_ins(model, shapes), examples, _by_name(model, leaves), batch)
+        if program is not None and not _unknown(program):
+            for name in shapes:
+                attribute(program.root, name).__dict__.pop("forward", None)
+            return program, shapes
+    return capture(model, examples, method="fx", leaf=leaves), {}
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, dict) and all(found is Dim.AUTO for found in value.values())
+def _attempt(model: nn.Module, examples: tuple[Any, ...], leaves: list[Leaf], sizes: Any) -> Program | None:
+    try:
+        return capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=sizes)
+    except CaptureError:
+        return None
+
+
+def _has_sizes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _unknown(program: Program) -> set[str]:
+    """The modules that are kept whole and of whose results nothing is known."""
+    calls = program.graph.find_nodes(op="call_module")
+    return {str(node.target) for node in calls if node.meta.get("val") is None}
+
+
+def _by_name(model: nn.Module, leaves: list[Leaf]) -> list[Leaf]:
+    selector = leaf_selector(model, leaves)
+    return [name for name, module in model.named_modules() if name and selector.selects(module, name)]
 
 
 def examples_of(given: Any) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from quantc.flows.fx.kept_whole import watch
 from quantc.flows.fx.native import NATIVE
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
 from quantc.flows.fx.observers_in_graph import Makers, insert
+from quantc.flows.fx.open_sizes import Shapes
 from quantc.flows.fx.qconfig_mapping import mapping_of
 from quantc.flows.fx.quantizer import QConfigQuantizer
 from quantc.program import Program, attribute
@@ -72,10 +73,10 @@ def _prepared(
             f"backend_config is a {type(backend).__name__}",
             advice="give a Backend of quantc's, such as quantc.backends.x86.X86, or leave it out",
         )
-    program = captured(model, examples, leaves_of(model, custom))
+    program, shapes = captured(model, examples, leaves_of(model, custom))
     choice = Choice(program, mapping)
     choice.warn_unmatched({name for name, _ in model.named_modules()})
-    _swap_modules(program, choice, custom, trained=trained)
+    _swap_modules(program, choice, custom, shapes, trained=trained)
     quantizer = QConfigQuantizer(mapping, custom, NATIVE if backend is None else backend)
     prepared = prepare_program(program, quantizer, allow_empty=True, qat=trained)
     makers = Makers(prepared, Choice(prepared, mapping))
@@ -93,7 +94,9 @@ def _prepared(
 # -- modules that are kept whole ---------------------------------------------------------------------------------------
 
 
-def _swap_modules(program: Program, choice: Choice, custom: PrepareCustomConfig, *, trained: bool) -> None:
+def _swap_modules(
+    program: Program, choice: Choice, custom: PrepareCustomConfig, shapes: dict[str, Shapes], *, trained: bool
+) -> None:
     """Put observed modules in the place of float ones, and prepare those that are prepared on their own."""
     done: set[str] = set()
     for node in program.graph.find_nodes(op="call_module"):
@@ -103,7 +106,7 @@ def _swap_modules(program: Program, choice: Choice, custom: PrepareCustomConfig,
         done.add(name)
         module = attribute(program.root, name)
         swapped = _swapped(module, name, node, choice, custom, trained)
-        watch(swapped, name)
+        watch(swapped, name, shapes.get(name))
         parent, _, leaf = name.rpartition(".")
         setattr(program.root.get_submodule(parent), leaf, swapped)
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
 from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError, QuantType
-from quantc.flows.fx.kept_whole import watch, watch_like
+from quantc.flows.fx.kept_whole import SHAPES, watch, watch_like
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation
 from quantc.formats import DType
 from quantc.kernels.lowered import Lowered, lower
@@ -144,7 +144,7 @@ def quantize_modules(
         else:
             quantized = _quantized(program, node, module, prepared, custom, quant_type_of)
         if quantized is not None:
-            watch(quantized, name)
+            watch(quantized, name, module.__dict__.get(SHAPES))
             parent, _, leaf = name.rpartition(".")
             setattr(program.root.get_submodule(parent), leaf, quantized)
     program.touch()
