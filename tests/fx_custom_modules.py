@@ -88,8 +88,10 @@ class DynamicQuantNonTraceable(nn.Module):
 
     @classmethod
     def from_observed(cls, float_module: FP32NonTraceable) -> Self:
-        program = qc.capture(float_module.linear, (torch.randn(2, float_module.linear.in_features),), "fx")
-        return cls(qc.quantize(program, None, mode="dynamic").program.module)
+        x = torch.randn(2, float_module.linear.in_features)
+        sizes = {"input": {0: torch.export.Dim.AUTO}}
+        program = qc.capture(float_module.linear, (x,), "fx", dynamic_shapes=sizes)
+        return cls(qc.lower(qc.quantize(program, None, mode="dynamic").program, "x86"))
 
 
 class WeightOnlyQuantNonTraceable(nn.Module):
