@@ -50,6 +50,11 @@ def reuses_input(qconfig: Any) -> bool:
     return type(inner(qconfig.activation())).__name__ == "ReuseInputObserver"
 
 
+def rounds(observer: Any) -> bool:
+    """Whether something is a fake quantizer, and not an observer alone."""
+    return isinstance(getattr(observer, "fake_quant_enabled", None), torch.Tensor)
+
+
 @dataclass
 class Choice:
     """The QConfigs of a program's ops by the mapping of a user."""

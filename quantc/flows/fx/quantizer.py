@@ -12,7 +12,7 @@ from quantc.annotator import Annotator
 from quantc.config import ConfigRule
 from quantc.errors import SpecError
 from quantc.flows.foreign import inner, spec_of
-from quantc.flows.fx.choosing import Choice, is_fixed, quant_type_of, reuses_input
+from quantc.flows.fx.choosing import Choice, is_fixed, quant_type_of, reuses_input, rounds
 from quantc.flows.fx.custom_config import PrepareCustomConfig, QuantType
 from quantc.flows.fx.native import FIXED_RULES, KINDS, NATIVE
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
@@ -78,8 +78,15 @@ class QConfigQuantizer:
 
 
 def activation_spec(qconfig: Any) -> QuantSpec:
-    """How the activations of an op are quantized."""
-    return spec_of(inner(qconfig.activation()))
+    """How the activations of an op are quantized.
+
+    An observer with a narrower range than its dtype has (`reduce_range`) makes scales for that range, but what lies
+    beyond it is not cut off: tensors take the range of their dtype, as torch's always did. A fake quantizer cuts off, and
+    what was trained so is quantized so.
+    """
+    observer = qconfig.activation()
+    found = spec_of(inner(observer))
+    return found if rounds(observer) else found.but(qmin=found.dtype.qmin, qmax=found.dtype.qmax)
 
 
 def weight_spec(qconfig: Any) -> QuantSpec:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 
 from quantc.flows.foreign import ObservedBy, has_seen
+from quantc.flows.fx.choosing import rounds
 from quantc.flows.fx.observers_in_graph import Makers
 from quantc.formats import Timing
 from quantc.numerics import QParams
@@ -67,7 +65,3 @@ def put_fake_quantizers(program: Program, makers: Makers) -> dict[str, list[str]
     program.touch()
     return names
 
-
-def rounds(module: Any) -> bool:
-    """Whether a module is a fake quantizer, and not an observer alone."""
-    return isinstance(getattr(module, "fake_quant_enabled", None), torch.Tensor)
