@@ -83,7 +83,9 @@ def is_same(left: Row, right: Row) -> bool:
 def scales(prepared: nn.Module) -> list[tuple[float, int]]:
     """The scales and zero points of activations, in the order of the graph."""
     targets = [str(node.target) for node in prepared.graph.nodes]  # type: ignore[union-attr]
-    observers: list[Any] = [prepared.get_submodule(name) for name in targets if name.startswith("activation_post_process")]
+    observers: list[Any] = [
+        prepared.get_submodule(name) for name in targets if name.startswith("activation_post_process")
+    ]
     found = [observer.calculate_qparams() for observer in observers if observer.dtype is torch.quint8]
     return [(float(scale), int(zero)) for scale, zero in found]
 

@@ -8,8 +8,9 @@ from quantc.flows.fx.custom_config import (
     QuantType,
     StandaloneModuleConfigEntry,
 )
+from quantc.flows.fx.fuse import fuse_fx
 from quantc.flows.fx.observed_module import ObservedGraphModule
-from quantc.flows.fx.prepare import fuse_fx, prepare_fx, prepare_qat_fx
+from quantc.flows.fx.prepare import prepare_fx, prepare_qat_fx
 from quantc.flows.fx.qconfig_mapping import (
     QConfigMapping,
     get_default_qat_qconfig_mapping,

@@ -120,7 +120,9 @@ class Choice:
         unknown = [name for name in mapping.module_name_qconfigs if name not in names]
         patterns = mapping.module_name_regex_qconfigs
         unknown += [text for text in patterns if not any(re.match(text, name) for name in names)]
-        unknown += [f"{path}, {kind}" for path, kind, _ in mapping.module_name_object_type_order_qconfigs if path not in names]
+        unknown += [
+            f"{path}, {kind}" for path, kind, _ in mapping.module_name_object_type_order_qconfigs if path not in names
+        ]
         if unknown:
             warnings.warn(
                 f"the QConfigMapping names what {self.program.name} does not have: {', '.join(unknown)}",

@@ -36,7 +36,9 @@ def convert_fx(
     custom = config_of(ConvertCustomConfig, convert_custom_config, convert_custom_config_dict)
     check_flag("keep_original_weights", keep_original_weights)
     if keep_original_weights:
-        raise CustomConfigError("float weights are not kept beside quantized ones", advice="keep the float model itself")
+        raise CustomConfigError(
+            "float weights are not kept beside quantized ones", advice="keep the float model itself"
+        )
     prepared, program = _converted(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
     target = "qnnpack" if torch.backends.quantized.engine == "qnnpack" else "x86"
     boundary = prepared.custom.input_quantized_indexes, prepared.custom.output_quantized_indexes

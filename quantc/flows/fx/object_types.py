@@ -31,6 +31,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 """The ops of the dialect that a Python name stands for, where that is not an op of the same name."""
 
+
 @cache
 def ops_of(given: Callable[..., Any] | str) -> tuple[str, ...]:
     """The ops that a function or the name of a method stands for; none if it stands for no op of the dialect."""

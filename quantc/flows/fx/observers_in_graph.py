@@ -128,5 +128,3 @@ def read(program: Program, makers: Makers, names: dict[str, list[str]]) -> None:
             advice="call the prepared model on some batches of data before convert_fx, all parts of it",
         )
     program.stage = Stage.CALIBRATED
-
-

@@ -40,7 +40,9 @@ class Shapes:
         return self  # nothing in it changes
 
     def of(self, given: list[Tensor]) -> list[list[int]]:
-        return [[size if isinstance(size, int) else given[size[0]].shape[size[1]] for size in row] for row in self.results]
+        return [
+            [size if isinstance(size, int) else given[size[0]].shape[size[1]] for size in row] for row in self.results
+        ]
 
     def stand_in(self, given: list[Tensor]) -> Any:
         """Results without numbers."""
@@ -130,7 +132,9 @@ def _related(first: _Call, second: _Call) -> Shapes | None:
     }
     results: list[tuple[Size, ...]] = []
     for before, after in zip(first.made, second.made, strict=False):
-        sizes = [small if small == large else pairs.get((small, large)) for small, large in zip(before, after, strict=False)]
+        sizes = [
+            small if small == large else pairs.get((small, large)) for small, large in zip(before, after, strict=False)
+        ]
         if None in sizes or len(before) != len(after):
             return None
         results.append(tuple(size for size in sizes if size is not None))

@@ -1,4 +1,4 @@
-"""`prepare_fx`, `prepare_qat_fx` and `fuse_fx`."""
+"""`prepare_fx` and `prepare_qat_fx`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from quantc import pipelines
 from quantc.api import prepare as prepare_program
 from quantc.flows.fx.capturing import captured, leaves_of
 from quantc.flows.fx.choosing import Choice, quant_type_of
 from quantc.flows.fx.custom_config import (
     CustomConfigError,
-    FuseCustomConfig,
     PrepareCustomConfig,
     StandaloneModuleConfigEntry,
 )
@@ -45,7 +43,9 @@ def prepare_fx(
     `Backend` of quantc's in place of the flow's own table.
     """
     if _equalization_config is not None:
-        raise CustomConfigError("equalization is not part of this flow", where="_equalization_config", advice="leave it out")
+        raise CustomConfigError(
+            "equalization is not part of this flow", where="_equalization_config", advice="leave it out"
+        )
     custom = config_of(PrepareCustomConfig, prepare_custom_config, prepare_custom_config_dict)
     return _prepared(model, qconfig_mapping, example_inputs, custom, backend_config, trained=False)
 
@@ -134,27 +134,3 @@ def _standalone(module: nn.Module, entry: StandaloneModuleConfigEntry, choice: C
     mapping = choice.mapping if entry.qconfig_mapping is None else entry.qconfig_mapping
     custom = config_of(PrepareCustomConfig, entry.prepare_custom_config, None)
     return _prepared(module, mapping, entry.example_inputs, custom, entry.backend_config, trained=trained)
-
-
-# -- fusing alone ------------------------------------------------------------------------------------------------------
-
-
-def fuse_fx(
-    model: nn.Module,
-    fuse_custom_config: FuseCustomConfig | dict[str, Any] | None = None,
-    backend_config: Any = None,
-    *,
-    fuse_custom_config_dict: FuseCustomConfig | dict[str, Any] | None = None,
-) -> fx.GraphModule:
-    """Fold batch norms into the convolutions and linears before them, for inference. The model is not changed."""
-    custom = config_of(FuseCustomConfig, fuse_custom_config, fuse_custom_config_dict)
-    if backend_config is not None:
-        raise CustomConfigError("fuse_fx takes no backend_config", advice="leave it out: what is fused is exact everywhere")
-    from quantc.api import capture
-    from quantc.errors import ModeError
-
-    if model.training:
-        raise ModeError("fuse_fx is for inference", where="the model is in training mode", advice="call model.eval() first")
-    fused = pipelines.inference().run(capture(model, method="fx")).module
-    preserve(model, fused, custom.preserved_attributes)
-    return fused

@@ -17,7 +17,7 @@ from quantc.flows.fx.custom_config import PrepareCustomConfig, QuantType
 from quantc.flows.fx.native import FIXED_RULES, KINDS, NATIVE
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
 from quantc.formats import Role, Timing
-from quantc.outcomes import FLOAT, Fixed, Float, Quantize, SameAs, TensorOutcome
+from quantc.outcomes import Fixed, Float, Quantize, SameAs, TensorOutcome
 from quantc.plan import Claim
 from quantc.program import Program, attribute
 from quantc.quantizer import Backend
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from quantc.patterns.match import Match
     from quantc.pipeline import Pass
 
+NOTHING = Float("the QConfigMapping has nothing for it")
 CUSTOM = "custom-module"
 """The rule that claims modules which are swapped."""
 
@@ -111,7 +112,7 @@ def _resolution(choice: Choice) -> Resolution:
         if id(qconfig) not in known:
             known[id(qconfig)] = _uses(qconfig)
         found[node] = {
-            role: Setting(FLOAT if isinstance(use, Float) else Quantize(use), _as_rule(node, use))
+            role: Setting(use if isinstance(use, Float) else Quantize(use), _as_rule(node, use))
             for role, use in known[id(qconfig)].items()
         }
     return Resolution(found)
@@ -127,14 +128,14 @@ def _uses(qconfig: Any) -> dict[Role, QuantSpec | Float]:
     if qconfig is not None and reuses_input(qconfig):
         return {}
     if kind is None:
-        return dict.fromkeys(Role, FLOAT)
+        return dict.fromkeys(Role, NOTHING)
     weight: dict[Role, QuantSpec | Float] = {}
     try:
         weight = {Role.WEIGHT: weight_spec(qconfig)}
     except SpecError:
         pass  # such as a placeholder for ops without a weight
     if kind is QuantType.WEIGHT_ONLY or weight.get(Role.WEIGHT) == FP16_WEIGHT:
-        return {Role.ACT: Float("weight only"), Role.BIAS: FLOAT, **weight}
+        return {Role.ACT: Float("weight only"), Role.BIAS: NOTHING, **weight}
     return {Role.ACT: activation_spec(qconfig), **weight}
 
 
@@ -244,9 +245,7 @@ class QConfigAnnotation(TableAnnotation):
             if self.annotator.why_not_tensor(value) is None:
                 given = self._yielded(value)
                 is_given = given is not None and given.spec.dtype is outcome.spec.dtype
-                self.annotator.operand(
-                    node, index, SameAs(self.annotator.places.out(value)) if is_given else outcome
-                )
+                self.annotator.operand(node, index, SameAs(self.annotator.places.out(value)) if is_given else outcome)
         if self.annotator.why_not_tensor(node) is None:
             self.annotator.output(node, outcome)
         self.annotator.claim([node], Claim(self.backend.name, CUSTOM, node.name))
@@ -262,4 +261,3 @@ def _fixed(qconfig: Any, spec: QuantSpec) -> Fixed:
     """The scale that an observer has from the beginning."""
     scale, zero_point = inner(qconfig.activation()).calculate_qparams()
     return Fixed(float(scale), int(zero_point), spec.but(observe=None, eps=None))
-

@@ -64,4 +64,3 @@ def put_fake_quantizers(program: Program, makers: Makers) -> dict[str, list[str]
             holder._modules[name] = made[fake.group]
     program.touch()
     return names
-
