@@ -17,7 +17,7 @@ class FP32NonTraceable(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.linear(x)
         return y if float(x.detach().sum()) > 0 else -y
 
@@ -32,7 +32,7 @@ class ObservedNonTraceable(nn.Module):
         self.linear = linear
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.calls += 1
         y = self.linear(x)
         return y if float(x.detach().sum()) > 0 else -y
@@ -55,7 +55,7 @@ class StaticQuantNonTraceable(nn.Module):
         self.register_buffer("bias", bias)
         self.given: list[torch.dtype] = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.given.append(x.dtype)
         x = x.dequantize()
         y = nn.functional.linear(x, self.get_buffer("weight"), self.get_buffer("bias"))
@@ -66,7 +66,8 @@ class StaticQuantNonTraceable(nn.Module):
     def from_observed(cls, observed_module: ObservedNonTraceable) -> Self:
         assert hasattr(observed_module, "qconfig")
         assert hasattr(observed_module, "activation_post_process")
-        scale, zero_point = observed_module.activation_post_process.calculate_qparams()  # type: ignore[operator]
+        observer: Any = observed_module.activation_post_process
+        scale, zero_point = observer.calculate_qparams()
         weight_observer = observed_module.qconfig.weight()
         weight_observer(observed_module.linear.weight)
         steps, _ = weight_observer.calculate_qparams()
@@ -82,7 +83,7 @@ class DynamicQuantNonTraceable(nn.Module):
         super().__init__()
         self.fast = fast
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y: Tensor = self.fast(x)
         return y if float(x.detach().sum()) > 0 else -y
 
@@ -103,7 +104,7 @@ class WeightOnlyQuantNonTraceable(nn.Module):
         self.register_buffer("steps", steps)
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         weight = self.get_buffer("levels").float() * self.get_buffer("steps")
         y = nn.functional.linear(x, weight, self.get_buffer("bias"))
         return y if float(x.detach().sum()) > 0 else -y
@@ -123,7 +124,7 @@ class M(nn.Module):
         self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
         self.non_traceable_submodule = FP32NonTraceable()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = nn.functional.relu(self.first(x))
         x = self.non_traceable_submodule(x)
         return self.last(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class Classifier(nn.Module):
         self.conv2, self.pool = nn.Conv2d(8, 8, 3, padding=1), nn.MaxPool2d(2)
         self.average, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = self.pool(functional.relu(self.norm(self.conv1(x))))
         x = torch.relu(self.conv2(x) + x)
         return torch.sigmoid(self.head(torch.flatten(self.average(x), 1)))
@@ -34,7 +35,7 @@ class Functional(nn.Module):
         self.w1, self.b1 = nn.Parameter(torch.randn(6, 3, 3, 3) / 5), nn.Parameter(torch.randn(6) / 5)
         self.w2, self.b2 = nn.Parameter(torch.randn(4, 6) / 3), nn.Parameter(torch.randn(4) / 5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = functional.relu(functional.conv2d(x, self.w1, self.b1, (1, 1), (1, 1), (1, 1), 1))
         x = functional.max_pool2d(x, 2)
         x = torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1)
@@ -49,7 +50,7 @@ class Joined(nn.Module):
         self.left, self.right = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 3, padding=1)
         self.last = nn.Conv2d(8, 4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.last(torch.cat([functional.relu(self.left(x)), self.right(x)], dim=1))
 
 
@@ -62,7 +63,7 @@ class Gated(nn.Module):
         self.down, self.up = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
         self.pool, self.gate = nn.AdaptiveAvgPool2d(1), nn.Sigmoid()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = functional.hardswish(self.conv(x))
         return x * self.gate(self.up(functional.relu(self.down(self.pool(x)))))
 
@@ -77,11 +78,11 @@ class Attention(nn.Module):
         self.out, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
 
     def transpose_for_scores(self, x: Tensor) -> Tensor:
-        new_x_shape = x.size()[:-1] + (self.heads, self.size)
+        new_x_shape = x.size()[:-1] + (self.heads, self.size)  # noqa: RUF005 - the sum of shapes is what is tested
         x = x.view(new_x_shape)
         return x.permute(0, 2, 1, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         q, k, v = (self.transpose_for_scores(layer(x)) for layer in (self.q, self.k, self.v))
         weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)), dim=-1)
         y = torch.matmul(weights, v).permute(0, 2, 1, 3).reshape(x.shape)
@@ -94,7 +95,7 @@ class FixedHeads(Attention):
     def transpose_for_scores(self, x: Tensor) -> Tensor:
         return x.view(-1, 5, self.heads, self.size).permute(0, 2, 1, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         q, k, v = (self.transpose_for_scores(layer(x)) for layer in (self.q, self.k, self.v))
         weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)), dim=-1)
         y = torch.matmul(weights, v).permute(0, 2, 1, 3).reshape(-1, 5, 16)
@@ -107,7 +108,7 @@ class Upscaler(nn.Module):
         self.conv, self.up = nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 4, 2, stride=2)
         self.act = nn.LeakyReLU(0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return functional.interpolate(self.act(self.up(self.conv(x))), scale_factor=2.0, mode="nearest")
 
 
@@ -116,7 +117,7 @@ class Waves(nn.Module):
         super().__init__()
         self.conv, self.norm, self.head = nn.Conv1d(2, 8, 5, padding=2), nn.BatchNorm1d(8), nn.Linear(8, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(torch.tanh(self.norm(self.conv(x))).mean(-1))
 
 
@@ -127,7 +128,7 @@ class Numbers(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.second(functional.elu(self.first(x)) * 0.3)
 
 

@@ -43,7 +43,7 @@ class Inner(nn.Module):
         super().__init__()
         self.linear, self.w = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 8) / 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return functional.linear(self.linear(x), self.w)
 
 
@@ -53,7 +53,7 @@ class Outer(nn.Module):
         self.block, self.other = nn.Sequential(Inner(), Inner()), nn.Linear(8, 8)
         self.w = nn.Parameter(torch.randn(8, 8) / 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = functional.linear(self.other(self.block(x)), self.w)
         return functional.linear(x, self.w) + x
 
@@ -72,12 +72,14 @@ KEYS: tuple[tuple[Any, ...], ...] = (
     ("set_module_name_object_type_order", "block.1", functional.linear, 0),
     ("set_module_name_object_type_order", "block.0", nn.Linear, 0),
 )
+torch_qconfig: Any = ao.QConfig
+torch_default: Any = getattr(ao, "default_qconfig")  # noqa: B009 - torch does not export it
 CONFIGS: tuple[tuple[Any, Any], ...] = (
     (None, None),
     *(
         (
             QConfig(MinMaxObserver.with_args(quant_min=0, quant_max=top), default_weight_observer),
-            ao.QConfig(ao.MinMaxObserver.with_args(quant_min=0, quant_max=top), ao.default_weight_observer),
+            torch_qconfig(ao.MinMaxObserver.with_args(quant_min=0, quant_max=top), ao.default_weight_observer),
         )
         for top in (255, 127)
     ),
@@ -111,7 +113,7 @@ def test_defaults_are_about_the_same_things_as_torchs(backend: str) -> None:
         (get_default_qat_qconfig_mapping(backend), ao.get_default_qat_qconfig_mapping(backend)),
     ):
         assert [*ours.object_type_qconfigs] == [*theirs.object_type_qconfigs]
-        pairs = [(ours.global_qconfig, theirs.global_qconfig)]
+        pairs: list[tuple[Any, Any]] = [(ours.global_qconfig, theirs.global_qconfig)]
         pairs += zip(ours.object_type_qconfigs.values(), theirs.object_type_qconfigs.values(), strict=True)
         for mine, torchs in pairs:
             for made, expected in ((mine.activation(), torchs.activation()), (mine.weight(), torchs.weight())):
@@ -141,7 +143,7 @@ def test_a_mapping_reads_back() -> None:
 def test_the_dict_form_is_taken_for_a_mapping_and_so_is_torchs() -> None:
     x = torch.randn(2, 8)
     model = nn.Sequential(nn.Linear(8, 8)).eval()
-    for mapping in ({"": default_qconfig}, ao.QConfigMapping().set_global(ao.default_qconfig)):
+    for mapping in ({"": default_qconfig}, ao.QConfigMapping().set_global(torch_default)):
         prepared = prepare_fx(model, mapping, (x,))
         prepared(x)
         assert len([name for name, _ in prepared.named_children() if name.startswith("activation")]) == 2

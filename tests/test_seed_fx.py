@@ -99,7 +99,7 @@ def test_1_4_the_options_combine(batches: list[Tensor]) -> None:
             super().__init__()
             self.part, self.named = M(), FP32NonTraceable()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return self.part(self.named(x))
 
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def test_1_5_a_submodule_is_prepared_and_put_back(batches: list[Tensor]) -> None
             super().__init__()
             self.traceable_submodule = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             x = x if float(x.sum()) > 0 else -x
             return self.traceable_submodule(x)
 
@@ -343,7 +343,7 @@ class ObservedLSTM(nn.Module):
 
     @classmethod
     def from_float(cls, float_module: nn.LSTM) -> ObservedLSTM:
-        return cls(float_module, float_module.qconfig)  # type: ignore[arg-type]
+        return cls(float_module, float_module.qconfig)
 
 
 class QuantizedLSTM(nn.Module):
@@ -389,7 +389,7 @@ def test_1_30_an_lstm_as_a_custom_module() -> None:
             super().__init__()
             self.embed, self.lstm, self.head = nn.Linear(4, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             y, _ = self.lstm(torch.relu(self.embed(x)))
             return self.head(y)
 
@@ -417,7 +417,7 @@ def test_1_32_traceable_and_opaque_code_alternate(batches: list[Tensor]) -> None
             self.first, self.second, self.third = (nn.Linear(8, 8) for _ in range(3))
             self.a, self.b = FP32NonTraceable(), FP32NonTraceable()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             x = self.a(torch.relu(self.first(x)))
             x = self.b(torch.relu(self.second(x)))
             return self.third(x)
@@ -579,7 +579,7 @@ def test_the_guide_refactors() -> None:
             super().__init__()
             self.linear = nn.Linear(8, 8)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return self.transpose_for_scores(self.linear(x))
 
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from quantc.dialect import op_name
 from quantc.flows.foreign import inner
 from quantc.flows.fx.custom_config import QuantType
 from quantc.flows.fx.object_types import class_name, is_module_class, ops_of, stands_for
@@ -63,8 +64,6 @@ class Choice:
     mapping: QConfigMapping
     qconfigs: dict[fx.Node, Any] = field(default_factory=dict)
     _calls: Counter[tuple[str, ObjectType]] = field(default_factory=Counter)
-    _last_of: dict[str, fx.Node] = field(default_factory=dict)
-    """For modules: the last node of theirs so far, to tell one call from the next."""
 
     def __post_init__(self) -> None:
         mapping = self.mapping
@@ -83,7 +82,7 @@ class Choice:
     def _of(self, node: fx.Node, origin: Origin) -> Any:
         mapping, path = self.mapping, origin.module_path
         found = mapping.global_qconfig
-        function = self._functions.get(_op(node))
+        function = self._functions.get(op_name(node))
         if function is not None and not _is_layer(origin):
             found = mapping.object_type_qconfigs[function]
         if origin.module_type in self._classes:
@@ -105,9 +104,11 @@ class Choice:
             return found
         path = origin.module_path.rpartition(".")[0] if _is_layer(origin) else origin.module_path
         for kind in dict.fromkeys(kind for name, kind, _ in ordered if name == path):
-            is_class = isinstance(kind, type) and is_module_class(kind)
-            is_it = is_class and class_name(kind) == origin.module_type if is_class else not _is_layer(origin)
-            if not is_it or not (is_class or stands_for(kind, node)):
+            if is_module_class(kind):
+                is_it = class_name(kind) == origin.module_type
+            else:
+                is_it = not _is_layer(origin) and stands_for(kind, node)
+            if not is_it:
                 continue
             index = self._calls[path, kind]
             self._calls[path, kind] += 1
@@ -129,12 +130,6 @@ class Choice:
                 UnmatchedWarning,
                 stacklevel=4,
             )
-
-
-def _op(node: fx.Node) -> str:
-    from quantc.dialect import op_name
-
-    return op_name(node)
 
 
 def _is_layer(origin: Origin) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import nn
 
@@ -42,7 +42,7 @@ class StandaloneModuleConfigEntry(NamedTuple):
 class _CustomConfig:
     """What the three configs have in common: the dict form."""
 
-    KEYS: Mapping[str, str] = {}
+    KEYS: ClassVar[Mapping[str, str]] = {}
     """The keys of the dict form, and the attribute each is about."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _CustomConfig:
 class PrepareCustomConfig(_CustomConfig):
     """What `prepare_fx` and `prepare_qat_fx` are to do out of the ordinary."""
 
-    KEYS = {
+    KEYS: ClassVar[Mapping[str, str]] = {
         "standalone_module_name": "standalone_module_names",
         "standalone_module_class": "standalone_module_classes",
         "float_to_observed_custom_module_class": "float_to_observed_mapping",
@@ -178,7 +178,7 @@ class PrepareCustomConfig(_CustomConfig):
 class ConvertCustomConfig(_CustomConfig):
     """What `convert_fx` is to do out of the ordinary."""
 
-    KEYS = {
+    KEYS: ClassVar[Mapping[str, str]] = {
         "observed_to_quantized_custom_module_class": "observed_to_quantized_mapping",
         "preserved_attributes": "preserved_attributes",
     }
@@ -207,7 +207,7 @@ class ConvertCustomConfig(_CustomConfig):
 class FuseCustomConfig(_CustomConfig):
     """What `fuse_fx` is to do out of the ordinary."""
 
-    KEYS = {"preserved_attributes": "preserved_attributes"}
+    KEYS: ClassVar[Mapping[str, str]] = {"preserved_attributes": "preserved_attributes"}
 
 
 _KINDS: Mapping[str, type] = {

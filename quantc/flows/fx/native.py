@@ -14,6 +14,7 @@ from quantc.formats import Offer
 from quantc.outcomes import Fixed
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, op, optional
+from quantc.patterns.leaves import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.quantizer import Backend
 from quantc.spec import UINT8
@@ -46,7 +47,7 @@ TABLE = RuleTable(
     "native",
     (
         _rule("conv", parts.conv >> relu, WEIGHTED),
-        _rule("conv-transpose", aten.conv_transpose("x", parts.const("w"), "b?"), {**WEIGHTED, "w": PER_AXIS_1}),
+        _rule("conv-transpose", aten.conv_transpose("x", const("w"), "b?"), {**WEIGHTED, "w": PER_AXIS_1}),
         _rule("linear", parts.linear >> relu, WEIGHTED, Offer.YES),
         _rule("add", aten.add >> relu, BOTH),
         _rule("mul", aten.mul >> relu, BOTH),

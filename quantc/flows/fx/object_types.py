@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -49,11 +49,11 @@ def _is_torch(function: Callable[..., Any]) -> bool:
     if function in OPERATORS:
         return True
     name = getattr(function, "__name__", "")
-    homes: tuple[Any, ...] = (torch, functional, torch._C._nn, torch.Tensor)
+    homes: tuple[Any, ...] = (torch, functional, getattr(torch._C, "_nn", None), torch.Tensor)
     return any(getattr(home, name, None) is function for home in homes)
 
 
-def is_module_class(given: object) -> bool:
+def is_module_class(given: object) -> TypeGuard[type[nn.Module]]:
     return isinstance(given, type) and issubclass(given, nn.Module)
 
 

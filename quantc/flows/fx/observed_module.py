@@ -59,6 +59,10 @@ class ObservedGraphModule(fx.GraphModule):
         self.train(program.training)
         self.register_forward_pre_hook(_check_inputs, with_kwargs=True)
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
     @property
     def preparation(self) -> Preparation:
         """What convert goes on from: the program with the tensors and modules that this module has by now."""

@@ -77,7 +77,8 @@ def insert(program: Program, makers: Makers) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     replaced: dict[fx.Node, fx.Node] = {}
     readers = dict.fromkeys(user for node in wanted for user in node.users)
-    for count, (node, group) in enumerate((node, group) for node in sorted(wanted) for group in wanted[node]):
+    pairs = [(node, group) for node in sorted(wanted) for group in wanted[node]]
+    for count, (node, group) in enumerate(pairs):
         observer = observers.setdefault(group.name, observers.get(group.name) or makers.observer(group))
         name = f"{PREFIX}{count}"
         program.root.add_module(name, observer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from quantc.places import Places
 from quantc.program import Program, attribute
 from quantc.sites import Site
 
+Grid = tuple[float, int, torch.dtype]
+"""Scale, zero point and quantized dtype."""
 QUANTIZED = {DType.UINT8: torch.quint8, DType.INT8: torch.qint8}
 
 
@@ -32,7 +35,7 @@ class QuantizedGraphModule(Lowered):
 
     inputs: tuple[int, ...] = ()
     """Which inputs come as quantized tensors."""
-    outputs: dict[int, tuple[float, int, torch.dtype]] = {}
+    outputs: Mapping[int, Grid] = MappingProxyType({})
     """Which outputs are given as quantized tensors, and on which grid."""
     preserved: tuple[str, ...] = ()
 
@@ -104,7 +107,7 @@ def _as_float(x: Any, index: int) -> Tensor:
     return x.dequantize()
 
 
-def grid_of_output(program: Program, index: int) -> tuple[float, int, torch.dtype]:
+def grid_of_output(program: Program, index: int) -> Grid:
     """The scale, zero point and dtype of an output that is quantized."""
     output = next(node for node in reversed(program.graph.nodes) if node.op == "output")
     values = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, fx.Node)]
@@ -190,11 +193,11 @@ def _show_observer(node: fx.Node, module: nn.Module, prepared: Preparation) -> N
             module.activation_post_process = copy.deepcopy(observer)
 
 
-def _grids(program: Program, node: fx.Node) -> dict[int, tuple[float, int, torch.dtype]]:
+def _grids(program: Program, node: fx.Node) -> dict[int, Grid]:
     """The grids of the tensors that a module is given quantized, by the number of the operand."""
     plan, places = program.plan, Places(program)
     count = len(places.operands(node))
-    grids: dict[int, tuple[float, int, torch.dtype]] = {}
+    grids: dict[int, Grid] = {}
     for group in plan.groups:
         for index in range(count):
             if places.use(node, index) in group.places and isinstance(group.outcome, Quantize | Fixed):
@@ -208,7 +211,7 @@ class GivenQuantized:
     """Gives a module quantized tensors in the place of float ones that lie on their grids, as modules written for torch's
     quantized dtypes take them."""
 
-    def __init__(self, grids: dict[int, tuple[float, int, torch.dtype]]) -> None:
+    def __init__(self, grids: dict[int, Grid]) -> None:
         self.grids = grids
 
     def __call__(self, module: nn.Module, args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +131,8 @@ def _uses(qconfig: Any) -> dict[Role, QuantSpec | Float]:
     if kind is None:
         return dict.fromkeys(Role, NOTHING)
     weight: dict[Role, QuantSpec | Float] = {}
-    try:
+    with suppress(SpecError):  # such as that of a placeholder, for ops without a weight
         weight = {Role.WEIGHT: weight_spec(qconfig)}
-    except SpecError:
-        pass  # such as a placeholder for ops without a weight
     if kind is QuantType.WEIGHT_ONLY or weight.get(Role.WEIGHT) == FP16_WEIGHT:
         return {Role.ACT: Float("weight only"), Role.BIAS: NOTHING, **weight}
     return {Role.ACT: activation_spec(qconfig), **weight}

@@ -60,7 +60,8 @@ def put_fake_quantizers(program: Program, makers: Makers) -> dict[str, list[str]
         names.setdefault(fake.group, []).append(f"{TRAINED}.{name}.module")
     for name, handed in list(holder._modules.items()):
         # what is handed on is shown to the observer once more, as it is in calibration
-        if isinstance(handed, HandedOn) and (fake := handed.__dict__["fake"]).group in made:
-            holder._modules[name] = made[fake.group]
+        group_name = handed.__dict__["fake"].group if isinstance(handed, HandedOn) else ""
+        if group_name in made:
+            holder._modules[name] = made[group_name]
     program.touch()
     return names
