@@ -128,3 +128,10 @@ class M(nn.Module):
         x = nn.functional.relu(self.first(x))
         x = self.non_traceable_submodule(x)
         return self.last(x)
+
+
+def worst_error(quantized: nn.Module, model: nn.Module, batches: list[Tensor]) -> float:
+    """The largest error, as a part of the largest result."""
+    with torch.no_grad():
+        pairs = [(quantized(x), model(x)) for x in batches]
+    return max(float((y - z).abs().max() / z.abs().max()) for y, z in pairs)

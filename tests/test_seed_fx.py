@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -33,6 +32,7 @@ from tests.fx_custom_modules import (
     ObservedNonTraceable,
     StaticQuantNonTraceable,
     WeightOnlyQuantNonTraceable,
+    worst_error,
 )
 from tests.fx_models import Attention, model_and_data
 
@@ -53,13 +53,6 @@ def model() -> M:
 def batches() -> list[Tensor]:
     torch.manual_seed(1)
     return [torch.randn(6, 8) for _ in range(6)]
-
-
-def error(quantized: nn.Module, model: nn.Module, batches: list[Tensor]) -> float:
-    """The largest error, as a part of the largest result."""
-    with torch.no_grad():
-        pairs = [(quantized(x), model(x)) for x in batches]
-    return max(float((y - z).abs().max() / z.abs().max()) for y, z in pairs)
 
 
 def quantized_ops(prepared: ObservedGraphModule) -> dict[str, str]:
@@ -110,7 +103,7 @@ def test_1_4_the_options_combine(batches: list[Tensor]) -> None:
     for x in batches:
         model(x)
     model.part = convert_fx(model.part)  # type: ignore[assignment]
-    assert error(model, original, batches) < 0.05
+    assert worst_error(model, original, batches) < 0.05
 
 
 def test_1_5_a_submodule_is_prepared_and_put_back(batches: list[Tensor]) -> None:
@@ -133,7 +126,7 @@ def test_1_5_a_submodule_is_prepared_and_put_back(batches: list[Tensor]) -> None
     quantized: Any = convert_fx(prepared)
     model_fp32.traceable_submodule = quantized
     assert all(row.kernel for row in quantized.placed)
-    assert error(model_fp32, original, batches) < 0.05
+    assert worst_error(model_fp32, original, batches) < 0.05
     model_fp32.eval().state_dict()
 
 
@@ -182,7 +175,7 @@ def test_1_9_to_1_13_modules_are_kept_whole(custom: dict[str, Any], model: nn.Mo
     assert type(prepared.get_submodule(SUBMODULE)) is FP32NonTraceable
     for x in batches:
         prepared(x)
-    assert error(convert_fx(prepared), model, batches) < 0.05
+    assert worst_error(convert_fx(prepared), model, batches) < 0.05
 
 
 def test_1_14_the_slips_of_the_guide_do_no_harm() -> None:
@@ -200,7 +193,7 @@ def test_1_15_shapes_that_are_added_up() -> None:
     for x in batches:
         prepared(x)
     quantized = convert_fx(prepared)
-    assert error(quantized, model, batches) < 0.05
+    assert worst_error(quantized, model, batches) < 0.05
     assert quantized(torch.randn(2, 9, 16)).shape == (2, 9, 16)  # another batch and length than the example
 
 
@@ -217,7 +210,7 @@ def test_custom_module_class(model: nn.Module, batches: list[Tensor]) -> None:
     quantized = convert_fx(prepared, STATIC_CONVERT)
     inside = quantized.get_submodule(SUBMODULE)
     assert type(inside) is StaticQuantNonTraceable
-    assert error(quantized, model, batches) < 0.05
+    assert worst_error(quantized, model, batches) < 0.05
     assert set(inside.given) == {torch.quint8}
     assert torch.equal(copy.deepcopy(quantized)(batches[0]), quantized(batches[0]))
 
@@ -234,7 +227,7 @@ def test_1_17_dynamic_needs_no_observed_version(model: nn.Module, batches: list[
     }
     quantized = convert_fx(prepared, convert_custom_config_dict)  # 1.23: the second argument by position
     assert type(quantized.get_submodule(SUBMODULE)) is DynamicQuantNonTraceable  # 1.28: by from_observed
-    assert error(quantized, model, batches) < 0.05
+    assert worst_error(quantized, model, batches) < 0.05
 
 
 def test_1_18_from_float_is_given_the_float_module(model: nn.Module, batches: list[Tensor]) -> None:
@@ -283,7 +276,7 @@ def test_1_21_the_same_entry_serves_training(model: nn.Module, batches: list[Ten
     assert sum(losses[-6:]) < sum(losses[:6])
     quantized = convert_fx(prepared.eval(), STATIC_CONVERT)
     assert type(quantized.get_submodule(SUBMODULE)) is StaticQuantNonTraceable
-    assert error(quantized, prepared, batches) < 0.1
+    assert worst_error(quantized, prepared, batches) < 0.1
 
 
 def test_1_22_calibrating_is_what_convert_goes_by(batches: list[Tensor]) -> None:
@@ -306,7 +299,7 @@ def test_1_27_weight_only_has_a_key(model: nn.Module, batches: list[Tensor]) -> 
     swaps = {"weight_only": {FP32NonTraceable: WeightOnlyQuantNonTraceable}}
     quantized = convert_fx(prepared, {"observed_to_quantized_custom_module_class": swaps})
     assert type(quantized.get_submodule(SUBMODULE)) is WeightOnlyQuantNonTraceable
-    assert error(quantized, model, batches) < 0.02
+    assert worst_error(quantized, model, batches) < 0.02
 
 
 def test_1_29_the_model_is_in_eval_mode_before_prepare(batches: list[Tensor]) -> None:
@@ -407,7 +400,7 @@ def test_1_30_an_lstm_as_a_custom_module() -> None:
     custom = {"observed_to_quantized_custom_module_class": {"static": {ObservedLSTM: QuantizedLSTM}}}
     quantized = convert_fx(prepared, custom)
     assert type(quantized.get_submodule("lstm")) is QuantizedLSTM
-    assert error(quantized, model, batches) < 0.05
+    assert worst_error(quantized, model, batches) < 0.05
 
 
 def test_1_32_traceable_and_opaque_code_alternate(batches: list[Tensor]) -> None:
@@ -433,174 +426,4 @@ def test_1_32_traceable_and_opaque_code_alternate(batches: list[Tensor]) -> None
     prepared(batches[0][:2])  # a batch of another size than the example
     quantized = convert_fx(prepared)
     assert sum(row.op == "linear" and bool(row.kernel) for row in quantized.placed) == 3
-    assert error(quantized, model, batches) < 0.1
-
-
-# -- the document ------------------------------------------------------------------------------------------------------
-
-IMPORTS = """
-from quantc.flows.fx import QConfigMapping, convert_fx, prepare_fx
-"""
-
-ONLY_WHAT_NEEDS_IT = """
-qconfig_mapping = QConfigMapping().set_global(qconfig)
-model_fp32.traceable_submodule = \\
-  prepare_fx(model_fp32.traceable_submodule, qconfig_mapping, example_inputs)
-"""
-
-SKIP = """
-qconfig_mapping = QConfigMapping.set_global(qconfig)
-
-prepare_custom_config_dict = {
-    # option 1
-    "non_traceable_module_name": "non_traceable_submodule",
-    # option 2
-    "non_traceable_module_class": [MNonTraceable],
-}
-model_prepared = prepare_fx(
-    model_fp32,
-    qconfig_mapping,
-    example_inputs,
-    prepare_custom_config_dict=prepare_custom_config_dict,
-)
-"""
-
-REFACTORED = """
-def transpose_for_scores(self, x):
-    new_x_shape = x.size()[:-1] + (self.num_attention_heads, self.attention_head_size)
-    x = x.view(new_x_shape)
-    return x.permute(0, 2, 1, 3)
-"""
-
-STATIC_1 = """
-# post training static quantization or
-# quantization aware training (that produces a statically quantized module)v
-prepare_custom_config_dict = {
-    "float_to_observed_custom_module_class": {
-        "static": {
-            FP32NonTraceable: ObservedNonTraceable,
-        }
-    },
-}
-
-model_prepared = prepare_fx(
-    model_fp32,
-    qconfig_mapping,
-    example_inputs,
-    prepare_custom_config_dict=prepare_custom_config_dict)
-"""
-
-STATIC_2 = """
-convert_custom_config_dict = {
-    "observed_to_quantized_custom_module_class": {
-        "static": {
-            ObservedNonTraceable: StaticQuantNonTraceable,
-        }
-    },
-}
-model_quantized = convert_fx(
-    model_prepared,
-    convert_custom_config_dict)
-"""
-
-DYNAMIC_1 = """
-prepare_custom_config_dict = {
-    "non_traceable_module_class": [
-        FP32NonTraceable
-    ]
-}
-"""
-
-DYNAMIC_2 = """
-# The example is for post training quantization
-model_fp32.eval()
-model_prepared = prepare_fx(
-    model_fp32,
-    qconfig_mapping,
-    example_inputs,
-    prepare_custom_config_dict=prepare_custom_config_dict)
-
-convert_custom_config_dict = {
-    "observed_to_quantized_custom_module_class": {
-        "dynamic": {
-            FP32NonTraceable: DynamicQuantNonTraceable,
-        }
-    },
-}
-model_quantized = convert_fx(
-    model_prepared,
-    convert_custom_config_dict)
-"""
-
-
-def run(namespace: dict[str, Any], *blocks: str) -> dict[str, Any]:
-    for block in (IMPORTS, *blocks):
-        exec(compile(block, "guide", "exec"), namespace)  # noqa: S102 - the code above
-    return namespace
-
-
-@pytest.fixture
-def guide(model: M, batches: list[Tensor]) -> dict[str, Any]:
-    """What the guide leaves to its reader."""
-    return {
-        "model_fp32": model,
-        "qconfig": get_default_qconfig("x86"),
-        "example_inputs": (batches[0],),
-        "FP32NonTraceable": FP32NonTraceable,
-        "MNonTraceable": FP32NonTraceable,  # the guide calls it by both names
-        "ObservedNonTraceable": ObservedNonTraceable,
-        "StaticQuantNonTraceable": StaticQuantNonTraceable,
-        "DynamicQuantNonTraceable": DynamicQuantNonTraceable,
-    }
-
-
-def test_the_guide_quantizes_only_what_needs_it(guide: dict[str, Any], batches: list[Tensor]) -> None:
-    model = nn.Module()
-    model.traceable_submodule = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
-    done = run(guide | {"model_fp32": model}, ONLY_WHAT_NEEDS_IT)
-    assert isinstance(done["model_fp32"].traceable_submodule, ObservedGraphModule)
-
-
-def test_the_guide_skips_what_cannot_be_traced(guide: dict[str, Any], model: M, batches: list[Tensor]) -> None:
-    done = run(guide, SKIP)
-    for x in batches:
-        done["model_prepared"](x)
-    assert error(convert_fx(done["model_prepared"]), model, batches) < 0.05
-
-
-def test_the_guide_refactors() -> None:
-    namespace = run({}, REFACTORED)
-
-    class Scores(nn.Module):
-        num_attention_heads, attention_head_size = 2, 4
-        transpose_for_scores = namespace["transpose_for_scores"]
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.transpose_for_scores(self.linear(x))
-
-    torch.manual_seed(0)
-    model, x = Scores().eval(), torch.randn(2, 3, 8)
-    prepared = prepare_fx(model, get_default_qconfig_mapping(), (x,))
-    prepared(x)
-    assert error(convert_fx(prepared), model, [x]) < 0.05
-
-
-def test_the_guide_writes_custom_modules(guide: dict[str, Any], model: M, batches: list[Tensor]) -> None:
-    done = run(guide | {"qconfig_mapping": get_default_qconfig_mapping()}, STATIC_1)
-    for x in batches:
-        done["model_prepared"](x)
-    done = run(done, STATIC_2)
-    assert error(done["model_quantized"], model, batches) < 0.05
-
-
-def test_the_guide_writes_dynamic_custom_modules(guide: dict[str, Any], model: M, batches: list[Tensor]) -> None:
-    mapping = QConfigMapping().set_global(default_dynamic_qconfig)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        done = run(guide | {"qconfig_mapping": mapping}, DYNAMIC_1, DYNAMIC_2)
-    assert type(done["model_quantized"].get_submodule(SUBMODULE)) is DynamicQuantNonTraceable
-    assert error(done["model_quantized"], model, batches) < 0.05
+    assert worst_error(quantized, model, batches) < 0.1
