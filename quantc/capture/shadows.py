@@ -30,6 +30,28 @@ NO_SHAPE = (
 """What an op raises that runs on real tensors alone, or whose result's shape depends on the data."""
 
 
+aten = torch.ops.aten
+ELEMENTWISE = frozenset(
+    overload
+    for name in (
+        *("relu", "relu_", "hardtanh", "hardtanh_", "relu6", "hardswish", "hardswish_", "hardsigmoid", "silu", "silu_"),
+        *("mish", "gelu", "elu", "leaky_relu", "leaky_relu_", "sigmoid", "tanh", "softplus"),
+    )
+    for overload in [getattr(aten, name).default]
+)
+"""Ops on one tensor whose result is of its size and, if it is float, of its dtype."""
+
+
+def _like_its_input(node: fx.Node, args: tuple[Any, ...]) -> bool:
+    """Whether a call gives what has the size and dtype of its first argument, so that nothing need be run: symbolic sizes
+    make the decompositions of norms slower than all else in a convolutional network."""
+    if node.target is aten.batch_norm.default:
+        is_same = len(args) > 5 and args[5] is False
+    else:
+        is_same = node.target in ELEMENTWISE
+    return is_same and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float32
+
+
 class Shadows:
     """Runs calls on fake tensors. Without example inputs there are none, and nothing is known."""
 
@@ -46,6 +68,8 @@ class Shadows:
         if self.fakes is None or any("val" not in operand.meta for operand in node.all_input_nodes):
             return None
         args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+        if self.has_symbols and _like_its_input(node, args):
+            return args[0]
         function: Any = node.target
         try:
             with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad(), self._dispatcher():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,27 +29,45 @@ def captured(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> tuple
     """
     examples = examples_of(example_inputs)
     every = pytree.tree_map(lambda x: dict.fromkeys(range(x.dim()), Dim.AUTO) if _has_sizes(x) else None, examples)
-    program = _attempt(model, examples, leaves, every)
-    if program is not None and not _unknown(program):
-        return program, {}
+    batch = batch_dimensions(examples, Dim.AUTO)
     # what comes behind code that cannot be run on open sizes has no types, and could not be quantized
-    names = set() if program is None else _unknown(program)
-    shapes = shapes_of(model, examples, names) if names else None
+    unknown: set[str] = set()
+    for sizes in (every, batch):
+        program = _attempt(model, examples, leaves, sizes)
+        unknown = set() if program is None else _unknown(program)
+        if program is not None and not unknown:
+            return program, {}
+        if unknown:
+            break
+    shapes = shapes_of(model, examples, unknown) if unknown else None
+    program = None
     if shapes is not None:
-        batch = batch_dimensions(examples, Dim.AUTO)
         program = _attempt(with_stand_ins(model, shapes), examples, _by_name(model, leaves), batch)
-        if program is not None and not _unknown(program):
-            for name in shapes:
-                attribute(program.root, name).__dict__.pop("forward", None)
-            return program, shapes
-    return capture(model, examples, method="fx", leaf=leaves), {}
+    if program is None or shapes is None or _unknown(program):
+        return capture(model, examples, method="fx", leaf=leaves), {}
+    for name in shapes:
+        attribute(program.root, name).__dict__.pop("forward", None)
+    return program, shapes
 
 
 def _attempt(model: nn.Module, examples: tuple[Any, ...], leaves: list[Leaf], sizes: Any) -> Program | None:
     try:
-        return capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=sizes)
+        with _hushed():
+            return capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=sizes)
     except CaptureError:
         return None
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep torch from logging, as errors, that a size cannot be open: that is what an attempt is for."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _has_sizes(value: Any) -> bool:

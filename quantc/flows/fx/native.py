@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quantc.backends import parts
+from quantc.backends import masks, parts
 from quantc.flows.fx.custom_config import QuantType
 from quantc.formats import Offer
 from quantc.outcomes import Fixed
@@ -40,7 +40,7 @@ moves = op(
 
 def _rule(name: str, pattern: Pattern, roles: dict[str, str], dynamic: Offer = Offer.NO) -> Rule:
     supports = {"qdq"} if name in parts.NOT_INTEGER or name in ("move", "dropout") else {"qdq", "integer"}
-    return Rule(name, pattern, roles, supports=supports, dynamic=dynamic)
+    return Rule(name, pattern, roles, when=(masks.NO_MASK,), supports=supports, dynamic=dynamic)
 
 
 TABLE = RuleTable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from quantc import pipelines
 from quantc.errors import InputError
 from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError, QuantType
 from quantc.flows.fx.kept_whole import SHAPES, watch, watch_like
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation
 from quantc.formats import DType
-from quantc.kernels.lowered import Lowered, lower
+from quantc.kernels.lowered import Lowered
 from quantc.kernels.placing import Choosing
 from quantc.numerics import QParams
 from quantc.outcomes import Fixed, Quantize
@@ -42,8 +44,12 @@ class QuantizedGraphModule(Lowered):
     @classmethod
     def of(cls, program: Program, target: str, inputs: Iterable[int], outputs: Iterable[int]) -> QuantizedGraphModule:
         """Lower a converted program."""
-        lowered = lower(program, target)
-        made = cls(lowered.program, target)
+        made = cls(pipelines.lower().run_on_copy(program), target)
+        if made.placed and not any(row.kernel for row in made.placed):
+            warnings.warn(
+                f"{target} has kernels for none of the quantized ops of {program.name}: print(quantized) says why",
+                stacklevel=3,
+            )
         made.inputs = tuple(inputs)
         made.outputs = {index: grid_of_output(program, index) for index in outputs}
         return made

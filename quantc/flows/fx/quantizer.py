@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from quantc.annotator import Annotator
 from quantc.config import ConfigRule
 from quantc.errors import SpecError
 from quantc.flows.foreign import inner, spec_of
-from quantc.flows.fx.choosing import Choice, is_fixed, quant_type_of, reuses_input, rounds
+from quantc.flows.fx.choosing import MOST_KNOWN, Choice, is_fixed, quant_type_of, reuses_input, rounds
 from quantc.flows.fx.custom_config import PrepareCustomConfig, QuantType
 from quantc.flows.fx.native import FIXED_RULES, KINDS, NATIVE
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
@@ -79,6 +80,7 @@ class QConfigQuantizer:
         return self.backend.table.explain(program, node, admission)
 
 
+@lru_cache(MOST_KNOWN)
 def activation_spec(qconfig: Any) -> QuantSpec:
     """How the activations of an op are quantized.
 
@@ -91,6 +93,7 @@ def activation_spec(qconfig: Any) -> QuantSpec:
     return found if rounds(observer) else found.but(qmin=found.dtype.qmin, qmax=found.dtype.qmax)
 
 
+@lru_cache(MOST_KNOWN)
 def weight_spec(qconfig: Any) -> QuantSpec:
     """How its weight is quantized."""
     observer = inner(qconfig.weight())
