@@ -39,7 +39,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
             )
         super().__init__(dtype, **keywords)
         self.bins = bins
-        self.dst_nbins = 2 ** torch.iinfo(PLAIN[dtype] if dtype in PLAIN else dtype).bits
+        storage: torch.dtype = PLAIN.get(dtype, dtype)
+        self.dst_nbins = 2 ** torch.iinfo(storage).bits
         self.register_buffer("histogram", torch.zeros(bins, **self.factory_kwargs))
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
         self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
