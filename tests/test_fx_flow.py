@@ -105,6 +105,32 @@ def test_batches_of_any_size_calibrate() -> None:
         prepared(torch.randn(2, 4, 16, 16))
 
 
+def test_arguments_may_be_given_by_name() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, left: Tensor, right: Tensor) -> Any:
+            return self.linear(left) + right
+
+    model, (x, y) = Two().eval(), batches()[:2]
+    prepared = prepare_fx(model, get_default_qconfig_mapping(), (x, y))
+    assert torch.equal(prepared(right=y, left=x), prepared(x, right=y))
+    quantized = convert_fx(prepared)
+    assert torch.equal(quantized(x, right=y), quantized(x, y))
+    with pytest.raises(InputError):
+        prepared(x, wrong=y)
+
+
+def test_what_was_given_may_change_afterwards() -> None:
+    mapping, custom = get_default_qconfig_mapping(), PrepareCustomConfig()
+    prepared = prepared_layers(custom, mapping)
+    mapping.set_global(None)
+    custom.set_output_quantized_indexes(0)
+    assert convert_fx(prepared)(batches()[0]).dtype is torch.float32
+
+
 def test_coverage_says_what_is_float_and_why() -> None:
     mapping = get_default_qconfig_mapping().set_module_name("2", None)
     rows = {row.node: row for row in prepared_layers(mapping=mapping).coverage().rows}

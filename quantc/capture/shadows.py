@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,6 +31,8 @@ NO_SHAPE = (
 
 
 aten = torch.ops.aten
+TRAINING = 5
+"""Which argument of a batch norm says whether it is trained."""
 ELEMENTWISE = frozenset(
     overload
     for name in (
@@ -42,14 +44,14 @@ ELEMENTWISE = frozenset(
 """Ops on one tensor whose result is of its size and, if it is float, of its dtype."""
 
 
-def _like_its_input(node: fx.Node, args: tuple[Any, ...]) -> bool:
+def _like_its_input(node: fx.Node, args: Sequence[Any]) -> bool:
     """Whether a call gives what has the size and dtype of its first argument, so that nothing need be run: symbolic sizes
     make the decompositions of norms slower than all else in a convolutional network."""
-    if node.target is aten.batch_norm.default:
-        is_same = len(args) > 5 and args[5] is False
-    else:
-        is_same = node.target in ELEMENTWISE
-    return is_same and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float32
+    is_norm = node.target is aten.batch_norm.default and len(args) > TRAINING and args[TRAINING] is False
+    if not is_norm and node.target not in ELEMENTWISE:
+        return False
+    x = next(iter(args), None)
+    return isinstance(x, torch.Tensor) and x.dtype == torch.float32
 
 
 class Shadows:

@@ -17,7 +17,7 @@ def config_of(kind: type[Config], given: Any, given_as_dict: Any) -> Config:
     if found is None:
         return kind()
     if isinstance(found, kind):
-        return found
+        return kind.from_dict(found.to_dict())  # the user's may change before convert
     if isinstance(found, dict):
         return kind.from_dict(found)
     if type(found).__name__ == kind.__name__ and callable(getattr(found, "to_dict", None)):

@@ -17,6 +17,7 @@ from quantc.flows.fx.kept_whole import watch_like
 from quantc.flows.fx.observers_in_graph import Makers, remove
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
 from quantc.program import Program, attribute
+from quantc.signature import Signature
 
 if TYPE_CHECKING:
     from quantc.inspect.coverage import Coverage
@@ -116,8 +117,22 @@ def _hand_over(root: nn.Module, module: nn.Module, target: str) -> None:
         setattr(root.get_submodule(parent), leaf, current)
 
 
-def _check_inputs(module: ObservedGraphModule, args: Any, kwargs: Any) -> None:
+def by_position(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a call as the example inputs had them: those that were given by name instead in their places."""
+    names = signature.parameters[: signature.in_spec.children()[0].num_children]
+    missing = names[len(args) :]
+    if not kwargs or not all(name in kwargs for name in missing):
+        return args, kwargs
+    rest = {name: value for name, value in kwargs.items() if name not in missing}
+    return (*args, *(kwargs[name] for name in missing)), rest
+
+
+def _check_inputs(module: ObservedGraphModule, args: Any, kwargs: Any) -> Any:
     """Sizes that are fixed, and inputs that were none, are refused by name."""
-    if not torch.compiler.is_compiling():
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        module.__dict__["_preparation"].program.signature.check(leaves, spec)
+    if torch.compiler.is_compiling():
+        return args, kwargs
+    signature = module.__dict__["_preparation"].program.signature
+    args, kwargs = by_position(signature, args, kwargs)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    signature.check(leaves, spec)
+    return args, kwargs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import fx, nn
@@ -21,7 +20,7 @@ from quantc.flows.fx.native import NATIVE
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
 from quantc.flows.fx.observers_in_graph import Makers, insert
 from quantc.flows.fx.open_sizes import Shapes
-from quantc.flows.fx.qconfig_mapping import mapping_of
+from quantc.flows.fx.qconfig_mapping import QConfigMapping, mapping_of
 from quantc.flows.fx.quantizer import QConfigQuantizer
 from quantc.program import Program, attribute
 from quantc.quantizer import Backend
@@ -67,7 +66,7 @@ def prepare_qat_fx(
 def _prepared(
     model: nn.Module, mapping: Any, examples: Any, custom: PrepareCustomConfig, backend: Any, *, trained: bool
 ) -> ObservedGraphModule:
-    mapping = copy.copy(mapping_of(mapping))
+    mapping = QConfigMapping.from_dict(mapping_of(mapping).to_dict())  # the user's may change before convert
     if backend is not None and not isinstance(backend, Backend):
         raise CustomConfigError(
             f"backend_config is a {type(backend).__name__}",

@@ -16,7 +16,7 @@ from quantc import pipelines
 from quantc.errors import InputError
 from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError, QuantType
 from quantc.flows.fx.kept_whole import SHAPES, watch, watch_like
-from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation
+from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, by_position
 from quantc.formats import DType
 from quantc.kernels.lowered import Lowered
 from quantc.kernels.placing import Choosing
@@ -79,6 +79,8 @@ class QuantizedGraphModule(Lowered):
             return getattr(running.module, name)  # modules of the user's own, by the names they had
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args, kwargs = by_position(self._program.signature, args, kwargs)
         if not self.inputs and not self.outputs:
             return super().forward(*args, **kwargs)
         args = tuple(_as_float(x, index) if index in self.inputs else x for index, x in enumerate(args))
