@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.backends.qnnpack import QNNPACK
+from quantc.backends.x86 import X86
 from quantc.errors import CalibrationError, ConfigError, DataError, InputError, ModeError, QuantcError, SaveError
 from quantc.flows.fx import (
     ConvertCustomConfig,
@@ -30,6 +33,7 @@ from quantc.flows.fx import (
 from quantc.flows.fx.fuse import UnfusedWarning
 from quantc.flows.fx.observed_module import ObservedGraphModule
 from quantc.flows.observers import HistogramObserver
+from quantc.quantizer import Backend
 from tests.fx_custom_modules import DynamicQuantNonTraceable, FP32NonTraceable, M
 from tests.fx_models import Classifier, model_and_data
 
@@ -223,6 +227,33 @@ def test_an_output_that_is_float_is_not_given_quantized() -> None:
     mapping = get_default_qconfig_mapping().set_module_name("2", None)
     with pytest.raises(ConfigError, match="output 0 is not quantized"):
         convert_fx(prepared_layers({"output_quantized_idxs": 0}, mapping))
+
+
+@pytest.mark.parametrize("backend", [X86, QNNPACK], ids=["x86", "qnnpack"])
+@pytest.mark.parametrize("name", ["classifier", "attention"])
+def test_another_table_may_be_given(name: str, backend: Backend) -> None:
+    model, data = model_and_data(name)
+    prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), (data[0],), backend_config=backend)
+    for x in data:
+        prepared(x)
+    with torch.no_grad():
+        exact = model(data[0])
+        assert float((convert_fx(prepared)(data[0]) - exact).abs().max()) < 0.05 * float(exact.abs().max())
+    assert {row.quantizer for row in prepared.coverage().rows if row.verdict == "quantized"} == {backend.name}
+
+
+def test_sums_that_a_processor_would_cut_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales are for 7 bits, but what lies beyond takes the eighth: on AVX2 two products may then leave 16 bits."""
+    prepared = prepared_layers()
+    monkeypatch.setattr("quantc.kernels.saturation.instruction_set_here", lambda: "avx2")
+    with pytest.warns(UserWarning, match="sums can saturate in linear"):
+        convert_fx(prepared)
+    safe = prepare_fx(layers(), get_default_qconfig_mapping("x86"), (batches()[0],), backend_config=X86)
+    for x in batches():
+        safe(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert_fx(safe)
 
 
 # -- modules that are kept whole ---------------------------------------------------------------------------------------

@@ -211,7 +211,8 @@ class QConfigAnnotation(TableAnnotation):
     ) -> TensorOutcome | None:
         own = self._own(role)
         if isinstance(own, Fixed) and setting is not None and isinstance(setting.use, Quantize):
-            return _fixed(self.choice[node], setting.use.spec)
+            qconfig = self.choice[node]
+            return _fixed(qconfig, setting.use.spec) if is_fixed(qconfig) else own
         return super()._of_role(role, setting, node, value)
 
     def _share_lists(self, match: Match, sites: dict[str, Site]) -> None:
