@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -94,6 +93,16 @@ def activation_spec(qconfig: Any) -> QuantSpec:
 
 
 @lru_cache(MOST_KNOWN)
+def quantizes_weights(qconfig: Any) -> bool:
+    """Whether a QConfig says how weights are quantized."""
+    try:
+        weight_spec(qconfig)
+    except SpecError:
+        return False
+    return True
+
+
+@lru_cache(MOST_KNOWN)
 def weight_spec(qconfig: Any) -> QuantSpec:
     """How its weight is quantized."""
     observer = inner(qconfig.weight())
@@ -134,7 +143,7 @@ def _uses(qconfig: Any) -> dict[Role, QuantSpec | Float]:
     if kind is None:
         return dict.fromkeys(Role, NOTHING)
     weight: dict[Role, QuantSpec | Float] = {}
-    with suppress(SpecError):  # such as that of a placeholder, for ops without a weight
+    if quantizes_weights(qconfig):
         weight = {Role.WEIGHT: weight_spec(qconfig)}
     if kind is QuantType.WEIGHT_ONLY or weight.get(Role.WEIGHT) == FP16_WEIGHT:
         return {Role.ACT: Float("weight only"), Role.BIAS: NOTHING, **weight}
@@ -151,20 +160,28 @@ class QConfigAnnotation(TableAnnotation):
         super().__init__(backend, annotator)
         self.choice = choice
         self.custom = custom
+        self.reasons: dict[fx.Node, str] = {}
+        """Why no rule took a node, for those that one would have fitted."""
 
     def run(self) -> None:
         super().run()
+        plan = self.annotator.plan
         for node in self.annotator.program.graph.nodes:
             if node.op == "call_module":
                 self._custom_module(node)
+            if node in self.reasons and node not in plan.claims and node not in plan.left_float:
+                self.annotator.leave(node, self.reasons[node])
 
     # -- what may be matched -----------------------------------------------------------------------------------
 
     def _why_not(self, match: Match) -> str | None:
-        return self._why_not_kind(match) or super()._why_not(match)
+        reason = self._why_not_kind(match) or super()._why_not(match)
+        if reason is not None:
+            self.reasons.setdefault(first_of(match), f"{match.rule.name}: {reason}")
+        return reason
 
     def _why_not_kind(self, match: Match) -> str | None:
-        qconfig = self.choice[match.nodes[0]]
+        qconfig = self.choice[first_of(match)]
         if qconfig is None:
             return "it has no QConfig"
         if reuses_input(qconfig):
@@ -173,6 +190,9 @@ class QConfigAnnotation(TableAnnotation):
         allowed = KINDS.get(rule, (QuantType.STATIC,))
         if kind not in allowed:
             return f"{rule} is quantized {' or '.join(allowed)}, and its QConfig is {kind or 'float'}"
+        is_weighted = any(role.startswith("weight") for role in match.rule.roles.values())
+        if is_weighted and not quantizes_weights(qconfig):
+            return "its QConfig leaves weights float, and there is no kernel for that"
         if rule in FIXED_RULES and not is_fixed(qconfig):
             return f"the range of {rule} is known, so its QConfig must have a FixedQParamsObserver for activations"
         return None
@@ -187,20 +207,26 @@ class QConfigAnnotation(TableAnnotation):
         given = self._yielded(slot.value)
         if reuses_input(qconfig):
             return None if given is None else SameAs(self.annotator.places.out(slot.value))
-        wanted = super()._chosen(slot, self._of_input(slot, setting, qconfig), sites)
+        if is_fixed(qconfig):
+            setting = self._of_others(setting)
+        if setting is None and given is None:
+            return None  # nothing says how it is quantized
+        wanted = super()._chosen(slot, setting, sites)
         if given is None or not isinstance(wanted, Quantize) or wanted == given:
             return wanted
         same_format = given.spec.dtype is wanted.spec.dtype and wanted.spec.timing is Timing.STATIC
         return SameAs(self.annotator.places.out(slot.value)) if same_format else wanted
 
-    def _of_input(self, slot: Slot, setting: Setting | None, qconfig: Any) -> Setting | None:
+    def _of_others(self, setting: Setting | None) -> Setting | None:
         """A range that is known beforehand is that of a result: what such an op reads is quantized like all else."""
         common = self.choice.mapping.global_qconfig
-        if setting is None or not is_fixed(qconfig):
-            return setting
-        if common is None or quant_type_of(common) is not QuantType.STATIC or is_fixed(common):
-            return setting
+        if setting is None or common is None or quant_type_of(common) is not QuantType.STATIC or is_fixed(common):
+            return None
         return replace(setting, use=Quantize(activation_spec(common)))
+
+    def _yielding(self, match: Match, readers: list[fx.Node]) -> Setting | None:
+        """An op that is fused into another goes with it: the QConfig is that of the first."""
+        return self.config.setting(first_of(match))
 
     def _yielded(self, value: fx.Node) -> Quantize | Fixed | None:
         outcome = self._root(self.annotator.plan.outcomes.get(self.annotator.places.out(value)))
@@ -252,6 +278,11 @@ class QConfigAnnotation(TableAnnotation):
         if self.annotator.why_not_tensor(node) is None:
             self.annotator.output(node, outcome)
         self.annotator.claim([node], Claim(self.backend.name, CUSTOM, node.name))
+
+
+def first_of(match: Match) -> fx.Node:
+    """The node of a match that comes first in the program."""
+    return min(match.nodes)
 
 
 def is_swapped(module: Any, custom: PrepareCustomConfig, kind: QuantType) -> bool:
