@@ -203,7 +203,10 @@ def trained(prepared: nn.Module, batches: list[Tensor], steps: int) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["perceptron", "joined", "gated", "waves", "classifier", "functional"])
+SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("gated", "waves", "functional")]
+
+
+@pytest.mark.parametrize("name", ["perceptron", "joined", "classifier", *SLOWER])
 def test_training_gives_the_same_numbers(name: str) -> None:
     torch.set_num_threads(1)
     model, batches = model_and_data(name)
