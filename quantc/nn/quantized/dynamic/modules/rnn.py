@@ -78,6 +78,14 @@ class _Recurrent(RunTime):
             self.hold_weight(name, stored(getattr(mod, name), observers, type(self).__name__))
             self.hold(_bias(name), getattr(mod, _bias(name)).detach().float().clone() if self.bias else None)
 
+    def packed(self, kind: str) -> list[Any]:
+        """Weights and biases as torch's ops take them."""
+        each = [(name, self._buffers[_bias(name)]) for name in self.weight_names]
+        if self.is_half:
+            return [engines.packed_halves_for_threads(self.tensor(name).float(), bias) for name, bias in each]
+        engine = ENGINES[kind]
+        return [engines.packed_linear(engine, self.tensor(name), self.tensor(f"{name}_scale"), b) for name, b in each]
+
     def products(self) -> list[Run]:
         """With float16 weights."""
         return [self.half_product(name, _bias(name)) for name in self.weight_names]
@@ -205,12 +213,7 @@ class RNNBase(_Recurrent):
         """Packed for torch's ops over whole sequences."""
         if self.is_half:
             return self._half_cells()
-        packed = [
-            engines.packed_linear(
-                ENGINES[kind], self.tensor(name), self.tensor(f"{name}_scale"), self._buffers[_bias(name)]
-            )
-            for name in self.weight_names
-        ]
+        packed = self.packed(kind)
         reduced = run_time_grid(kind)["qmax"] != FULL
         return [engines.packed_cell(ih, hh, reduced) for ih, hh in zip(packed[::2], packed[1::2], strict=True)]
 
