@@ -65,8 +65,9 @@ class Case:
         for module in (ours, theirs):
             for part in (module, *module.children()):
                 part.qconfig = qconfig  # type: ignore[assignment]
-            module.activation_post_process = qconfig.activation()
-            module.activation_post_process(module(x))
+            observer = qconfig.activation()
+            observer(module(x))
+            module.activation_post_process = observer
         return self.ours.from_float(ours), self.theirs.from_float(theirs)  # type: ignore[attr-defined]
 
 

@@ -132,7 +132,7 @@ def test_plain_recurrent_layers(nonlinearity: str, kind: str) -> None:
     """torch.ao has none: they are close to float, and a layer is its cell, step by step."""
     torch.manual_seed(0)
     layer = nn.RNN(8, 12, nonlinearity=nonlinearity).eval()
-    layer.qconfig = QCONFIGS[kind]  # type: ignore[assignment]
+    layer.qconfig = QCONFIGS[kind]
     made = dynamic.RNNBase.from_float(layer)
     x = torch.randn(6, 3, 8)
     found, last = made(x)
@@ -145,8 +145,9 @@ def test_linear_that_ends_in_a_relu() -> None:
     with engine("x86"):
         inner = nn.Linear(24, 10)
         inner.qconfig = qconfigs.per_channel_dynamic_qconfig  # type: ignore[assignment]
-        mine, other = intrinsic.LinearReLU(inner, nn.ReLU()), ao_intrinsic.LinearReLU(inner, nn.ReLU())
-        mine.qconfig = other.qconfig = inner.qconfig  # type: ignore[assignment]
+        pair: list[Any] = [kind(inner, nn.ReLU()) for kind in (intrinsic.LinearReLU, ao_intrinsic.LinearReLU)]
+        mine, other = pair
+        mine.qconfig = other.qconfig = inner.qconfig
         ours, theirs = intrinsic_dynamic.LinearReLU.from_float(mine), ao_intrinsic_dynamic.LinearReLU.from_float(other)
         x = torch.randn(5, 24)
         assert furthest(ours(x), theirs(x)) < 1e-5
@@ -182,7 +183,7 @@ def test_embeddings(dtype: str) -> None:
         step = ours.weight().q_per_channel_scales().max()
         assert float((ours(indices) - table(indices)).abs().max()) <= float(step) * 0.51
         if dtype == "quint8":
-            theirs = ao_quantized.Embedding.from_float(table)
+            theirs = ao_quantized.Embedding.from_float(table)  # type: ignore[no-untyped-call]
             assert torch.allclose(ours(indices), theirs(indices), atol=1e-6)
             other = quantized.Embedding(20, 16)
             other.load_state_dict(theirs.state_dict())

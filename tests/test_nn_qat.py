@@ -36,7 +36,7 @@ def _float(name: str, library: Any) -> nn.Module:
         made = [CONVS[axes](4, 6, 3, padding=1, groups=2)]
         made += [NORMS[axes](6)] if "Bn" in name else []
     made += [nn.ReLU()] if "ReLU" in name else []
-    return made[0] if len(made) == 1 else getattr(library, name)(*made)  # type: ignore[no-any-return]
+    return made[0] if len(made) == 1 else getattr(library, name)(*made)
 
 
 def _input(name: str) -> Tensor:
@@ -73,7 +73,7 @@ def _trained(module: Any, name: str, observer: Any) -> list[float]:
         made = observer(module(_input(name)))
         loss = (made - torch.linspace(-1, 1, made.numel()).reshape(made.shape)).square().mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses

@@ -133,7 +133,8 @@ class EmbeddingBag(Embedding):
     def _bags(self) -> Run:
         mode = MODES[self.mode]
         if self.mode == "max" or self.padding_idx is not None:
-            stored = StoredWeight(*(self.tensor(name) for name in self.held), 0, None)
+            levels, scale, zero_point = (self.tensor(name) for name in self.held)
+            stored = StoredWeight(levels, scale, zero_point, 0, None)
             return BagLookup(stored, mode, self.include_last_offset, self.padding_idx).forward
         table = self.table()
 
