@@ -152,7 +152,7 @@ class Weighted(QuantizedModule):
         """What the op of the integer form takes after the bias."""
         return ()
 
-    def forward(self, input: Tensor) -> QuantizedTensor:  # noqa: A002 - torch's name
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         x = self.ready(self.quantized_input(input))
         kind = target()
         key = (kind, x.scale_of, x.zero_point_of, x.dtype, x.dim(), self.scale, self.zero_point)
