@@ -9,6 +9,7 @@ levels may go to the other one; and the bias is added in float32, not in steps o
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ LINEAR: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.
 LINEAR_RELU: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_relu_output_fp32.default
 QNNPACK_LINEAR: Any = torch.ops.quantized.linear_dynamic.default
 QNNPACK_LINEAR_RELU: Any = torch.ops.quantized.linear_relu_dynamic.default
+ON_OWN_SCALE: Any = QNNPACK_LINEAR._op
+ON_OWN_SCALE_RELU: Any = QNNPACK_LINEAR_RELU._op
+"""Those ops themselves: a small layer takes so little time that what torch puts around ops is felt."""
 SMALLEST_SCALE = 2.0**-14
 """Of the kernels that choose scales on their own."""
 
@@ -163,6 +167,29 @@ class OfWhole(LinearDynamic):
     @property
     def pair_sums(self) -> tuple[Tensor, int] | None:
         return self.plain.levels, self.grid.span
+
+
+class OnOwnScale(OfWhole):
+    """One scale for all that is read, which fbgemm's kernel finds on its own: torch's, which differs from that of the
+    integer form where it is near the smallest there is. Offered for no op: modules that keep to torch's scales take it.
+
+    The kernel hides what is not finite, so that is looked for; what is so large that its square is not counts as such.
+    """
+
+    name: ClassVar[str] = "fbgemm linear, on a scale of its own"
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """At once where that is possible."""
+        x, packed = inputs[0], self._packed
+        if packed is None or x.dim() < 2 or x.dtype is not torch.float32 or x.size(-1) != self.shape[1]:
+            return super().forward(*inputs)
+        return self.product(packed, x) if x.numel() else super().forward(*inputs)
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        if not math.isfinite(torch.linalg.vector_norm(x).item()):
+            return super().product(packed, x)
+        made: Tensor = (ON_OWN_SCALE_RELU if self.relu else ON_OWN_SCALE)(x, packed, self.grid.span < HIGHEST_LEVEL)
+        return made
 
 
 class OfRows(OfWhole):
