@@ -114,6 +114,10 @@ class TrainingError(RefusedError):
     """Training that cannot go on, that has not taken place, or that led to nothing that can be quantized."""
 
 
+class MixedTensorsError(RefusedError, RuntimeError):
+    """A float tensor met a quantized module, or a quantized tensor an op of floats: a stub is missing between them."""
+
+
 class PatternError(QuantcError):
     """A pattern, rule or rule table that is not well formed."""
 

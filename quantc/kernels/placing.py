@@ -162,7 +162,7 @@ def _place(
             call = Call(draft, node)
             if node.op != "call_function" or (call.op not in makers and op_of(node.target) is None):
                 continue
-            found, reason = _candidates(makers.get(call.op, []), call, choosing.allow_float)
+            found, reason = candidates(makers.get(call.op, []), call, choosing.allow_float)
             if not found:
                 placed[node] = Placed(node.name, call.op, "", reason)
                 continue
@@ -204,7 +204,7 @@ def _share_tensors(copy: nn.Module, root: nn.Module) -> None:
         to._parameters.update(source._parameters)
 
 
-def _candidates(makers: list[Maker], call: Call, allow_float: bool) -> tuple[list[Placement], str]:
+def candidates(makers: list[Maker], call: Call, allow_float: bool) -> tuple[list[Placement], str]:
     """The kernels that could run a call, and why the others cannot."""
     found: list[Placement] = []
     reasons: list[str] = []
