@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quantc.errors import ConfigError, RefusedError, suggest
+from quantc.errors import ConfigError, MixedTensorsError, RefusedError, suggest
 
 
 class EagerError(RefusedError):
@@ -27,7 +27,7 @@ class ReusedLayerError(EagerError):
     """One layer is run at several places, and would have one output scale for all of them."""
 
 
-class MissingStubError(EagerError):
+class MissingStubError(EagerError, MixedTensorsError):
     """A float tensor comes to a quantized layer, or a quantized tensor to a float one."""
 
 

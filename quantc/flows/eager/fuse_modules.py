@@ -28,6 +28,7 @@ def fuse_known_modules(
     kinds = tuple(type_before_parametrizations(module) for module in mod_list)
     fused = get_fuser_method(kinds, additional_fuser_method_mapping)(is_qat, *mod_list)
     first, last = mod_list[0], mod_list[-1]
+    fused.train(first.training)  # a new container is made in training mode
     lost = [type(module).__name__ for module in mod_list[1:] if module._forward_pre_hooks]
     lost += [type(module).__name__ for module in mod_list[:-1] if module._forward_hooks]
     if lost:

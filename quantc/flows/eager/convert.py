@@ -1,0 +1,191 @@
+"""`convert` and `swap_module`: quantized modules in the place of float ones."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.utils import _pytree as pytree
+
+from quantc.errors import MixedTensorsError
+from quantc.flows.eager import checks
+from quantc.flows.eager.faults import (
+    Accept,
+    EagerWarning,
+    MissingStubError,
+    NothingQuantizedError,
+    UnfusedWarning,
+    accepted,
+    settle,
+)
+from quantc.flows.eager.ledger import HOOKS, Ledger, ledger_of, unwatch
+from quantc.flows.eager.mappings import (
+    get_default_custom_config_dict,
+    get_default_dynamic_quant_module_mappings,
+    get_default_static_quant_module_mappings,
+    reference_refused,
+)
+from quantc.flows.eager.observing import is_observer_hook, one_device, remove_qconfig
+from quantc.flows.eager.propagate import is_dynamic, qconfig_of
+from quantc.nn.intrinsic import _FusedModule
+from quantc.nn.quantized_tensor import QuantizedTensor
+
+Mapped = Mapping[Any, Any]
+
+
+def convert(
+    module: nn.Module,
+    mapping: Mapped | None = None,
+    inplace: bool = False,
+    remove_qconfig: bool = True,
+    is_reference: bool = False,
+    convert_custom_config_dict: Mapping[str, Any] | None = None,
+    use_precomputed_fake_quant: bool = False,
+    *,
+    accept: Accept = (),
+) -> nn.Module:
+    """Put quantized modules in the place of a model's float ones, with weights quantized and scales from their observers.
+
+    `mapping` says which class becomes which. Without it, layers whose qconfig has scales found at run time become dynamic
+    ones, and all others static ones. Layers without data, layers that ran several times in one call, and training mode are
+    errors that `accept` can name as meant. The result is run once on what calibration first saw, so that floats that meet
+    quantized layers are an error here, with the path, and not where it is deployed.
+    """
+    accepted(accept)
+    if is_reference:
+        raise reference_refused()
+    ledger = ledger_of(module)
+    known = {**get_default_static_quant_module_mappings()} if mapping is None else mapping
+    settle(checks.in_training(module, "quantized models are for inference"), accept)
+    settle(checks.not_observed(module, known, ledger), accept)
+    if ledger is not None:
+        settle(checks.reused_layers(module, ledger), accept)
+        _warn_unfused(module, ledger)
+    model = module if inplace else copy.deepcopy(module)
+    custom = convert_custom_config_dict or get_default_custom_config_dict()
+    swapped = swap_modules(
+        model, mapping, custom.get("observed_to_quantized_custom_module_class", {}), use_precomputed_fake_quant
+    )
+    if not swapped:
+        raise _nothing_swapped(model)
+    unwatch(model)
+    if remove_qconfig:
+        _remove(model)
+    if ledger is not None and ledger.inputs is not None and "missing-stub" not in accepted(accept):
+        _try(model, ledger)
+    return model
+
+
+_remove = remove_qconfig
+
+
+def swap_modules(
+    module: nn.Module, mapping: Mapped | None, custom: Mapped | None = None, use_precomputed_fake_quant: bool = False
+) -> int:
+    """Swap the modules in a model, in place; how many were. A module at two places is one module afterwards too."""
+    custom = custom or {}
+    made: dict[int, nn.Module] = {}
+    count = 0
+    pending = [module]
+    while pending:
+        parent = pending.pop()
+        for name, child in list(parent._modules.items()):
+            if child is None:
+                continue
+            if id(child) not in made:
+                made[id(child)] = swap_module(child, mapping, custom, use_precomputed_fake_quant)
+                is_new = made[id(child)] is not child
+                count += is_new
+                if not is_new and not isinstance(child, _FusedModule):
+                    pending.append(child)
+            parent._modules[name] = made[id(child)]
+    return count
+
+
+def swap_module(
+    mod: nn.Module,
+    mapping: Mapped | None,
+    custom_module_class_mapping: Mapped | None = None,
+    use_precomputed_fake_quant: bool = False,
+) -> nn.Module:
+    """The quantized module for one that has a qconfig; the module itself if there is none. Hooks and device are kept."""
+    qconfig = qconfig_of(mod)
+    if qconfig is None:
+        return mod
+    kind = type_before_parametrizations(mod)
+    custom = custom_module_class_mapping or {}
+    table = mapping if mapping is not None else _mapping_for(qconfig)
+    if kind in custom:
+        new = custom[kind].from_observed(mod)
+    elif kind in table:
+        make = table[kind].from_float
+        precomputed = {"use_precomputed_fake_quant": use_precomputed_fake_quant}
+        new = make(mod, **(precomputed if "use_precomputed_fake_quant" in inspect.signature(make).parameters else {}))
+    else:
+        return mod
+    _keep_hooks(mod, new)
+    device = one_device(mod, "swap_module")
+    swapped: nn.Module = new.to(device) if device is not None else new
+    return swapped
+
+
+def _mapping_for(qconfig: Any) -> Mapped:
+    dynamic = is_dynamic(qconfig)
+    return get_default_dynamic_quant_module_mappings() if dynamic else get_default_static_quant_module_mappings()
+
+
+def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Hooks of users' own go on, on quantized tensors now."""
+    for key, before in old._forward_pre_hooks.items():
+        if not is_observer_hook(before) and not isinstance(before, HOOKS):
+            new.register_forward_pre_hook(before, with_kwargs=key in old._forward_pre_hooks_with_kwargs)
+    for key, after in old._forward_hooks.items():
+        if not is_observer_hook(after) and not isinstance(after, HOOKS):
+            new.register_forward_hook(after, with_kwargs=key in old._forward_hooks_with_kwargs)
+
+
+def _nothing_swapped(model: nn.Module) -> NothingQuantizedError:
+    if qconfig_of(model) is not None and not model._modules.keys() - {"activation_post_process"}:
+        return NothingQuantizedError(
+            f"the model is a single {type(model).__name__}, which cannot be swapped inside itself",
+            advice="wrap it first: QuantWrapper(model), or nn.Sequential(model) for dynamic quantization",
+        )
+    return NothingQuantizedError(
+        "nothing was quantized: no module has both a qconfig and a quantized counterpart",
+        advice="prepare and calibrate the model first; qconfigs are attributes of the model or of its parts",
+    )
+
+
+def _warn_unfused(model: nn.Module, ledger: Ledger) -> None:
+    found = checks.unfused(model, ledger.read_by)
+    if found:
+        warnings.warn(
+            f"these layers run one after the other and are quantized apart, which is slower and less exact; "
+            f"where nothing else reads what is between them, fuse them before prepare: fuse_modules(model, {found})",
+            UnfusedWarning,
+            stacklevel=3,
+        )
+
+
+def _try(model: nn.Module, ledger: Ledger) -> None:
+    """Run a converted model on what calibration first saw."""
+    args, kwargs = ledger.inputs or ((), {})
+    try:
+        with torch.no_grad():
+            output = model(*args, **kwargs)
+    except MixedTensorsError as error:
+        raise MissingStubError(
+            f"the converted model does not run: {error.what}", where=error.where, advice=error.advice
+        ) from error
+    if any(isinstance(leaf, QuantizedTensor) for leaf in pytree.tree_leaves(output)):
+        warnings.warn(
+            "the converted model returns quantized tensors: without a DeQuantStub at its end, readers get levels and a scale",
+            EagerWarning,
+            stacklevel=3,
+        )
