@@ -40,9 +40,15 @@ def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def has_scale(module: nn.Module) -> bool:
     """Whether a layer is to have an output scale that its observer finds."""
     qconfig = qconfig_of(module)
-    if qconfig is None or isinstance(module, WITHOUT_SCALE) and not isinstance(module, _FusedModule):
+    if qconfig is None or (isinstance(module, WITHOUT_SCALE) and not isinstance(module, _FusedModule)):
         return False
     return not is_dynamic(qconfig)
+
+
+def is_to_observe(module: nn.Module, kinds: Collection[Any]) -> bool:
+    """Whether a layer is given an observer, of which its output scale comes."""
+    is_known = type_before_parametrizations(module) in kinds or isinstance(module, (*FUNCTIONALS, _FusedModule))
+    return is_known and has_scale(module)
 
 
 def shared_layers(model: nn.Module, kinds: Collection[Any]) -> Iterator[Fault]:
@@ -54,8 +60,7 @@ def shared_layers(model: nn.Module, kinds: Collection[Any]) -> Iterator[Fault]:
         found[id(module)] = module
     for key, names in paths.items():
         module = found[key]
-        is_observed = type_before_parametrizations(module) in kinds or isinstance(module, (*FUNCTIONALS, _FusedModule))
-        if len(names) > 1 and is_observed and has_scale(module):
+        if len(names) > 1 and is_to_observe(module, kinds):
             what = f"{type(module).__name__} is one module at {len(names)} places: {', '.join(names)}"
             yield Fault(REUSED, names[0], what)
 
@@ -65,15 +70,17 @@ def reused_layers(model: nn.Module, ledger: Ledger) -> Iterator[Fault]:
     for path, module in layers(model):
         times = ledger.most_calls[path]
         if times > 1 and observer_of(module) is not None and has_scale(module):
-            what = f"{type(module).__name__} ran {times} times in one call of the model, and would have one output scale"
+            what = (
+                f"{type(module).__name__} ran {times} times in one call of the model, and would have one output scale"
+            )
             yield Fault(REUSED, path, what)
 
 
-def missing_stub(model: nn.Module) -> Iterator[Fault]:
+def missing_stub(model: nn.Module, kinds: Collection[Any]) -> Iterator[Fault]:
     """Layers to be quantized, and nothing to quantize what they read."""
     if any(isinstance(module, QuantStub | Quantize) and qconfig_of(module) is not None for module in model.modules()):
         return
-    static = [path for path, module in layers(model) if observer_of(module) is not None and has_scale(module)]
+    static = [path for path, module in layers(model) if is_to_observe(module, kinds)]
     if static:
         what = f"nothing quantizes what {_few(static)} read: there is no QuantStub with a qconfig"
         yield Fault(MISSING_STUB, static[0], what)
@@ -115,9 +122,11 @@ def not_observed(model: nn.Module, mapping: Mapping[Any, Any], ledger: Ledger | 
         if observer is None or not is_swapped or not has_scale(module) or isinstance(observer, WithoutRange):
             continue
         if not _has_data(observer, path, ledger):
-            never = "the model has not run since it was prepared" if ledger is None or not ledger.runs else ""
-            unreached = never or f"in {ledger.runs if ledger else 0} runs of the model nothing reached it"
-            yield Fault(NOT_OBSERVED, path, f"{type(observer).__name__} of {type(module).__name__} has no data: {unreached}")
+            runs = ledger.runs if ledger is not None else 0
+            what = (
+                f"in {runs} runs of the model no data reached it" if runs else "the prepared model was not run on data"
+            )
+            yield Fault(NOT_OBSERVED, path, what)
 
 
 def _has_data(observer: nn.Module, path: str, ledger: Ledger | None) -> bool:

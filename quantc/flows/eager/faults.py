@@ -131,13 +131,13 @@ def settle(faults: Iterable[Fault], accept: Accept = ()) -> None:
         warnings.warn(f"{check.name}, accepted: {_listed(found)}", EagerWarning, stacklevel=3)
 
 
-def as_error(found: Sequence[Fault]) -> EagerError:
+def as_error(found: Sequence[Fault], can_accept: bool = True) -> EagerError:
     """The error for faults of one kind."""
     check, first = found[0].check, found[0]
-    what = first.what if len(found) == 1 else f"{len(found)} places: {_listed(found)}"
+    what = first.what if len({fault.what for fault in found}) == 1 else _listed(found)
     where = ", ".join(fault.path or "the model itself" for fault in found)
-    advice = first.advice or check.advice
-    error = check.error(what, where=where, advice=f"{advice}; if it is meant, accept={check.name!r}")
+    meant = f"; if it is meant, accept={check.name!r}" if can_accept else ""
+    error = check.error(what, where=where, advice=f"{first.advice or check.advice}{meant}")
     error.faults = tuple(found)
     return error
 

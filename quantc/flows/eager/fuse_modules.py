@@ -135,7 +135,7 @@ def _modes(model: nn.Module, lists: Sequence[Sequence[str]], is_qat: bool) -> li
         advice = "call model.eval() first; to train it quantized use fuse_modules_qat"
     faults = [Fault(MODE, name, what, advice) for name in wrong]
     if not is_qat:
-        raise as_error(faults)
+        raise as_error(faults, can_accept=False)
     return faults
 
 

@@ -131,7 +131,9 @@ def reference_refused() -> QuantcError:
 
 
 def get_static_quant_module_class(
-    float_module_class: Any, additional_static_quant_mapping: Mapping[Any, Any] | None = None, is_reference: bool = False
+    float_module_class: Any,
+    additional_static_quant_mapping: Mapping[Any, Any] | None = None,
+    is_reference: bool = False,
 ) -> Any:
     """The class that takes the place of a float one in static quantization."""
     if is_reference:

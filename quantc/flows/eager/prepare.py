@@ -43,34 +43,35 @@ def prepare(
     """Put observers on a float model for calibration: run it on data next, then `convert` it.
 
     Qconfigs are attributes of the model or of its parts. `allow_list` has the classes of layers to observe in place of the
-    default ones. Faults are errors before anything is changed: the model in training mode, one module at two places, no
+    default ones. Faults are errors before any observer is put on: the model in training mode, one module at two places, no
     QuantStub, a qconfig without effect; `accept` names those that are meant.
     """
     accepted(accept)
     settle(checks.in_training(model, "static quantization is for inference: norms would learn from the data"), accept)
-    prepared = model if inplace else copy.deepcopy(model)
-    return _prepared(prepared, allow_list, observer_non_leaf_module_list, prepare_custom_config_dict, accept)
-
-
-def _prepared(
-    model: nn.Module,
-    allow_list: Collection[Any] | None,
-    whole: Collection[Any] | None,
-    custom_config: Mapping[str, Any] | None,
-    accept: Accept,
-) -> nn.Module:
     _refuse_prepared(model)
+    prepared = model if inplace else copy.deepcopy(model)
     kinds = get_default_qconfig_propagation_list() if allow_list is None else allow_list
-    custom = (custom_config or get_default_custom_config_dict()).get("float_to_observed_custom_module_class", {})
-    settle(checks.without_effect(model, own_qconfigs(model), {*kinds, *custom, *(whole or ())}), accept)
+    config = prepare_custom_config_dict or get_default_custom_config_dict()
+    custom = config.get("float_to_observed_custom_module_class", {})
+    _hand_down(prepared, {*kinds, *custom, *(observer_non_leaf_module_list or ())}, accept)
+    _observe(prepared, kinds, observer_non_leaf_module_list, custom)
+    return prepared
+
+
+def _hand_down(model: nn.Module, kinds: Collection[Any], accept: Accept) -> None:
+    settle(checks.without_effect(model, own_qconfigs(model), kinds), accept)
     propagate_qconfig_(model)
     settle(checks.shared_layers(model, kinds), accept)
+    settle(checks.missing_stub(model, kinds), accept)
+
+
+def _observe(
+    model: nn.Module, kinds: Collection[Any], whole: Collection[Any] | None, custom: Mapping[Any, Any]
+) -> None:
     add_observer(model, kinds, whole, custom_module_class_mapping=custom)
     if not get_observer_dict(model):
         raise _nothing(model)
-    settle(checks.missing_stub(model), accept)
     watch(model, dict(checks.layers(model)))
-    return model
 
 
 def prepare_qat(
@@ -85,13 +86,11 @@ def prepare_qat(
     _refuse_prepared(model)
     table = get_default_qat_module_mappings() if mapping is None else mapping
     trained = model if inplace else copy.deepcopy(model)
-    own = own_qconfigs(trained)
-    kinds = {*get_default_qconfig_propagation_list(), *table, *table.values()}
-    settle(checks.without_effect(trained, own, kinds), accept)
-    propagate_qconfig_(trained)
-    settle(checks.shared_layers(trained, kinds), accept)
+    kinds = {*get_default_qconfig_propagation_list(), *table}
+    _hand_down(trained, kinds, accept)
     swap_modules(trained, table)
-    return _prepared(trained, None, set(table.values()), None, (*accepted(accept), "no-effect"))
+    _observe(trained, kinds, set(table.values()), {})
+    return trained
 
 
 def _refuse_prepared(model: nn.Module) -> None:
