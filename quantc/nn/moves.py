@@ -15,7 +15,7 @@ from quantc.nn.whereabouts import running_module
 aten = torch.ops.aten
 
 MOVES = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.as_strided.default,
+    aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.as_strided.default,
     aten.slice.Tensor, aten.select.int, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
     aten.unsqueeze.default, aten.index_select.default, aten.index.Tensor, aten.flip.default, aten.roll.default,
     aten.repeat.default, aten.unfold.default, aten.channel_shuffle.default, aten.pixel_shuffle.default,
@@ -32,6 +32,13 @@ COPIES = (aten.clone.default, aten.detach.default, aten.alias.default, aten.cont
 def _moved(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> QuantizedTensor:
     _refuse_channels(func, q)
     return q.like(func(q.data_of, *args, **kwargs))
+
+
+@handles(aten.view.default)
+def _viewed(func: Any, q: QuantizedTensor, size: Sequence[int]) -> QuantizedTensor:
+    """Kernels leave results channels last, of which not every view can be had: then it is a copy."""
+    _refuse_channels(func, q)
+    return q.like(q.data_of.reshape(size))
 
 
 @handles(*PIECES)
@@ -65,7 +72,9 @@ def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> QuantizedTens
     """Tensors on one grid. Others have to be brought onto one first, which rounds: that is asked for by name."""
     first, *others = (check_quantized(x, str(func)) for x in tensors)
     _refuse_channels(func, first)
-    if any((q.scale_of, q.zero_point_of, q.dtype) != (first.scale_of, first.zero_point_of, first.dtype) for q in others):
+    if any(
+        (q.scale_of, q.zero_point_of, q.dtype) != (first.scale_of, first.zero_point_of, first.dtype) for q in others
+    ):
         raise DataError(
             f"{func} joins quantized tensors on one grid, and these have several",
             where=running_module() or None,

@@ -1,0 +1,7 @@
+"""Modules that are trained to be converted to dynamic ones."""
+
+from quantc.nn.qat.dynamic.modules import Linear
+
+__all__ = [
+    "Linear",
+]

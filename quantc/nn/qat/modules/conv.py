@@ -1,0 +1,17 @@
+"""Convolutions for quantization aware training."""
+
+from torch import nn
+
+from quantc.nn.trained import Trained
+
+
+class Conv1d(Trained, nn.Conv1d): ...
+
+
+class Conv2d(Trained, nn.Conv2d): ...
+
+
+class Conv3d(Trained, nn.Conv3d): ...
+
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d"]
