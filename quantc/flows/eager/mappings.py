@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import type_before_parametrizations
@@ -31,7 +31,7 @@ Mapped = dict[Any, Any]
 
 def _same_names(source: Any, target: Any, names: str) -> Mapped:
     """Classes of one namespace to those of the same name in another."""
-    return {getattr(source, name): getattr(target, name) for name in names.split()}
+    return {getattr(source, name): getattr(target, name) for name in names.split() if hasattr(target, name)}
 
 
 DEFAULT_STATIC_QUANT_MODULE_MAPPINGS: Mapped = {
@@ -43,8 +43,7 @@ DEFAULT_STATIC_QUANT_MODULE_MAPPINGS: Mapped = {
     **_same_names(nn, nnq, "InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm LeakyReLU Linear ReLU6 PReLU"),
     NonDynamicallyQuantizableLinear: nnq.Linear,
     nnq.FloatFunctional: nnq.QFunctional,
-    **_same_names(nni, nniq, "BNReLU2d BNReLU3d ConvReLU1d ConvReLU2d ConvReLU3d ConvAdd2d ConvAddReLU2d"),
-    **_same_names(nni, nniq, "LinearReLU LinearLeakyReLU LinearTanh"),
+    **_same_names(nni, nniq, "BNReLU2d BNReLU3d ConvReLU1d ConvReLU2d ConvReLU3d LinearReLU"),
     **_same_names(nniqat, nniq, "ConvReLU2d ConvReLU3d LinearReLU"),
     nniqat.ConvBn1d: nnq.Conv1d,
     nniqat.ConvBn2d: nnq.Conv2d,
@@ -67,9 +66,8 @@ DEFAULT_QAT_MODULE_MAPPINGS: Mapped = {
 
 DEFAULT_DYNAMIC_QUANT_MODULE_MAPPINGS: Mapped = {
     **_same_names(nn, nnqd, "Linear LSTM GRU LSTMCell GRUCell RNNCell"),
-    NonDynamicallyQuantizableLinear: nnqd.Linear,
-    nnqatd.Linear: nnqd.Linear,
-    nni.LinearReLU: nniqd.LinearReLU,
+    # TEMP
+    **_same_names(nni, nniqd, "LinearReLU"),
     **_same_names(nn, nnq, "Embedding EmbeddingBag"),
 }
 """For `quantize_dynamic`: what has a quantized weight, and reads and yields floats."""

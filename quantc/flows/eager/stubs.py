@@ -44,5 +44,5 @@ class QuantWrapper(nn.Module):
         self.module = module
         self.train(module.training)
 
-    def forward(self, X: Any) -> Any:
+    def forward(self, X: Any) -> Any:  # noqa: N803 - the name users know
         return self.dequant(self.module(self.quant(X)))
