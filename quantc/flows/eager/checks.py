@@ -76,6 +76,15 @@ def reused_layers(model: nn.Module, ledger: Ledger) -> Iterator[Fault]:
             yield Fault(REUSED, path, what)
 
 
+def watched(model: nn.Module) -> dict[str, nn.Module]:
+    """What to watch for each layer: functional modules are not called themselves, but their observers are."""
+    found = {path: (observer_of(module), module) for path, module in layers(model)}
+    return {
+        path: observer if observer is not None and isinstance(module, FUNCTIONALS) else module
+        for path, (observer, module) in found.items()
+    }
+
+
 def missing_stub(model: nn.Module, kinds: Collection[Any]) -> Iterator[Fault]:
     """Layers to be quantized, and nothing to quantize what they read."""
     if any(isinstance(module, QuantStub | Quantize) and qconfig_of(module) is not None for module in model.modules()):
@@ -121,6 +130,8 @@ def not_observed(model: nn.Module, mapping: Mapping[Any, Any], ledger: Ledger | 
         is_swapped = type_before_parametrizations(module) in mapping
         if observer is None or not is_swapped or not has_scale(module) or isinstance(observer, WithoutRange):
             continue
+        if isinstance(module, FUNCTIONALS) and ledger is not None and ledger.runs:
+            continue  # it may serve for sums with numbers alone, which are not observed: the converted one knows
         if not _has_data(observer, path, ledger):
             runs = ledger.runs if ledger is not None else 0
             what = (

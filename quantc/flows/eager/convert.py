@@ -20,6 +20,7 @@ from quantc.flows.eager.faults import (
     EagerWarning,
     MissingStubError,
     NothingQuantizedError,
+    NotObservedError,
     UnfusedWarning,
     accepted,
     settle,
@@ -31,8 +32,9 @@ from quantc.flows.eager.mappings import (
     get_default_static_quant_module_mappings,
     reference_refused,
 )
-from quantc.flows.eager.observing import is_observer_hook, one_device, remove_qconfig
+from quantc.flows.eager.observing import FUNCTIONALS, is_observer_hook, observer_of, one_device, remove_qconfig
 from quantc.flows.eager.propagate import is_dynamic, qconfig_of
+from quantc.flows.foreign import has_seen
 from quantc.nn.intrinsic import _FusedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
 
@@ -68,12 +70,15 @@ def convert(
         settle(checks.reused_layers(module, ledger), accept)
         _warn_unfused(module, ledger)
     model = module if inplace else copy.deepcopy(module)
+    blind = _without_data(model)
     custom = convert_custom_config_dict or get_default_custom_config_dict()
     swapped = swap_modules(
         model, mapping, custom.get("observed_to_quantized_custom_module_class", {}), use_precomputed_fake_quant
     )
     if not swapped:
         raise _nothing_swapped(model)
+    for path in blind:
+        model.get_submodule(path).activation_post_process = Unobserved(path)
     unwatch(model)
     if remove_qconfig:
         _remove(model)
@@ -148,6 +153,28 @@ def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
     for key, after in old._forward_hooks.items():
         if not is_observer_hook(after) and not isinstance(after, HOOKS):
             new.register_forward_hook(after, with_kwargs=key in old._forward_hooks_with_kwargs)
+
+
+class Unobserved(nn.Module):
+    """On the result of a functional module whose observer saw none."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(self, x: Any) -> Any:
+        raise NotObservedError(
+            "its result has no scale: nothing was added, multiplied or joined here while the model was calibrated",
+            where=self.path,
+            advice="calibrate with data that reaches it; sums and products with numbers need no scale",
+        )
+
+
+def _without_data(prepared: nn.Module) -> list[str]:
+    """The functional modules whose observers saw nothing: perhaps they are for sums with numbers alone."""
+    functionals = [(path, module) for path, module in checks.layers(prepared) if isinstance(module, FUNCTIONALS)]
+    observers = ((path, observer_of(module)) for path, module in functionals)
+    return [path for path, observer in observers if observer is not None and not has_seen(observer)]
 
 
 def _nothing_swapped(model: nn.Module) -> NothingQuantizedError:

@@ -71,7 +71,7 @@ def _observe(
     add_observer(model, kinds, whole, custom_module_class_mapping=custom)
     if not get_observer_dict(model):
         raise _nothing(model)
-    watch(model, dict(checks.layers(model)))
+    watch(model, checks.watched(model))
 
 
 def prepare_qat(

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import ConfigError
 from quantc.flows.constructors import Constructor
+from quantc.flows.dtypes import PER_CHANNEL
 from quantc.flows.eager.faults import NO_EFFECT, Accept, Fault, settle
 from quantc.flows.qconfig import QConfig, QConfigAny
 
@@ -19,6 +20,7 @@ QConfigDict = Mapping[Any, Any]
 """Qconfigs by the path of a module or by its class; None leaves it float."""
 
 CLOSE = 3
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def qconfig_of(module: nn.Module) -> Any:
@@ -76,6 +78,7 @@ def propagate_qconfig_helper(
     by_type = qconfig_dict.get(type_before_parametrizations(module), qconfig_parent)
     chosen = getattr(module, "qconfig", qconfig_dict.get(prefix, by_type))
     check_qconfig(chosen, prefix)
+    chosen = along_outputs(module, chosen)
     vars(module)["qconfig"] = chosen
     kept = prepare_custom_config_dict or {}
     for name, child in module.named_children():
@@ -84,6 +87,14 @@ def propagate_qconfig_helper(
             continue
         path = f"{prefix}.{name}" if prefix else name
         propagate_qconfig_helper(child, qconfig_dict, chosen, path, prepare_custom_config_dict)
+
+
+def along_outputs(module: nn.Module, qconfig: Any) -> Any:
+    """The qconfig for a module: weights of transposed convolutions have their outputs on axis 1, and so their scales."""
+    made = _made(getattr(qconfig, "weight", None)) if isinstance(module, TRANSPOSED) else None
+    if made is None or getattr(made, "qscheme", None) not in PER_CHANNEL or getattr(made, "ch_axis", 1) == 1:
+        return qconfig
+    return QConfig(activation=qconfig.activation, weight=qconfig.weight.with_args(ch_axis=1))
 
 
 def check_qconfig(qconfig: Any, path: str = "") -> None:
