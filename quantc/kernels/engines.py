@@ -133,6 +133,19 @@ def gru_dynamic(x: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layou
     return torch.quantized_gru(x, state[0], cells, True, layers, 0.0, False, both, batch_first)
 
 
+def lstm_of_packed(x: Tensor, batch_sizes: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
+    """All layers of an LSTM over sequences of several lengths; `layout` is number of layers, both directions."""
+    layers, both = layout
+    settings = (True, layers, 0.0, False, both)
+    return torch.quantized_lstm(x, batch_sizes, state, cells, *settings, dtype=torch.qint8, use_dynamic=True)
+
+
+def gru_of_packed(x: Tensor, batch_sizes: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
+    """All layers of a GRU over sequences of several lengths."""
+    layers, both = layout
+    return torch.quantized_gru(x, batch_sizes, state[0], cells, True, layers, 0.0, False, both)
+
+
 @cache
 def hush() -> None:
     """Have torch say once, where nobody hears it, that quantized dtypes will be removed: it says so at first use only."""

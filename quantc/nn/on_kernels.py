@@ -45,22 +45,24 @@ def target() -> str:
 def on_kernel(target: str, op: str, inputs: Sequence[Tensor | Sequence[Tensor]], arguments: Mapping[str, Any]) -> Run:
     """A function of such inputs that computes an op of the integer form.
 
-    `arguments` are the others of its schema, in order. Inputs are looked at for dtype and shape alone.
+    `arguments` are the others of its schema, in order. Inputs are looked at for dtype and shape alone; the function takes
+    them one by one, those of lists too.
     """
     semantics.load()
     call = _call(op, inputs, arguments)
     found, _ = candidates(kernels_for(target).get(call.op, []), call, allow_float=False)
     if not found:
-        return _as_written(op, tuple(arguments.values()))
+        return _as_written(op, pytree.tree_structure(list(inputs)), tuple(arguments.values()))
     alike = [item.kernel for item in found if item.inputs == found[0].inputs]
     kernel = by_table(target, alike, found[0].inputs, {}).taken
     kernel.in_order = False  # results lie as the kernel makes them: those who read them take them so
     return kernel.forward
 
 
-def _as_written(op: str, rest: tuple[Any, ...]) -> Run:
+def _as_written(op: str, form: pytree.TreeSpec, rest: tuple[Any, ...]) -> Run:
+    """The op itself, of the same flat inputs that a kernel takes."""
     op_target: Any = OPS[op].target
-    return lambda *inputs: op_target(*inputs, *rest)
+    return lambda *inputs: op_target(*pytree.tree_unflatten(inputs, form), *rest)
 
 
 def _call(op: str, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> Call:

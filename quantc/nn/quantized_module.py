@@ -23,7 +23,7 @@ class QuantizedModule(nn.Module):
     and `zero_point`, which has the dtype of the result's levels.
     """
 
-    held: ClassVar[tuple[str, ...]] = ()
+    held: tuple[str, ...] = ()
     """The names of its tensors."""
     has_grid: ClassVar[bool] = True
     """Whether its results are on a grid of their own."""
@@ -96,9 +96,8 @@ class QuantizedModule(nn.Module):
         own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         own = plain_state(self, own)
         grid = {"scale", "zero_point"} if self.has_grid else set()
-        for name in (*self.held, *sorted(grid)):
-            if name not in own and name not in self.optional():
-                missing_keys.append(f"{prefix}{name}")
+        needed = (name for name in (*self.held, *sorted(grid)) if name not in self.optional())
+        missing_keys.extend(f"{prefix}{name}" for name in needed if name not in own)
         error_msgs.extend(f"{prefix}: {why}" for why in self.why_not_load(own))
         children = tuple(f"{name}." for name in self._modules)
         unknown = set(own) - set(self.held) - grid

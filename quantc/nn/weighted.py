@@ -25,7 +25,7 @@ class Weighted(QuantizedModule):
     `fused` are the modules made of that and what follows it; `relu` whether a ReLU does.
     """
 
-    held: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_zero_point", "bias")
+    held: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", "bias")
     settings: ClassVar[tuple[str, ...]] = ()
     """The attributes it has from the float module."""
     op: ClassVar[str] = "linear"

@@ -1,5 +1,6 @@
 """Modules for quantization aware training."""
 
+from quantc.nn.qat import dynamic
 from quantc.nn.qat.modules import (
     Conv1d,
     Conv2d,
@@ -16,4 +17,5 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "Linear",
+    "dynamic",
 ]

@@ -129,7 +129,7 @@ class Softmax(QuantizedModule):
 class PReLU(QuantizedModule):
     """ReLU with a slope below zero, of which there may be one for each channel; slopes are quantized too."""
 
-    held: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_zero_point")
+    held: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point")
     _FLOAT_MODULE: ClassVar[Any] = nn.PReLU
 
     def __init__(self, output_scale: float = 1.0, output_zero_point: int = 0, num_parameters: int = 1) -> None:

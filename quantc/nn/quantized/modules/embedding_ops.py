@@ -23,7 +23,7 @@ MODES = {"sum": 0, "mean": 1, "max": 2}
 class Embedding(QuantizedModule):
     """Rows of a table, each with its scale and its zero point, which is a float."""
 
-    held: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_zero_point")
+    held: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point")
     has_grid: ClassVar[bool] = False
     _FLOAT_MODULE: ClassVar[Any] = nn.Embedding
 

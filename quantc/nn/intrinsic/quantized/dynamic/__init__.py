@@ -1,1 +1,7 @@
-"""TODO."""
+"""Layers with what follows them, that find scales as they run."""
+
+from quantc.nn.intrinsic.quantized.dynamic.modules import LinearReLU
+
+__all__ = [
+    "LinearReLU",
+]
