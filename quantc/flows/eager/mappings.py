@@ -11,65 +11,42 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-import quantc.nn.intrinsic as nni
-import quantc.nn.intrinsic.qat as nniqat
-import quantc.nn.intrinsic.quantized as nniq
-import quantc.nn.intrinsic.quantized.dynamic as nniqd
 import quantc.nn.qat as nnqat
-import quantc.nn.qat.dynamic as nnqatd
 import quantc.nn.quantized as nnq
-import quantc.nn.quantized.dynamic as nnqd
 from quantc.errors import QuantcError, UnknownNameError
 from quantc.flows.eager.stubs import DeQuantStub, QuantStub
 from quantc.flows.fake_quantize import (
     default_fixed_qparams_range_0to1_fake_quant,
     default_fixed_qparams_range_neg1to1_fake_quant,
 )
+from quantc.nn.tables import DYNAMIC_MODULES, QAT_MODULES, STATIC_MODULES
 
 Mapped = dict[Any, Any]
 
 
-def _same_names(source: Any, target: Any, names: str) -> Mapped:
-    """Classes of one namespace to those of the same name in another."""
-    return {getattr(source, name): getattr(target, name) for name in names.split() if hasattr(target, name)}
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_TRAINED_TABLES = (nnqat.Embedding, nnqat.EmbeddingBag)
+
+
+def _without(table: Mapping[Any, Any], *kinds: Any) -> Mapped:
+    return {key: value for key, value in table.items() if key not in kinds}
 
 
 DEFAULT_STATIC_QUANT_MODULE_MAPPINGS: Mapped = {
     QuantStub: nnq.Quantize,
     DeQuantStub: nnq.DeQuantize,
-    **_same_names(nn, nnq, "BatchNorm2d BatchNorm3d Dropout Conv1d Conv2d Conv3d"),
-    **_same_names(nn, nnq, "ConvTranspose1d ConvTranspose2d ConvTranspose3d"),
-    **_same_names(nn, nnq, "ELU Embedding EmbeddingBag GroupNorm Hardswish"),
-    **_same_names(nn, nnq, "InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm LeakyReLU Linear ReLU6 PReLU"),
-    NonDynamicallyQuantizableLinear: nnq.Linear,
-    nnq.FloatFunctional: nnq.QFunctional,
-    **_same_names(nni, nniq, "BNReLU2d BNReLU3d ConvReLU1d ConvReLU2d ConvReLU3d LinearReLU"),
-    **_same_names(nniqat, nniq, "ConvReLU2d ConvReLU3d LinearReLU"),
-    nniqat.ConvBn1d: nnq.Conv1d,
-    nniqat.ConvBn2d: nnq.Conv2d,
-    nniqat.ConvBn3d: nnq.Conv3d,
-    nniqat.ConvBnReLU1d: nniq.ConvReLU1d,
-    nniqat.ConvBnReLU2d: nniq.ConvReLU2d,
-    nniqat.ConvBnReLU3d: nniq.ConvReLU3d,
-    nniqat.LinearBn1d: nnq.Linear,
-    **_same_names(nnqat, nnq, "Linear Conv2d Conv3d"),
+    **_without(STATIC_MODULES, nn.Sigmoid, *_TRAINED_TABLES),
 }
-"""For `convert`: what computes on quantized tensors in place of a float module, or of one that was trained."""
+"""For `convert`: what computes on quantized tensors in place of a float module, or of one that was trained. Sigmoids stay:
+they take quantized tensors, and the range of what they yield is known."""
 
 DEFAULT_QAT_MODULE_MAPPINGS: Mapped = {
-    **_same_names(nn, nnqat, "Conv2d Conv3d Linear"),
+    **_without(QAT_MODULES, *_TABLES),
     NonDynamicallyQuantizableLinear: nnqat.Linear,
-    **_same_names(nni, nniqat, "ConvBn1d ConvBn2d ConvBn3d ConvBnReLU1d ConvBnReLU2d ConvBnReLU3d"),
-    **_same_names(nni, nniqat, "ConvReLU2d ConvReLU3d LinearReLU LinearBn1d"),
 }
 """For `prepare_qat`: what rounds its weight in training in place of a float module."""
 
-DEFAULT_DYNAMIC_QUANT_MODULE_MAPPINGS: Mapped = {
-    **_same_names(nn, nnqd, "Linear LSTM GRU LSTMCell GRUCell RNNCell"),
-    # TEMP
-    **_same_names(nni, nniqd, "LinearReLU"),
-    **_same_names(nn, nnq, "Embedding EmbeddingBag"),
-}
+DEFAULT_DYNAMIC_QUANT_MODULE_MAPPINGS: Mapped = dict(DYNAMIC_MODULES)
 """For `quantize_dynamic`: what has a quantized weight, and reads and yields floats."""
 
 DEFAULT_MODULE_TO_ACT_POST_PROCESS: Mapped = {
@@ -107,12 +84,12 @@ def get_default_dynamic_quant_module_mappings() -> Mapped:
 
 def get_embedding_static_quant_module_mappings() -> Mapped:
     """With those for embeddings that were trained."""
-    return {**DEFAULT_STATIC_QUANT_MODULE_MAPPINGS, **_same_names(nnqat, nnq, "EmbeddingBag Embedding")}
+    return {**DEFAULT_STATIC_QUANT_MODULE_MAPPINGS, **{kind: STATIC_MODULES[kind] for kind in _TRAINED_TABLES}}
 
 
 def get_embedding_qat_module_mappings() -> Mapped:
     """With those that round the tables of embeddings in training."""
-    return {**DEFAULT_QAT_MODULE_MAPPINGS, **_same_names(nn, nnqat, "EmbeddingBag Embedding")}
+    return {**DEFAULT_QAT_MODULE_MAPPINGS, **{kind: QAT_MODULES[kind] for kind in _TABLES}}
 
 
 def get_default_static_quant_reference_module_mappings() -> Mapped:
