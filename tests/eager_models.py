@@ -218,10 +218,11 @@ CASES: dict[str, Case] = {
     "activations": Case(
         staged(
             layer(nn.Linear, 16, 16), layer(nn.Hardswish), layer(nn.Linear, 16, 16), layer(nn.LeakyReLU, 0.1),
-            layer(nn.Linear, 16, 16), layer(nn.ELU), layer(nn.Linear, 16, 4),
+            layer(nn.Linear, 16, 4),
         ),
         (8, 16),
     ),
+    "elu": Case(staged(layer(nn.Linear, 16, 16), layer(nn.ELU), layer(nn.Linear, 16, 4)), (8, 16)),
     "norms": Case(
         staged(
             layer(nn.Conv2d, 3, 8, 3), layer(nn.GroupNorm, 2, 8), layer(nn.Conv2d, 8, 8, 1),

@@ -171,7 +171,10 @@ def _quantize(module: Any) -> tuple[int, State]:
 def _in_float(module: InFloat) -> tuple[int, State]:
     plain: State = {}
     nn.Module._save_to_state_dict(module, plain, "", False)
-    return module._version, {**plain, **_grid(module)}
+    grid = _grid(module)
+    if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):  # those that torch.ao has converted keep their grid in tensors of one element
+        grid = {name: value.reshape(1) for name, value in grid.items()}
+    return module._version, {**plain, **grid}
 
 
 def _weighted(module: Weighted) -> tuple[int, State]:

@@ -35,6 +35,7 @@ from quantc.flows.eager.mappings import (
 from quantc.flows.eager.observing import FUNCTIONALS, is_observer_hook, observer_of, one_device, remove_qconfig
 from quantc.flows.eager.propagate import is_dynamic, qconfig_of
 from quantc.flows.foreign import has_seen
+from quantc.flows.observers import UnobservedWarning
 from quantc.nn.intrinsic import _FusedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
 
@@ -72,9 +73,10 @@ def convert(
     model = module if inplace else copy.deepcopy(module)
     blind = _without_data(model)
     custom = convert_custom_config_dict or get_default_custom_config_dict()
-    swapped = swap_modules(
-        model, mapping, custom.get("observed_to_quantized_custom_module_class", {}), use_precomputed_fake_quant
-    )
+    observed = custom.get("observed_to_quantized_custom_module_class", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnobservedWarning)  # of those without data there was an end above
+        swapped = swap_modules(model, mapping, observed, use_precomputed_fake_quant)
     if not swapped:
         raise _nothing_swapped(model)
     for path in blind:

@@ -26,19 +26,27 @@ def fuse_known_modules(
     Hooks before the first and behind the last are kept; others would see nothing any more, and a warning says so.
     """
     kinds = tuple(type_before_parametrizations(module) for module in mod_list)
-    fused = get_fuser_method(kinds, additional_fuser_method_mapping)(is_qat, *mod_list)
+    fuser = get_fuser_method(kinds, additional_fuser_method_mapping)
     first, last = mod_list[0], mod_list[-1]
-    fused.train(first.training)  # a new container is made in training mode
     lost = [type(module).__name__ for module in mod_list[1:] if module._forward_pre_hooks]
     lost += [type(module).__name__ for module in mod_list[:-1] if module._forward_hooks]
     if lost:
         warnings.warn(f"hooks between fused modules are lost: on {', '.join(lost)}", LostHookWarning, stacklevel=2)
-    for key, before in first._forward_pre_hooks.items():
-        fused.register_forward_pre_hook(before, with_kwargs=key in first._forward_pre_hooks_with_kwargs)
-    for key, after in last._forward_hooks.items():
-        fused.register_forward_hook(after, with_kwargs=key in last._forward_hooks_with_kwargs)
-    first._forward_pre_hooks.clear()
+    before, after = dict(first._forward_pre_hooks), dict(last._forward_hooks)
+    first._forward_pre_hooks.clear()  # folding copies the module, and its hooks with it
     last._forward_hooks.clear()
+    try:
+        fused = fuser(is_qat, *mod_list).train(first.training)  # a new container is made in training mode
+    finally:
+        first._forward_pre_hooks.update(before)
+        last._forward_hooks.update(after)
+    for key, hook in before.items():
+        fused.register_forward_pre_hook(hook, with_kwargs=key in first._forward_pre_hooks_with_kwargs)
+    for key, hook in after.items():
+        fused.register_forward_hook(hook, with_kwargs=key in last._forward_hooks_with_kwargs)
+    for module in mod_list:
+        module._forward_pre_hooks.clear()
+        module._forward_hooks.clear()
     return [fused, *(nn.Identity().train(first.training) for _ in mod_list[1:])]
 
 
