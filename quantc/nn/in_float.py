@@ -49,7 +49,7 @@ class InFloat(nn.Module):
 
     def forward(self, input: Tensor) -> QuantizedTensor:  # noqa: A002 - torch's name
         numbers = check_quantized(input, type(self).__name__).dequantize()
-        made: Tensor = super().forward(numbers)  # type: ignore[misc]
+        made: Tensor = super().forward(numbers)
         return quantize_per_tensor(made.relu_() if self.relu else made, self.scale, self.zero_point, self.out_dtype)
 
     def train(self, mode: bool = True) -> Self:

@@ -19,9 +19,10 @@ MOVES = (
     aten.slice.Tensor, aten.select.int, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
     aten.unsqueeze.default, aten.index_select.default, aten.index.Tensor, aten.flip.default, aten.roll.default,
     aten.repeat.default, aten.unfold.default, aten.channel_shuffle.default, aten.pixel_shuffle.default,
-    aten.pixel_unshuffle.default, aten.gather.default, aten.narrow.default,
+    aten.pixel_unshuffle.default, aten.gather.default, aten.narrow.default, aten.max.default, aten.min.default,
+    aten.amax.default, aten.amin.default,
 )  # fmt: skip
-"""Those that give one tensor, and know nothing of channels."""
+"""Those that give one tensor, and know nothing of channels: levels have the order of the numbers they stand for."""
 PIECES = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default)
 """Those that give several."""
 COPIES = (aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default, aten.lift_fresh.default)
@@ -50,6 +51,21 @@ def _pieces(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> list[Qu
 @handles(*COPIES)
 def _copied(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> QuantizedTensor:
     return q.like(func(q.data_of, *args, **kwargs))
+
+
+@handles(aten.argmax.default, aten.argmin.default, aten.argsort.default)
+def _places(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Where numbers are: levels are in the same order."""
+    _refuse_channels(func, q)
+    found: Tensor = func(q.data_of, *args, **kwargs)
+    return found
+
+
+@handles(aten.max.dim, aten.min.dim, aten.sort.default, aten.sort.stable, aten.topk.default)
+def _ordered(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> tuple[QuantizedTensor, Tensor]:
+    _refuse_channels(func, q)
+    levels, places = func(q.data_of, *args, **kwargs)
+    return q.like(levels), places
 
 
 @handles(aten.permute.default)

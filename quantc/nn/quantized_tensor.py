@@ -38,7 +38,7 @@ class QuantizedTensor(Tensor):
     """What ATen's ops do to quantized tensors. `moves` and `byte_ops` fill it."""
 
     # ops are caught once torch has taken them apart: attributes such as `shape` cost nothing then
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     data_of: Tensor
     scale_of: Scale
@@ -47,7 +47,7 @@ class QuantizedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, data: Tensor, scale: Scale, zero_point: ZeroPoint, axis: int | None = None) -> QuantizedTensor:
-        made: QuantizedTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: QuantizedTensor = Tensor._make_wrapper_subclass(
             cls, data.shape, strides=data.stride(), dtype=data.dtype, device=data.device
         )
         return made
@@ -118,7 +118,8 @@ class QuantizedTensor(Tensor):
             hush()
             return real(data, *self.grid)
         scale, zero_point = self._along(self.scale_of), self._along(self.zero_point_of)
-        return (data.to(torch.float32) - zero_point) * scale
+        numbers: Tensor = (data.to(torch.float32) - zero_point) * scale
+        return numbers
 
     def _along(self, value: Any) -> Any:
         if self.axis_of is None or not isinstance(value, Tensor):
@@ -164,7 +165,9 @@ class QuantizedTensor(Tensor):
     # -- torch's own ways ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         handler = cls.handlers.get(func)
         if handler is None:
             raise float_op_error(func)
@@ -179,7 +182,7 @@ class QuantizedTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return QuantizedTensor, (self.data_of, self.scale_of, self.zero_point_of, self.axis_of)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         numbers = repr(self.dequantize()).removeprefix("tensor(").removesuffix(")")
         kind = str(self.dtype).removeprefix("torch.")
         at = "" if self.axis_of is None else f", axis={self.axis_of}"

@@ -100,7 +100,13 @@ class RunTime(QuantizedModule):
         if not has_halves():
             return lambda x: functional.linear(x, matrix, added)
         packed = packed_halves_for_threads(matrix, added)
-        return lambda x: multiply_halves_on_threads(x, packed)
+
+        def multiplied(x: Tensor) -> Tensor:
+            rows = x if x.dim() > 1 else x.unsqueeze(0)
+            made = multiply_halves_on_threads(rows.to(torch.float32), packed)
+            return made if x.dim() > 1 else made.squeeze(0)
+
+        return multiplied
 
     def _get_name(self) -> str:
         return f"DynamicQuantized{type(self).__name__}"

@@ -172,7 +172,7 @@ def _in_float(module: InFloat) -> tuple[int, State]:
     plain: State = {}
     nn.Module._save_to_state_dict(module, plain, "", False)
     grid = _grid(module)
-    if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):  # those that torch.ao has converted keep their grid in tensors of one element
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
         grid = {name: value.reshape(1) for name, value in grid.items()}
     return module._version, {**plain, **grid}
 

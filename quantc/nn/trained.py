@@ -51,8 +51,8 @@ class Trained(nn.Module):
     extra: ClassVar[tuple[str, ...]] = ("qconfig",)
     """What it is made with beyond what the float module is."""
 
-    weight: Tensor
-    bias: Tensor | None
+    weight: Any
+    bias: Any
 
     def __init_subclass__(cls, fused: type[nn.Module] | None = None, relu: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -125,7 +125,7 @@ class Trained(nn.Module):
         return whole.train(self.training)
 
     def in_sequence(self, made: nn.Module) -> nn.Module:
-        return self._FLOAT_MODULE(made, nn.ReLU()) if self.relu else made  # type: ignore[no-any-return]
+        return self._FLOAT_MODULE(made, nn.ReLU()) if self.relu else made
 
     @property
     def has_bias(self) -> bool:
@@ -159,8 +159,9 @@ class TrainedNorm(Trained):
         cls.norm, cls.without_norm = norm or cls.norm, without_norm
 
     def set_up(self, eps: float = 1e-5, momentum: float = 0.1, freeze_bn: bool = False, **_: Any) -> None:
-        self.bn: Any = self.norm(len(self.weight), eps, momentum)
-        init.uniform_(self.bn.weight)
+        norm: Any = self.norm(len(self.weight), eps, momentum)
+        init.uniform_(norm.weight)
+        self.bn = norm
         self.freeze_bn = False
         if freeze_bn:
             self.freeze_bn_stats()

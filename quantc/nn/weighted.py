@@ -119,13 +119,14 @@ class Weighted(QuantizedModule):
                 where=f"{cls.__name__}.from_float",
                 advice="take the quantized module of the same name",
             )
-        source: Any = mod[0] if isinstance(mod, CONTAINERS) and not hasattr(mod, "weight") else mod  # type: ignore[index]
+        source: Any = mod[0] if isinstance(mod, CONTAINERS) and not hasattr(mod, "weight") else mod
         if not isinstance(source, cls.of):
             raise SpecError(
                 f"{cls.__name__} is made of {cls.of.__name__}, not of {type(source).__name__}",
                 where=f"{cls.__name__}.from_float",
             )
-        weight, bias = source.weight, source.bias
+        parts: Any = source
+        weight, bias = parts.weight, parts.bias
         batch_norm = getattr(source, "bn", None)
         if batch_norm is not None:
             weight, bias = folded(weight, bias, batch_norm, is_transposed=cls.axis == 1)

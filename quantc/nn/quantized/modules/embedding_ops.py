@@ -6,10 +6,11 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from quantc.errors import SpecError
 from quantc.flows.dtypes import FLOAT_QPARAMS, PLAIN
-from quantc.kernels.weight_lookup import BagLookup, ByteBagLookup, ByteLookup
+from quantc.kernels.weight_lookup import BagLookup, ByteTable
 from quantc.kernels.weight_stored import StoredWeight
 from quantc.nn.on_kernels import Run
 from quantc.nn.quantized_module import QuantizedModule
@@ -59,12 +60,15 @@ class Embedding(QuantizedModule):
         levels, scale, zero_point = (self.tensor(name) for name in self.held)
         return QuantizedTensor(levels, scale, zero_point, 0)
 
-    def stored(self) -> StoredWeight:
+    def table(self) -> ByteTable:
+        """As fbgemm reads it: behind each row its scale, and the number that level 0 stands for."""
         levels, scale, zero_point = (self.tensor(name) for name in self.held)
-        return StoredWeight(levels, scale, zero_point, 0, None)
+        lowest = -zero_point * scale
+        behind = (item.reshape(-1, 1).contiguous().view(torch.uint8) for item in (scale, lowest))
+        return ByteTable(torch.cat([levels, *behind], 1), 1, None)
 
     def forward(self, indices: Tensor) -> Tensor:
-        found: Tensor = self.kernels.get("rows", lambda: ByteLookup(self.stored()).forward)(indices)
+        found: Tensor = self.kernels.get("rows", lambda: self.table().look_up)(indices)
         return found
 
     @classmethod
@@ -114,7 +118,7 @@ class EmbeddingBag(Embedding):
             raise SpecError(f"a bag has no mode {mode!r}", advice=f"take one of {', '.join(MODES)}")
         self.mode, self.include_last_offset = mode, include_last_offset
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, indices: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         if offsets is None:
@@ -128,9 +132,20 @@ class EmbeddingBag(Embedding):
 
     def _bags(self) -> Run:
         mode = MODES[self.mode]
-        if mode == MODES["max"] or self.padding_idx is not None:
-            return BagLookup(self.stored(), mode, self.include_last_offset, self.padding_idx).forward
-        return ByteBagLookup(self.stored(), mode, self.include_last_offset).forward
+        if self.mode == "max" or self.padding_idx is not None:
+            levels, scale, zero_point = (self.tensor(name) for name in self.held)
+            stored = StoredWeight(levels, scale, zero_point, 0, None)
+            return BagLookup(stored, mode, self.include_last_offset, self.padding_idx).forward
+        table = self.table()
+
+        def summed(indices: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+            made = table.sum_up(indices, offsets, weights, self.include_last_offset)
+            if self.mode == "sum":
+                return made
+            ends = offsets if self.include_last_offset else functional.pad(offsets, (0, 1), value=indices.numel())
+            return made.div_(ends.diff().clamp_(min=1).unsqueeze(1))
+
+        return summed
 
     @classmethod
     def _like(cls, mod: Any) -> Self:

@@ -141,13 +141,15 @@ class RNNBase(_Recurrent):
     @classmethod
     def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Any:
         """The dynamic form of a float layer, by its mode."""
-        if not isinstance(mod, nn.RNNBase) or getattr(mod, "proj_size", 0) or (cls.only or mod.mode) != mod.mode:
+        is_one = isinstance(mod, nn.RNNBase) and not mod.proj_size
+        if not is_one or (cls.only or mod.mode) != mod.mode:
             raise SpecError(
                 f"{cls.__name__} is made of recurrent layers that do not project their state, not of {mod}",
                 where=f"{cls.__name__}.from_float",
             )
         settings = (mod.input_size, mod.hidden_size, mod.num_layers, mod.bias, mod.batch_first, mod.dropout)
-        made = CLASSES[mod.mode](*settings, mod.bidirectional)
+        kind: Any = CLASSES[mod.mode]
+        made = kind(*settings, mod.bidirectional)
         made._take(mod)
         return made
 
