@@ -465,4 +465,3 @@ def test_a_quantized_model_is_saved_and_loaded() -> None:
     fresh = eager.convert(run(eager.prepare(small())))
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(fresh(X), converted(X))
-

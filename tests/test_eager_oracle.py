@@ -155,7 +155,9 @@ def test_converted_state_dicts_load_both_ways(name: str) -> None:
     case, x = CASES[name], CASES[name].data(4)[3]
     expected = theirs(x), ours(x)
     other = [case.data(7)[6]]
-    fresh = [library.quantized(case.made(library), case.fuse, other, config(library, name)) for library in (TORCH, QUANTC)]
+    fresh = [
+        library.quantized(case.made(library), case.fuse, other, config(library, name)) for library in (TORCH, QUANTC)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fresh[0].load_state_dict(torch_state_dict(ours))

@@ -112,7 +112,16 @@ def swap_modules(
                 if not is_new and not isinstance(child, _FusedModule):
                     pending.append(child)
             parent._modules[name] = made[id(child)]
+    _one_by_one(module)
     return count
+
+
+def _one_by_one(model: nn.Module) -> None:
+    """Have encoder layers call their modules: torch's fast path reads the weights of float ones from them."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            is_float = all(type(linear) is nn.Linear for linear in (module.linear1, module.linear2))
+            module.activation_relu_or_gelu = module.activation_relu_or_gelu if is_float else 0
 
 
 def swap_module(

@@ -26,7 +26,7 @@ from quantc.flows.qconfig import (
     float_qparams_weight_only_qconfig_4bit,
 )
 
-_RECURRENT_AND_LINEAR = (nn.Linear, nn.LSTM, nn.GRU, nn.LSTMCell, nn.RNNCell, nn.GRUCell)
+_RECURRENT_AND_LINEAR = (nn.Linear, nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.RNNCell, nn.GRUCell)
 _EMBEDDINGS = (nn.EmbeddingBag, nn.Embedding)
 DYNAMIC: dict[torch.dtype, tuple[QConfig, tuple[type[nn.Module], ...]]] = {
     torch.qint8: (default_dynamic_qconfig, _RECURRENT_AND_LINEAR),
