@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.ao.quantization as torch_flow
 from torch import Tensor, nn
 
 import quantc.nn as qnn
 from quantc.flows import eager
-from tests.eager_models import CASES, QUANTC
+from tests.eager_models import CASES, QUANTC, TORCH
 from tests.test_eager_faults import FUSE, Small, Twice, X, run, small, with_qconfig
 
+torch_flow: Any = TORCH.flow
 ITEMS: dict[str, Callable[[], None]] = {}
 
 
@@ -343,7 +343,7 @@ NOT_THERE = {
 @item("3.20")
 def default_eval_fn() -> None:
     seen: list[Tensor] = []
-    eager.default_eval_fn(lambda x: seen.append(x), [(X, 1), (X + 1, 2)])  # type: ignore[arg-type]
+    eager.default_eval_fn(seen.append, [(X, 1), (X + 1, 2)])  # type: ignore[arg-type]
     assert torch.equal(seen[1], X + 1)
     assert len(seen) == 2
 
@@ -484,7 +484,8 @@ def noop_observer() -> None:
 @item("3.34")
 def quant_stub() -> None:
     assert eager.QuantStub()(X) is X
-    assert eager.QuantStub(eager.default_qconfig).qconfig is eager.default_qconfig
+    given: Any = eager.QuantStub(eager.default_qconfig)
+    assert given.qconfig is eager.default_qconfig
     assert not hasattr(eager.QuantStub(), "qconfig")
     assert type(quantized().get_submodule("quant")).__name__ == "Quantize"
 
@@ -647,7 +648,8 @@ def swap_module() -> None:
 
 @item("3.48")
 def get_observer_dict() -> None:
-    prepared, found = eager.prepare(small()), {}
+    prepared = eager.prepare(small())
+    found: dict[str, Any] = {}
     eager.get_observer_dict(prepared, found, "model")
     assert set(found) == {f"model.{name}.activation_post_process" for name in ("quant", "conv", "fc")}
     assert found["model.fc.activation_post_process"] is prepared.get_submodule("fc.activation_post_process")

@@ -40,7 +40,7 @@ def fuse_conv_bn(is_qat: bool, conv: nn.Module, bn: nn.Module) -> nn.Module:
     check_norm(is_qat, conv, bn, "out_channels")
     if is_qat:
         return _class_for(CONV_BN, conv, bn)(conv, bn)
-    return fuse_conv_bn_eval(conv, bn)  # type: ignore[type-var]
+    return fuse_conv_bn_eval(conv, bn)  # type: ignore[type-var, arg-type]
 
 
 def fuse_conv_bn_relu(is_qat: bool, conv: nn.Module, bn: nn.Module, relu: nn.Module) -> nn.Module:
@@ -48,13 +48,13 @@ def fuse_conv_bn_relu(is_qat: bool, conv: nn.Module, bn: nn.Module, relu: nn.Mod
     check_norm(is_qat, conv, bn, "out_channels", relu)
     if is_qat:
         return _class_for(CONV_BN_RELU, conv, bn, relu)(conv, bn, relu)
-    return _class_for(CONV_RELU, conv, bn, relu)(fuse_conv_bn_eval(conv, bn), relu)  # type: ignore[type-var]
+    return _class_for(CONV_RELU, conv, bn, relu)(fuse_conv_bn_eval(conv, bn), relu)  # type: ignore[type-var, arg-type]
 
 
 def fuse_linear_bn(is_qat: bool, linear: nn.Module, bn: nn.Module) -> nn.Module:
     """A linear layer and the batch norm behind it."""
     check_norm(is_qat, linear, bn, "out_features")
-    return nni.LinearBn1d(linear, bn) if is_qat else fuse_linear_bn_eval(linear, bn)  # type: ignore[type-var]
+    return nni.LinearBn1d(linear, bn) if is_qat else fuse_linear_bn_eval(linear, bn)  # type: ignore[type-var, arg-type]
 
 
 def fuse_convtranspose_bn(is_qat: bool, convt: nn.Module, bn: nn.Module) -> nn.Module:
@@ -65,7 +65,7 @@ def fuse_convtranspose_bn(is_qat: bool, convt: nn.Module, bn: nn.Module) -> nn.M
             f"{_names(convt, bn)} cannot be fused for training",
             advice="fuse them in eval mode with fuse_modules, or leave them apart",
         )
-    return fuse_conv_bn_eval(convt, bn, transpose=True)  # type: ignore[type-var]
+    return fuse_conv_bn_eval(convt, bn, transpose=True)  # type: ignore[type-var, arg-type]
 
 
 def check_norm(is_qat: bool, layer: nn.Module, bn: Any, width: str, *others: nn.Module) -> None:

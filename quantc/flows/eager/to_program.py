@@ -14,14 +14,17 @@ from quantc.api import Method, capture
 from quantc.api import prepare as prepare_program
 from quantc.flows.eager import checks
 from quantc.flows.eager.faults import EagerError, NothingQuantizedError, as_error
+from quantc.flows.eager.fuse_modules import set_module
 from quantc.flows.eager.ledger import ledger_of, unwatch
 from quantc.flows.eager.mappings import get_default_static_quant_module_mappings
-from quantc.flows.eager.observing import FUNCTIONALS, OBSERVER, observer_of
+from quantc.flows.eager.observing import FUNCTIONALS, OBSERVER, observer_of, register_activation_post_process_hook
 from quantc.flows.eager.propagate import qconfig_of
 from quantc.flows.eager.stubs import DeQuantStub
 from quantc.flows.foreign import ObservedBy, spec_of
 from quantc.formats import Role
+from quantc.nn.trained import Trained
 from quantc.observe.observation import Observation
+from quantc.observe.trained import Trained as TrainedScales
 from quantc.outcomes import Quantize
 from quantc.patterns.explain import Explanation
 from quantc.pipeline import Pass
@@ -29,6 +32,7 @@ from quantc.places import Places
 from quantc.plan import Group, Source
 from quantc.program import LogEntry, Program, Stage
 from quantc.quantizer import Backend, Quantizer, finishing, quantizer_of
+from quantc.spec import QuantSpec
 
 OUTSIDE = "it is outside of the stubs, where the eager model computes in float"
 END = ""
@@ -145,8 +149,12 @@ def _marked(prepared: nn.Module) -> nn.Module:
     unwatch(twin)
     for path, layer in list(checks.layers(twin)):
         if isinstance(layer, DeQuantStub):
-            parent, _, name = path.rpartition(".")
-            setattr(twin.get_submodule(parent), name, Mark(END))
+            set_module(twin, path, Mark(END))
+        elif isinstance(layer, Trained):
+            plain = layer.to_float()
+            plain.add_module(OBSERVER, Mark(path))
+            register_activation_post_process_hook(plain)
+            set_module(twin, path, plain)
         elif observer_of(layer) is not None or isinstance(layer, FUNCTIONALS):
             layer._modules[OBSERVER] = Mark(path) if observer_of(layer) is not None else nn.Identity()
     return twin
@@ -171,6 +179,14 @@ def _take_marks_out(program: Program) -> tuple[dict[str, str], frozenset[str]]:
         if node.target is torch.ops.quantc_eager.mark.default:
             program.forward(node, node.args[0])
     return seen, frozenset(outside)
+
+
+def _trained(layer: Trained, spec: QuantSpec) -> TrainedScales:
+    """The scales of a weight as its fake quantizer has them once it has seen the last of it, as `convert` does."""
+    weight, _ = layer.learned()
+    observer = ObservedBy.of(copy.deepcopy(layer.weight_fake_quant))
+    observer.update(weight)
+    return TrainedScales(spec.granularity, observer.qparams(spec))
 
 
 @dataclass
@@ -214,16 +230,20 @@ class _Handover:
         """Weights are quantized as the qconfig of their layer says; the engine's spec stands where it says nothing."""
         for site in group.places:
             origin = self.program.origins.get(places.node(site))
-            qconfig = self._qconfig(origin.module_path if origin is not None else "")
-            if qconfig is not None:
-                return replace(group, outcome=Quantize(spec_of(qconfig.weight, Role.WEIGHT)))
+            layer = self._layer(origin.module_path if origin is not None else "")
+            if layer is None or qconfig_of(layer) is None:
+                continue
+            spec = spec_of(qconfig_of(layer).weight, Role.WEIGHT)
+            if isinstance(layer, Trained):
+                self.program.plan.statistics[group.name] = _trained(layer, spec)
+            return replace(group, outcome=Quantize(spec))
         return group
 
-    def _qconfig(self, path: str) -> Any:
-        """The qconfig of the innermost module around a path that has one."""
+    def _layer(self, path: str) -> nn.Module | None:
+        """The innermost module of the model around a path: what a layer was made of has none of its own."""
         while path:
             try:
-                return qconfig_of(self.model.get_submodule(path))
+                return self.model.get_submodule(path)
             except AttributeError:
                 path = path.rpartition(".")[0]
         return None
