@@ -351,6 +351,26 @@ def test_training_needs_training_mode_and_converting_eval_mode() -> None:
     check(caught.value, "the model itself", "model.eval()")
 
 
+def trained(engine: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = with_qconfig(eager.fuse_modules_qat(Small().train(), FUSE), eager.get_default_qat_qconfig(engine))
+    trained = eager.prepare_qat(model)
+    for scale in (1.0, 4.0):  # ranges are moving averages, and the second batch is hardly in them
+        trained(X * scale)
+    return trained.eval()
+
+
+def test_a_converted_model_that_is_not_what_was_trained_is_warned_of() -> None:
+    with pytest.warns(eager.ClippedWarning, match="beyond 127"):
+        eager.convert(trained("fbgemm"))
+    settled = trained("fbgemm")
+    settled(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", eager.ClippedWarning)
+        eager.convert(trained("onednn"))
+        eager.convert(settled)
+
+
 # -- qconfigs ----------------------------------------------------------------------------------------------------------
 
 

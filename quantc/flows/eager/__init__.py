@@ -8,6 +8,7 @@ from quantc.flows.eager.convert import convert, swap_module
 from quantc.flows.eager.faults import (
     CHECKS,
     AlreadyDoneError,
+    ClippedWarning,
     EagerError,
     EagerModeError,
     EagerWarning,
@@ -163,6 +164,7 @@ from quantc.flows.qconfig import (
 __all__ = [
     "CHECKS",
     "AlreadyDoneError",
+    "ClippedWarning",
     "DeQuantStub",
     "EagerError",
     "EagerModeError",

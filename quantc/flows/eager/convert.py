@@ -8,17 +8,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
-from torch.utils import _pytree as pytree
 
-from quantc.errors import MixedTensorsError
 from quantc.flows.eager import checks
 from quantc.flows.eager.faults import (
     Accept,
-    EagerWarning,
-    MissingStubError,
     NothingQuantizedError,
     NotObservedError,
     UnfusedWarning,
@@ -34,10 +29,10 @@ from quantc.flows.eager.mappings import (
 )
 from quantc.flows.eager.observing import FUNCTIONALS, is_observer_hook, observer_of, one_device, remove_qconfig
 from quantc.flows.eager.propagate import is_dynamic, qconfig_of
+from quantc.flows.eager.trial import trained_limits, try_out
 from quantc.flows.foreign import has_seen
 from quantc.flows.observers import UnobservedWarning
 from quantc.nn.intrinsic import _FusedModule
-from quantc.nn.quantized_tensor import QuantizedTensor
 
 Mapped = Mapping[Any, Any]
 
@@ -57,7 +52,7 @@ def convert(
 
     `mapping` says which class becomes which. Without it, layers whose qconfig has scales found at run time become dynamic
     ones, and all others static ones. Layers without data, layers that ran several times in one call, and training mode are
-    errors that `accept` can name as meant. The result is run once on what calibration first saw, so that floats that meet
+    errors that `accept` can name as meant. The result is run once on what calibration last saw, so that floats that meet
     quantized layers are an error here, with the path, and not where it is deployed.
     """
     accepted(accept)
@@ -71,7 +66,7 @@ def convert(
         settle(checks.reused_layers(module, ledger), accept)
         _warn_unfused(module, ledger)
     model = module if inplace else copy.deepcopy(module)
-    blind = _without_data(model)
+    blind, limits = _without_data(model), trained_limits(model)
     custom = convert_custom_config_dict or get_default_custom_config_dict()
     observed = custom.get("observed_to_quantized_custom_module_class", {})
     with warnings.catch_warnings():
@@ -85,7 +80,7 @@ def convert(
     if remove_qconfig:
         _remove(model)
     if ledger is not None and ledger.inputs is not None and "missing-stub" not in accepted(accept):
-        _try(model, ledger)
+        try_out(model, ledger, limits)
     return model
 
 
@@ -207,23 +202,5 @@ def _warn_unfused(model: nn.Module, ledger: Ledger) -> None:
             f"these layers run one after the other and are quantized apart, which is slower and less exact; "
             f"where nothing else reads what is between them, fuse them before prepare: fuse_modules(model, {found})",
             UnfusedWarning,
-            stacklevel=3,
-        )
-
-
-def _try(model: nn.Module, ledger: Ledger) -> None:
-    """Run a converted model on what calibration first saw."""
-    args, kwargs = ledger.inputs or ((), {})
-    try:
-        with torch.no_grad():
-            output = model(*args, **kwargs)
-    except MixedTensorsError as error:
-        raise MissingStubError(
-            f"the converted model does not run: {error.what}", where=error.where, advice=error.advice
-        ) from error
-    if any(isinstance(leaf, QuantizedTensor) for leaf in pytree.tree_leaves(output)):
-        warnings.warn(
-            "the converted model returns quantized tensors: without a DeQuantStub at its end, readers get levels and a scale",
-            EagerWarning,
             stacklevel=3,
         )

@@ -55,6 +55,10 @@ class UnfusedWarning(EagerWarning):
     """Layers that run one after the other and could be one."""
 
 
+class ClippedWarning(EagerWarning):
+    """A converted model that is not what was trained: its values go beyond the range that training clipped them to."""
+
+
 class LostHookWarning(EagerWarning):
     """Hooks that cannot be kept."""
 

@@ -25,7 +25,7 @@ class Ledger:
     read_by: dict[str, str] = field(default_factory=dict)
     """By path: the layer that reads just what this one yields."""
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """What the model was first called with, to try the converted model on."""
+    """What the model was last called with, to try the converted model on."""
     calls: Counter[str] = field(default_factory=Counter[str])
     yielded: dict[int, tuple[weakref.ref[Tensor], str]] = field(default_factory=dict)
 
@@ -33,8 +33,7 @@ class Ledger:
         self.runs += 1
         self.calls.clear()
         self.yielded.clear()
-        if self.inputs is None:
-            self.inputs = (args, kwargs)
+        self.inputs = (args, kwargs)
 
     def enter(self, path: str, args: tuple[Any, ...]) -> None:
         self.calls[path] += 1
