@@ -42,7 +42,6 @@ QAT_MODULES: Mapping = _by_float_module(qat, intrinsic_qat)
 """For training, by float module."""
 DYNAMIC_MODULES: Mapping = {
     nn.Linear: dynamic.Linear,
-    NonDynamicallyQuantizableLinear: dynamic.Linear,
     nn.LSTM: dynamic.LSTM,
     nn.GRU: dynamic.GRU,
     nn.RNN: dynamic.RNNBase,

@@ -156,7 +156,7 @@ class Weighted(QuantizedModule):
         x = self.ready(self.quantized_input(input))
         kind = target()
         key = (kind, x.scale_of, x.zero_point_of, x.dtype, x.dim(), self.scale, self.zero_point)
-        return self.on_grid(self.kernels.get(key, lambda: self._kernel(kind, x))(x.data_of))
+        return self.on_grid(self.kernels.made(key, lambda: self._kernel(kind, x))(x.data_of))
 
     def ready(self, x: QuantizedTensor) -> QuantizedTensor:
         """What is multiplied."""

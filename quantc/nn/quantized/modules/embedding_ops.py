@@ -68,7 +68,7 @@ class Embedding(QuantizedModule):
         return ByteTable(torch.cat([levels, *behind], 1), 1, None)
 
     def forward(self, indices: Tensor) -> Tensor:
-        found: Tensor = self.kernels.get("rows", lambda: self.table().look_up)(indices)
+        found: Tensor = self.kernels.made("rows", lambda: self.table().look_up)(indices)
         return found
 
     @classmethod
@@ -127,7 +127,7 @@ class EmbeddingBag(Embedding):
             indices = indices.reshape(-1)
             per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
         given = (indices, offsets) if per_sample_weights is None else (indices, offsets, per_sample_weights)
-        found: Tensor = self.kernels.get("bags", self._bags)(*given)
+        found: Tensor = self.kernels.made("bags", self._bags)(*given)
         return found
 
     def _bags(self) -> Run:

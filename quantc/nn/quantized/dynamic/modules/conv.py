@@ -26,7 +26,7 @@ class _RunTimeConv(_ConvNd):
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         x = input if around is None else functional.pad(input, around, mode=mode)
         kind = target()
-        made: Tensor = self.kernels.get((kind, x.dim()), lambda: self._run_time_kernel(kind, x))(x.to(torch.float32))
+        made: Tensor = self.kernels.made((kind, x.dim()), lambda: self._run_time_kernel(kind, x))(x.to(torch.float32))
         return made if made.dtype is input.dtype else made.to(input.dtype)
 
     def _run_time_kernel(self, kind: str, x: Tensor) -> Run:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import SpecError
-from quantc.nn.on_kernels import Run, on_kernel, target
+from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.run_time import HALF, RunTime, run_time_grid, source_of, stored, weight_observers
 from quantc.nn.weighted import has_relu
@@ -39,11 +39,12 @@ class Linear(RunTime):
         return self._buffers["bias"]
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = target()
-        numbers = self.float_input(x)
-        made: Tensor = self.kernels.get((kind, numbers.dim()), lambda: self._kernel(kind, numbers))(numbers)
-        made = made.relu_() if self.relu else made
-        return made if made.dtype is x.dtype else made.to(x.dtype)
+        if x.dtype is not torch.float32:
+            return self.forward(self.float_input(x).to(torch.float32)).to(x.dtype)
+        engine = engine_number()
+        run = self.kernels.get(engine) or self.kernels.made(engine, lambda: self._kernel(target(), x))
+        made: Tensor = run(x)
+        return made.relu_() if self.relu else made
 
     def _kernel(self, kind: str, x: Tensor) -> Run:
         weight = self.weight()
@@ -58,7 +59,7 @@ class Linear(RunTime):
             **run_time_grid(kind),
             "parts": 0,
         }
-        return on_kernel(kind, "linear_dynamic", [x.to(torch.float32)], arguments)
+        return on_kernel(kind, "linear_dynamic", [x], arguments)
 
     @classmethod
     def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> Self:

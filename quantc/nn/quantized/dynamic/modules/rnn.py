@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quantc.errors import DataError, SpecError
 from quantc.integer.ops.recurrent import KINDS, Layout, unrolled
 from quantc.kernels import engines
-from quantc.nn.on_kernels import Run, on_kernel, target
+from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.run_time import FULL, HALF, RunTime, run_time_grid, stored, weight_observers
 
@@ -37,6 +37,7 @@ class _Recurrent(RunTime):
 
     def _hold_all(self, sizes: dict[str, tuple[int, int]], dtype: torch.dtype) -> None:
         self.weight_names = tuple(sizes)
+        self.states = KINDS[self.kind].states
         self.held = tuple(part for name in sizes for part in (name, f"{name}_scale", _bias(name)))
         self._buffers.update(dict.fromkeys(self.held))
         for name, size in sizes.items():
@@ -48,10 +49,6 @@ class _Recurrent(RunTime):
     @property
     def kind(self) -> str:
         return self.mode.lower()
-
-    @property
-    def states(self) -> int:
-        return KINDS[self.kind].states
 
     @property
     def is_half(self) -> bool:
@@ -165,8 +162,9 @@ class RNNBase(_Recurrent):
             made, last = self.forward(x.unsqueeze(at), state)
             return made.squeeze(at), self.given([part.squeeze(1) for part in self.listed(last)])
         state = self._state(hx, x.shape[0 if self.batch_first else 1], x)
-        kind = target()
-        sequence, *last = self.kernels.get(kind, lambda: self._kernel(kind, x, state))(x, *state)
+        engine = engine_number()
+        run = self.kernels.get(engine) or self.kernels.made(engine, lambda: self._kernel(target(), x, state))
+        sequence, *last = run(x, *state)
         return sequence, self.given(last)
 
     def _state(self, hx: Any, batch: int, x: Tensor) -> list[Tensor]:
@@ -229,7 +227,7 @@ class RNNBase(_Recurrent):
             state = [part.index_select(1, sequences.sorted_indices) for part in state]
         kind = target()
         layout = (self.num_layers, self.bidirectional)
-        cells: Any = self.kernels.get(("packed", kind), lambda: self._cells(kind))  # type: ignore[arg-type, return-value]
+        cells: Any = self.kernels.made(("packed", kind), lambda: self._cells(kind))  # type: ignore[arg-type, return-value]
         made, *last = OVER_PACKED[self.kind](x, sequences.batch_sizes, state, cells, *layout)
         if sequences.unsorted_indices is not None:
             last = [part.index_select(1, sequences.unsorted_indices) for part in last]
@@ -317,8 +315,9 @@ class RNNCellBase(_Recurrent):
             return self.given([part.squeeze(0) for part in self.listed(made)])
         zeros = [x.new_zeros(len(x), self.hidden_size)] * self.states
         state = zeros if hx is None else self.listed(hx)
-        kind = target()
-        return self.kernels.get(kind, lambda: self._kernel(kind, x, state))(x, *state)
+        engine = engine_number()
+        run = self.kernels.get(engine) or self.kernels.made(engine, lambda: self._kernel(target(), x, state))
+        return run(x, *state)
 
     def _kernel(self, kind: str, x: Tensor, state: list[Tensor]) -> Run:
         if self.is_half:
