@@ -225,6 +225,33 @@ def test_layers_that_could_be_fused_are_listed_ready_to_paste() -> None:
         eager.convert(fused)
 
 
+class Skip(nn.Module):
+    """Two convolutions with norms, between which the sum reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.relu1 = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()
+        self.conv2, self.bn2, self.relu2 = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()
+        self.fc, self.relu3 = nn.Linear(6, 6), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.relu1(self.bn1(self.conv1(x)))
+        y = self.conv2(x)
+        z = self.relu2(self.bn2(y)) + y
+        last = self.fc(z)
+        return last, self.relu3(last)
+
+
+def test_what_can_be_fused_is_found_by_running_the_model() -> None:
+    model = Skip().eval()
+    assert eager.fusable(model, X) == [["conv1", "bn1", "relu1"], ["bn2", "relu2"]]
+    assert hooks(model) == 0
+    assert torch.allclose(eager.fuse_modules(model, eager.fusable(model, X))(X)[1], model(X)[1], atol=1e-5)
+    for case in CASES.values():
+        found = eager.fusable(case.made(QUANTC).eval(), case.data()[0])
+        assert all(names in found or len(names) == 2 for names in case.fuse)
+
+
 def test_fusing_in_training_mode_names_the_modules_and_the_other_function() -> None:
     with pytest.raises(eager.EagerModeError) as caught:
         eager.fuse_modules(Small(), FUSE)

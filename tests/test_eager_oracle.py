@@ -165,3 +165,13 @@ def test_converted_state_dicts_load_both_ways(name: str) -> None:
     assert grids(fresh[0]) == grids(fresh[1]) == grids(theirs)
     assert torch.equal(fresh[0](x), expected[0])
     assert torch.equal(fresh[1](x), expected[1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_made_of_torchs_own_stubs_are_taken_as_they_are(name: str) -> None:
+    case = CASES[name]
+    qconfig = config(TORCH, name)  # and so are torch's qconfigs, with their observers
+    made = QUANTC.quantized(case.made(TORCH), case.fuse, case.data(), qconfig)
+    expected = QUANTC.converted(calibrated(QUANTC, name))
+    assert grids(made) == grids(expected)
+    assert torch.equal(made(case.data()[0]), expected(case.data()[0]))

@@ -20,6 +20,7 @@ from quantc.flows.eager.faults import (
     ReusedLayerError,
     UnfusedWarning,
 )
+from quantc.flows.eager.fusable import fusable
 from quantc.flows.eager.fuse_modules import _fuse_modules, fuse_known_modules, fuse_modules, fuse_modules_qat
 from quantc.flows.eager.fusers import (
     FusionError,
@@ -269,6 +270,7 @@ __all__ = [
     "float16_static_qconfig",
     "float_qparams_weight_only_qconfig",
     "float_qparams_weight_only_qconfig_4bit",
+    "fusable",
     "fuse_conv_bn",
     "fuse_conv_bn_relu",
     "fuse_convtranspose_bn",

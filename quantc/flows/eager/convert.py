@@ -200,7 +200,8 @@ def _warn_unfused(model: nn.Module, ledger: Ledger) -> None:
     if found:
         warnings.warn(
             f"these layers run one after the other and are quantized apart, which is slower and less exact; "
-            f"where nothing else reads what is between them, fuse them before prepare: fuse_modules(model, {found})",
+            f"where nothing else reads what is between them (fusable(model, x) tells), fuse them before prepare: "
+            f"fuse_modules(model, {found})",
             UnfusedWarning,
             stacklevel=3,
         )

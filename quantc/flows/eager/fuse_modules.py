@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import UnknownNameError, suggest
+from quantc.flows.eager.adopting import adopt
 from quantc.flows.eager.faults import MODE, Fault, LostHookWarning, as_error, settle
 from quantc.flows.eager.fusers import FusionError, get_fuser_method
 
@@ -86,7 +87,7 @@ def _fuse_modules(
         _check(model, names, is_qat)
     settle(_modes(model, lists, is_qat), "mode" if is_qat else ())
     known = (fuse_custom_config_dict or {}).get("additional_fuser_method_mapping", {})
-    fused = model if inplace else copy.deepcopy(model)
+    fused = adopt(model if inplace else copy.deepcopy(model))
     for names in lists:
         modules = [fused.get_submodule(name) for name in names]
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from quantc.flows.eager import checks
+from quantc.flows.eager.adopting import adopt
 from quantc.flows.eager.convert import swap_modules
 from quantc.flows.eager.faults import (
     MODE,
@@ -49,7 +50,7 @@ def prepare(
     accepted(accept)
     settle(checks.in_training(model, "static quantization is for inference: norms would learn from the data"), accept)
     _refuse_prepared(model)
-    prepared = model if inplace else copy.deepcopy(model)
+    prepared = adopt(model if inplace else copy.deepcopy(model))
     kinds = get_default_qconfig_propagation_list() if allow_list is None else allow_list
     config = prepare_custom_config_dict or get_default_custom_config_dict()
     custom = config.get("float_to_observed_custom_module_class", {})
@@ -85,7 +86,7 @@ def prepare_qat(
         settle([Fault(MODE, "", what, "call model.train() first; to calibrate it use prepare")], accept)
     _refuse_prepared(model)
     table = get_default_qat_module_mappings() if mapping is None else mapping
-    trained = model if inplace else copy.deepcopy(model)
+    trained = adopt(model if inplace else copy.deepcopy(model))
     kinds = {*get_default_qconfig_propagation_list(), *table}
     _hand_down(trained, kinds, accept)
     swap_modules(trained, table)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import ConfigError
+from quantc.flows.eager.adopting import adopt
 from quantc.flows.eager.convert import convert, swap_module, swap_modules
 from quantc.flows.eager.faults import Accept, NothingQuantizedError
 from quantc.flows.eager.mappings import get_default_dynamic_quant_module_mappings
@@ -93,7 +94,7 @@ def quantize_dynamic(
             where=f"dtype={dtype}",
             advice=f"take one of {', '.join(map(str, DYNAMIC))}, or give a dict of qconfigs",
         )
-    quantized = model if inplace else copy.deepcopy(model)
+    quantized = adopt(model if inplace else copy.deepcopy(model))
     quantized.eval()
     spec = _spec(quantized, qconfig_spec, dtype)
     propagate_qconfig_(quantized, spec, accept=accept)
