@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from quantc.flows.eager.faults import MISSING_STUB, MODE, NO_EFFECT, NOT_OBSERVED, REUSED, Fault
+from quantc.flows.eager.faults import MISSING_STUB, MODE, NO_EFFECT, NOT_OBSERVED, REUSED, Fault, NoStaticFormError
 from quantc.flows.eager.fusers import FUSER_METHODS
 from quantc.flows.eager.ledger import Ledger
 from quantc.flows.eager.observing import FUNCTIONALS, is_observer_like, observer_of
@@ -21,6 +21,7 @@ from quantc.nn.quantized import Quantize
 
 WITHOUT_SCALE = (nn.ReLU6, nn.Dropout, nn.Embedding, nn.EmbeddingBag, DeQuantStub, nn.Sequential)
 """Layers whose result has no scale of its own: what observes them is not asked."""
+DYNAMIC_ALONE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 MOST_NAMES = 5
 
 
@@ -104,6 +105,26 @@ def without_effect(model: nn.Module, own: Mapping[str, Any], kinds: Collection[A
         if path and not is_known and not any(map(is_observer_like, part.modules())):
             what = f"{type(part).__name__} has a qconfig, and nothing in it can be quantized"
             yield Fault(NO_EFFECT, path, what, "take the qconfig off, or give a mapping for this class")
+
+
+def refuse_static(model: nn.Module, custom: Collection[Any]) -> None:
+    """Recurrent layers and attention have no static form here: refuse qconfigs that ask for it."""
+    found = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, DYNAMIC_ALONE)
+        and type_before_parametrizations(module) not in custom
+        and qconfig_of(module) is not None
+        and not is_dynamic(qconfig_of(module))
+    ]
+    if found:
+        kinds = sorted({type(model.get_submodule(path)).__name__ for path in found})
+        raise NoStaticFormError(
+            f"{', '.join(kinds)} has no static form: its scales are found as it runs",
+            where=", ".join(found),
+            advice="give it qconfig = default_dynamic_qconfig, or None to leave it float, with a DeQuantStub before it and a "
+            "QuantStub behind; or a class of your own in prepare_custom_config_dict",
+        )
 
 
 def in_training(model: nn.Module, purpose: str) -> Iterator[Fault]:

@@ -112,11 +112,17 @@ def swap_modules(
 
 
 def _one_by_one(model: nn.Module) -> None:
-    """Have encoder layers call their modules: torch's fast path reads the weights of float ones from them."""
+    """Have encoders call their modules: torch's fast path reads the weights of float ones from them."""
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            is_float = all(type(linear) is nn.Linear for linear in (module.linear1, module.linear2))
-            module.activation_relu_or_gelu = module.activation_relu_or_gelu if is_float else 0
+        if isinstance(module, nn.TransformerEncoderLayer) and not _is_float(module):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder) and not all(map(_is_float, module.layers)):
+            module.use_nested_tensor = False
+
+
+def _is_float(layer: Any) -> bool:
+    linears = all(isinstance(linear, nn.Linear) for linear in (layer.linear1, layer.linear2))
+    return linears and isinstance(layer.self_attn, nn.MultiheadAttention)
 
 
 def swap_module(

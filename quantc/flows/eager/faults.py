@@ -43,6 +43,10 @@ class NoEffectError(EagerError):
     """A qconfig that changes nothing: its key matches no module, or there is nothing to quantize below it."""
 
 
+class NoStaticFormError(EagerError):
+    """A layer that can be quantized only with scales found as it runs has a qconfig for scales found before."""
+
+
 class NothingQuantizedError(EagerError):
     """No layer would be, or was, quantized."""
 

@@ -54,14 +54,15 @@ def prepare(
     kinds = get_default_qconfig_propagation_list() if allow_list is None else allow_list
     config = prepare_custom_config_dict or get_default_custom_config_dict()
     custom = config.get("float_to_observed_custom_module_class", {})
-    _hand_down(prepared, {*kinds, *custom, *(observer_non_leaf_module_list or ())}, accept)
+    _hand_down(prepared, {*kinds, *custom, *(observer_non_leaf_module_list or ())}, accept, custom)
     _observe(prepared, kinds, observer_non_leaf_module_list, custom)
     return prepared
 
 
-def _hand_down(model: nn.Module, kinds: Collection[Any], accept: Accept) -> None:
+def _hand_down(model: nn.Module, kinds: Collection[Any], accept: Accept, custom: Collection[Any] = ()) -> None:
     settle(checks.without_effect(model, own_qconfigs(model), kinds), accept)
     propagate_qconfig_(model)
+    checks.refuse_static(model, custom)
     settle(checks.shared_layers(model, kinds), accept)
     settle(checks.missing_stub(model, kinds), accept)
 

@@ -27,11 +27,11 @@ from quantc.flows.qconfig import (
     float_qparams_weight_only_qconfig_4bit,
 )
 
-_RECURRENT_AND_LINEAR = (nn.Linear, nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.RNNCell, nn.GRUCell)
+_PRODUCTS = (nn.Linear, nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.RNNCell, nn.GRUCell, nn.MultiheadAttention)
 _EMBEDDINGS = (nn.EmbeddingBag, nn.Embedding)
 DYNAMIC: dict[torch.dtype, tuple[QConfig, tuple[type[nn.Module], ...]]] = {
-    torch.qint8: (default_dynamic_qconfig, _RECURRENT_AND_LINEAR),
-    torch.float16: (float16_dynamic_qconfig, _RECURRENT_AND_LINEAR),
+    torch.qint8: (default_dynamic_qconfig, _PRODUCTS),
+    torch.float16: (float16_dynamic_qconfig, _PRODUCTS),
     torch.quint8: (float_qparams_weight_only_qconfig, _EMBEDDINGS),
     torch.quint4x2: (float_qparams_weight_only_qconfig_4bit, (nn.EmbeddingBag,)),
 }
@@ -85,7 +85,7 @@ def quantize_dynamic(
 ) -> nn.Module:
     """Quantize the weights of a model ahead, in one call; activations are scaled as it runs. It is put in eval mode.
 
-    `dtype` is torch.qint8 or torch.float16 for linear and recurrent layers, torch.quint8 or torch.quint4x2 for embeddings.
+    `dtype` is torch.qint8 or torch.float16 for linear and recurrent layers and attention, torch.quint8 or torch.quint4x2 for embeddings.
     `qconfig_spec` says which layers: a set of paths and classes, or a dict of them to qconfigs, None to leave one float.
     """
     if dtype not in DYNAMIC and not isinstance(qconfig_spec, Mapping):
