@@ -140,7 +140,7 @@ def measure(name: str, dtype: str, rounds: int) -> Row:
     qconfig, theirs = QCONFIGS[dtype]
     with engine("fbgemm"):
         holder = nn.Sequential(copy.deepcopy(model))
-        peer: Any = quantize_dynamic(holder, CELLS, dtype=theirs)[0]  # type: ignore[no-untyped-call, index]
+        peer: Any = quantize_dynamic(holder, CELLS, dtype=theirs)[0]  # type: ignore[no-untyped-call]
     contenders: dict[str, Any] = {"fp32": model, "torch_ao": peer, "quantc": swapped(model, qconfig)}
     best = dict.fromkeys(contenders, float("inf"))
     with torch.no_grad():

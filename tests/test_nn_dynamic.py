@@ -209,3 +209,22 @@ def test_what_does_not_go_together() -> None:
         dynamic.RNNBase("RNN", 1, 2)
     ours.train()
     assert not ours.training
+
+
+@pytest.mark.parametrize("kind", QCONFIGS)
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_recurrent_layers_without_bias_of_one_sequence_from_a_state(name: str, kind: str) -> None:
+    """What torch.ao refuses, held to float."""
+    torch.manual_seed(0)
+    layer = getattr(nn, name)(8, 12, 2, bias=False, dropout=0.5).eval()
+    layer.qconfig = QCONFIGS[kind]
+    made = getattr(dynamic, name).from_float(layer)
+    state = [torch.randn(2, 3, 12) for _ in range(made.states)]
+    for x, parts in ((torch.randn(6, 3, 8), state), (torch.randn(6, 8), [part[:, 0] for part in state])):
+        hx = tuple(parts) if len(parts) > 1 else parts[0]
+        assert furthest(made(x, hx), layer(x, hx)) < 0.1
+        assert furthest(made(x), layer(x)) < 0.1
+    cell = getattr(nn, f"{name}Cell")(8, 12, bias=False)
+    cell.qconfig = QCONFIGS[kind]
+    step = getattr(dynamic, f"{name}Cell").from_float(cell)
+    assert furthest(step(torch.ones(8)), cell(torch.ones(8))) < 0.1

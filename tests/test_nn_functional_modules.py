@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.nn.quantized as ao_quantized
+import torch.ao.nn.quantized.reference as ao_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -15,6 +16,7 @@ from quantc.errors import QuantcError, SpecError
 from quantc.flows import observers
 from quantc.flows import qconfig as qconfigs
 from quantc.nn import quantize_per_tensor, quantized
+from quantc.nn.quantized import dynamic
 from tests.nn_cases import both, engine, steps_apart
 
 
@@ -72,13 +74,14 @@ def test_float_functional_shows_results_to_its_observer() -> None:
         ("add_relu", (x, y)),
         ("matmul", (x, y.t())),
     ):
-        module.activation_post_process = observers.MinMaxObserver()
+        observer = observers.MinMaxObserver()
+        module.activation_post_process = observer
         made = getattr(module, name)(*args)
-        assert module.activation_post_process.max_val == made.max(), name
+        assert observer.max_val == made.max(), name
     assert torch.equal(module.add_scalar(x, 2.0), x + 2)
     assert torch.equal(module.mul_scalar(x, 2.0), x * 2)
     converted = quantized.QFunctional.from_float(module)
-    assert converted.scale == float(module.activation_post_process.calculate_qparams()[0])
+    assert converted.scale == float(observer.calculate_qparams()[0])
     with pytest.raises(QuantcError, match="not called itself"):
         module(x)
     with pytest.raises(QuantcError, match="add_relu"):
@@ -115,7 +118,7 @@ def test_signed_activations(name: str, engine_name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [2, "same"])
-def test_padding(mode: str, padding: Any) -> None:
+def test_padding(mode: Any, padding: Any) -> None:
     torch.manual_seed(0)
     module = nn.Conv2d(3, 5, (3, 4), padding=padding, padding_mode=mode)
     x = quantize_per_tensor(torch.randn(2, 3, 9, 9), 0.03, 120)
@@ -137,7 +140,8 @@ def test_prelu() -> None:
     x = torch.randn(2, 4, 5)
     module.activation_post_process = observer()
     module.activation_post_process(module(x))
-    ours, theirs = quantized.PReLU.from_float(module), ao_quantized.PReLU.from_float(module)
+    ours = quantized.PReLU.from_float(module)
+    theirs: Any = ao_quantized.PReLU.from_float(module)  # type: ignore[no-untyped-call]
     ours_x, theirs_x = both(x)
     assert steps_apart(ours(ours_x), theirs(theirs_x)) <= 1
     other = quantized.PReLU(num_parameters=4)
@@ -184,3 +188,67 @@ def test_engines_without_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("quantc.nn.on_kernels.TARGETS", {})
     with pytest.raises(QuantcError, match="no kernels for the engine"):
         made(x)
+
+
+@pytest.mark.parametrize("name", ["Conv2d", "Linear"])
+def test_from_reference(name: str) -> None:
+    """torch.ao's reference modules say how a float weight is to be quantized."""
+    torch.manual_seed(0)
+    module = nn.Conv2d(4, 6, 3) if name == "Conv2d" else nn.Linear(8, 6)
+    how = {"qscheme": torch.per_tensor_affine, "dtype": torch.qint8, "scale": 0.01, "zero_point": 0}
+    how |= {"is_decomposed": False, "axis": 0}
+    reference: Any = getattr(ao_reference, name).from_float(module, how)
+    with engine("fbgemm"):
+        ours = getattr(quantized, name).from_reference(reference, 0.05, 120)
+        theirs = getattr(ao_quantized, name).from_reference(reference, 0.05, 120)
+        ours_x, theirs_x = both(torch.randn(2, 4, 8, 8))
+        assert steps_apart(ours(ours_x), theirs(theirs_x)) <= 1
+        ours.set_weight_bias(*theirs._weight_bias())
+        assert steps_apart(ours(ours_x), theirs(theirs_x)) <= 1
+        dynamic_theirs = dynamic.Linear.from_reference(reference) if name == "Linear" else None
+        if dynamic_theirs is not None:
+            assert torch.equal(dynamic_theirs.weight().int_repr(), theirs.weight().int_repr())
+
+
+@pytest.mark.parametrize("engine_name", ["x86", "qnnpack"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_with_scales_by_channel(engine_name: str, groups: int) -> None:
+    """torch.ao has them on no engine of x86: held to float."""
+    with engine(engine_name):
+        torch.manual_seed(0)
+        module: Any = nn.ConvTranspose2d(4, 6, 3, 2, groups=groups)
+        weight = observers.PerChannelMinMaxObserver.with_args(
+            dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=1
+        )
+        module.qconfig = qconfigs.QConfig(activation=observers.MinMaxObserver, weight=weight)
+        x = quantize_per_tensor(torch.randn(2, 4, 7, 7), 0.03, 120)
+        observer = observers.MinMaxObserver()
+        observer(module(x.dequantize()))
+        module.activation_post_process = observer
+        made = quantized.ConvTranspose2d.from_float(module)
+        module.weight.data.copy_(made.weight().dequantize())
+        wanted = module(x.dequantize())
+        assert float((made(x).dequantize() - wanted).abs().max()) <= made.scale * 1.01
+
+
+def test_formats_stay() -> None:
+    made = quantized.Linear(4, 2)
+    before = made.state_dict()
+    for change in (made.half, made.double, made.float):
+        change()
+        after = made.state_dict()
+        assert all(after[name].dtype is tensor.dtype for name, tensor in before.items())
+
+
+def test_a_bias_that_is_missing_is_missed() -> None:
+    for kind in (quantized.Linear, dynamic.Linear):
+        made = kind(4, 2)
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\).*bias"):
+            made.load_state_dict(kind(4, 2, bias_=False).state_dict())
+        with pytest.raises(RuntimeError, match="has the shape"):
+            made.load_state_dict(kind(5, 2).state_dict())
+    bare = {name: value for name, value in dynamic.Linear(4, 2).state_dict().items() if "scale" not in name}
+    with pytest.raises(RuntimeError, match="no weight_scale"):
+        dynamic.Linear(4, 2).load_state_dict(bare)
+    with pytest.raises(RuntimeError, match="Unexpected"):
+        quantized.Linear(4, 2).load_state_dict({**quantized.Linear(4, 2).state_dict(), "other": torch.zeros(1)})

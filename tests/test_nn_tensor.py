@@ -217,7 +217,8 @@ def test_functions_are_torchs(name: str) -> None:
 def test_functions_over_other_axes() -> None:
     torch.manual_seed(0)
     row, their_row = both(torch.randn(2, 4, 9))
-    pooled, wanted = quantized_functional.max_pool1d(row, 3, 2, 1), ao_functional.max_pool1d(their_row, 3, 2, 1)
+    pooled = quantized_functional.max_pool1d(row, 3, 2, 1)
+    wanted = ao_functional.max_pool1d(their_row, 3, 2, 1)  # type: ignore[no-untyped-call]
     assert steps_apart(pooled, wanted) == 0
     space, their_space = both(torch.randn(2, 4, 4, 4, 4))
     for name, args in (("avg_pool3d", (2,)), ("adaptive_avg_pool3d", ((2, 2, 2),))):

@@ -219,7 +219,7 @@ def test_weights_take_a_quarter_of_their_room(tmp_path: Path) -> None:
     with engine("fbgemm"):
         model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64 * 36, 200), nn.Linear(200, 100))
         recurrent = nn.LSTM(128, 128, 2)
-        recurrent.qconfig = qconfigs.default_dynamic_qconfig  # type: ignore[assignment]
+        recurrent.qconfig = qconfigs.default_dynamic_qconfig
         kinds = {nn.Conv2d: named("quantized", "Conv2d"), nn.Linear: named("quantized", "Linear")}
         x, made = images(), []
         for layer in model:

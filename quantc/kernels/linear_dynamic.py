@@ -165,9 +165,15 @@ class OfWhole(LinearDynamic):
             return super().forward(*inputs)
         if x.size(-1) != self.shape[1] or not math.isfinite(x.sum().item()):
             return super().forward(*inputs)
-        return (OWN_SCALE_RELU if self.relu else OWN_SCALE)(x, packed, self.grid.span == REDUCED)
+        return self.on_own_scale(packed, x)
+
+    def on_own_scale(self, packed: Any, x: Tensor) -> Tensor:
+        made: Tensor = (OWN_SCALE_RELU if self.relu else OWN_SCALE)(x, packed, self.grid.span == REDUCED)
+        return made
 
     def product(self, packed: Any, x: Tensor) -> Tensor:
+        if self.is_torchs and math.isfinite(x.sum().item()):
+            return self.on_own_scale(packed, x)
         found = self.grid.of_whole(x)
         if found is None:
             return self.nothing(x)
@@ -180,7 +186,7 @@ class OfWhole(LinearDynamic):
         finite, so that is looked for; a sum that is too large counts as such."""
         grid = self.grid
         if self.outputs or type(self) is not OfWhole:
-            return False
+            return False  # a kernel for several layers splits their results
         return grid.middle is None and grid.eps == SMALLEST_SCALE and grid.span in (REDUCED, HIGHEST_LEVEL)
 
     @property

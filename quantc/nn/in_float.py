@@ -97,7 +97,8 @@ class InFloat(nn.Module):
         local_metadata: Any,
         strict: bool,
         missing_keys: list[str],
-        *rest: Any,
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         found = {name: state_dict.pop(f"{prefix}{name}", None) for name in ("scale", "zero_point")}
         missing_keys.extend(f"{prefix}{name}" for name, value in found.items() if value is None)
@@ -105,7 +106,9 @@ class InFloat(nn.Module):
             self.scale, self.zero_point = float(found["scale"]), int(found["zero_point"])
             if found["zero_point"].dtype in INTEGERS:
                 self.out_dtype = found["zero_point"].dtype
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def extra_repr(self) -> str:
         return ", ".join([super().extra_repr(), f"scale={self.scale:.6g}, zero_point={self.zero_point}"])

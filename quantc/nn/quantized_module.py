@@ -130,7 +130,13 @@ class QuantizedModule(nn.Module):
         self.kernels.clear()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """`.to`, `.half` and the like, which change the format of no number here: what is quantized stays as it is."""
+        formats = {name: None if tensor is None else tensor.dtype for name, tensor in self._buffers.items()}
+        before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in self._buffers.items():
+            if tensor is not None and tensor.dtype is not formats[name]:
+                self._buffers[name] = before[name]
         self.kernels.clear()
         return self
 

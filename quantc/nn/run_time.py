@@ -62,8 +62,17 @@ class RunTime(QuantizedModule):
     relu = False
 
     def optional(self) -> tuple[str, ...]:
-        """Biases; and scales, which float16 has none of."""
-        return tuple(name for name in self.held if "bias" in name or name.endswith("_scale"))
+        """Biases where there are none; and scales, which float16 has none of."""
+        none = tuple(name for name in self.held if "bias" in name and self._buffers[name] is None)
+        return (*none, *(name for name in self.held if name.endswith("_scale")))
+
+    def why_not_load(self, state: dict[str, Any]) -> list[str]:
+        bare = [
+            f"{name} is of {value.dtype}, and there is no {name}_scale"
+            for name, value in state.items()
+            if f"{name}_scale" in self.held and value.dtype is not HALF and f"{name}_scale" not in state
+        ]
+        return super().why_not_load(state) + bare
 
     def train(self, mode: bool = True) -> Self:
         """It stays in evaluation mode: it has nothing to train."""

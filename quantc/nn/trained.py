@@ -53,6 +53,7 @@ class Trained(nn.Module):
 
     weight: Any
     bias: Any
+    _modules: Any
 
     def __init_subclass__(cls, fused: type[nn.Module] | None = None, relu: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -68,7 +68,12 @@ class Weighted(QuantizedModule):
     def bias(self) -> Tensor | None:
         return self._buffers["bias"]
 
-    def set_weight_bias(self, w: QuantizedTensor, b: Tensor | None) -> None:
+    def set_weight_bias(self, w: Tensor, b: Tensor | None) -> None:
+        """Take another weight, quantc's or torch's, and bias."""
+        if not isinstance(w, QuantizedTensor):
+            from quantc.nn.torch_state import from_torch_tensor
+
+            w = from_torch_tensor(w)
         if w.axis_of not in (None, self.axis):
             raise SpecError(
                 f"{type(self).__name__} takes scales along axis {self.axis} of its weight, and these lie along {w.axis_of}",
@@ -84,7 +89,7 @@ class Weighted(QuantizedModule):
         return self.weight(), self.bias()
 
     def optional(self) -> tuple[str, ...]:
-        return ("bias",)
+        return () if self.bias() is not None else ("bias",)
 
     # -- made of others ------------------------------------------------------------------------------------------------
 
@@ -152,7 +157,7 @@ class Weighted(QuantizedModule):
         """What the op of the integer form takes after the bias."""
         return ()
 
-    def forward(self, input: Tensor) -> QuantizedTensor:  # noqa: A002 - torch's name
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         x = self.ready(self.quantized_input(input))
         kind = target()
         key = (kind, x.scale_of, x.zero_point_of, x.dtype, x.dim(), self.scale, self.zero_point)

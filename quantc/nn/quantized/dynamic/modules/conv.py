@@ -20,7 +20,7 @@ class _RunTimeConv(_ConvNd):
 
     has_grid: ClassVar[bool] = False
 
-    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]  # noqa: A002 - torch's name
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         refuse_quantized(input, type(self).__name__)
         around = self._around()
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
