@@ -206,3 +206,76 @@ def test_recurrent_layers_have_no_static_form() -> None:
         eager.prepare(model)
     assert caught.value.where == "lstm"
     assert "default_dynamic_qconfig" in str(caught.value.advice)
+
+
+class Words(nn.Module):
+    """A table of embeddings before a static part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rest = nn.EmbeddingBag(50, 16, mode="sum"), eager.QuantWrapper(nn.Linear(16, 4))
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.rest(self.table(ids))
+
+
+def test_tables_are_quantized_beside_static_layers() -> None:
+    model, ids = Words().eval(), torch.randint(0, 50, (4, 6))
+    vars(model)["qconfig"] = eager.get_default_qconfig("fbgemm")
+    prepared = eager.prepare(model)
+    prepared(ids)
+    with pytest.raises(eager.SwapError) as caught:  # the config of the whole model is not one for tables
+        eager.convert(prepared)
+    assert caught.value.where == "table"
+    vars(model.table)["qconfig"] = eager.float_qparams_weight_only_qconfig
+    prepared = eager.prepare(model)
+    prepared(ids)
+    converted: Any = eager.convert(prepared)
+    assert type(converted.table) is DYNAMIC_MODULES[nn.EmbeddingBag]
+    assert (converted(ids) - model(ids)).abs().max() < 0.1
+
+
+class Scaled(nn.Module):
+    """A layer that only its author can quantize."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class ObservedScaled(Scaled):
+    @classmethod
+    def from_float(cls, mod: Scaled) -> ObservedScaled:
+        return cls(mod.factor)
+
+
+class QuantizedScaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, q: Any) -> Any:
+        return type(q)(q.data_of, q.q_scale() * self.factor, q.q_zero_point())
+
+    @classmethod
+    def from_observed(cls, mod: ObservedScaled) -> QuantizedScaled:
+        return cls(mod.factor)
+
+
+def test_layers_of_users_own() -> None:
+    model = eager.QuantWrapper(nn.Sequential(nn.Linear(8, 8), Scaled(0.5)).eval())
+    vars(model)["qconfig"] = eager.get_default_qconfig("fbgemm")
+    to_observed = {"float_to_observed_custom_module_class": {Scaled: ObservedScaled}}
+    to_quantized = {"observed_to_quantized_custom_module_class": {ObservedScaled: QuantizedScaled}}
+    prepared, x = eager.prepare(model, prepare_custom_config_dict=to_observed), torch.randn(4, 8)
+    assert type(prepared.get_submodule("module.1")) is ObservedScaled
+    prepared(x)
+    with pytest.raises(eager.MissingStubError) as caught:  # without the second table it is a float layer in between
+        eager.convert(prepared)
+    assert "module.1" in str(caught.value.where)
+    converted = eager.convert(prepared, convert_custom_config_dict=to_quantized)
+    assert type(converted.get_submodule("module.1")) is QuantizedScaled
+    assert (converted(x) - model(x)).abs().max() < 0.05

@@ -19,6 +19,7 @@ from quantc.flows.eager.faults import (
     NothingQuantizedError,
     NotObservedError,
     ReusedLayerError,
+    SwapError,
     UnfusedWarning,
 )
 from quantc.flows.eager.fusable import fusable
@@ -201,6 +202,7 @@ __all__ = [
     "RecordingObserver",
     "ReuseInputObserver",
     "ReusedLayerError",
+    "SwapError",
     "UnfusedWarning",
     "UniformQuantizationObserverBase",
     "UnobservedWarning",

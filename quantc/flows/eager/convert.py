@@ -11,11 +11,13 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from quantc.errors import QuantcError
 from quantc.flows.eager import checks
 from quantc.flows.eager.faults import (
     Accept,
     NothingQuantizedError,
     NotObservedError,
+    SwapError,
     UnfusedWarning,
     accepted,
     settle,
@@ -94,21 +96,31 @@ def swap_modules(
     custom = custom or {}
     made: dict[int, nn.Module] = {}
     count = 0
-    pending = [module]
+    pending = [("", module)]
     while pending:
-        parent = pending.pop()
+        start, parent = pending.pop()
         for name, child in list(parent._modules.items()):
             if child is None:
                 continue
             if id(child) not in made:
-                made[id(child)] = swap_module(child, mapping, custom, use_precomputed_fake_quant)
+                path = f"{start}{name}"
+                made[id(child)] = _swapped_at(path, child, mapping, custom, use_precomputed_fake_quant)
                 is_new = made[id(child)] is not child
                 count += is_new
                 if not is_new and not isinstance(child, _FusedModule):
-                    pending.append(child)
+                    pending.append((f"{path}.", child))
             parent._modules[name] = made[id(child)]
     _one_by_one(module)
     return count
+
+
+def _swapped_at(path: str, module: nn.Module, *how: Any) -> nn.Module:
+    try:
+        return swap_module(module, *how)
+    except QuantcError as error:
+        raise SwapError(
+            f"{type(module).__name__} cannot be swapped: {error.what}", where=path, advice=error.advice
+        ) from error
 
 
 def _one_by_one(model: nn.Module) -> None:

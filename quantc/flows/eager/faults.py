@@ -51,6 +51,10 @@ class NothingQuantizedError(EagerError):
     """No layer would be, or was, quantized."""
 
 
+class SwapError(EagerError):
+    """A layer of which no quantized module can be made: its qconfig, or what its observer has seen, does not do."""
+
+
 class AlreadyDoneError(EagerError):
     """The model was prepared or converted before."""
 

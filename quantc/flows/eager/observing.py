@@ -120,7 +120,8 @@ class _Adder:
         elif _has_special_act_post_process(child):
             self._put(child, _get_special_act_post_process(child))
         elif needs_observation(child) and kind in self.custom:
-            observed = self.custom[kind].from_float(child)
+            observed = self.custom[kind].from_float(child).train(child.training)
+            vars(observed).setdefault("qconfig", qconfig_of(child))
             setattr(parent, name, observed)
             if not isinstance(observed, tuple(no_observer_set())):
                 self._put(observed)
