@@ -2,8 +2,9 @@
 
     python -m benchmarks.eager_dynamic [--only Linear LSTM] [--dtype int8 half] [--rounds 15] [--json FILE]
 
-Each pair is made of one float model with the same weights and scales, and runs in turns with the other on one thread. The
-last column is the largest difference between the two results.
+Each pair is made of one float model with the same weights and scales, and runs in turns with the other on one thread. Times
+are seconds of the processor, the best of all rounds; how many times as fast is the median over the rounds. The last column
+is the largest difference between the two results.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.ao.quantization import quantize_dynamic
 
-from quantc.bench.race import quietly_on_one_thread
+from quantc.bench.race import quietly_on_one_thread, speed, take_turns
 from quantc.flows.qconfig import QConfig, default_dynamic_qconfig, float16_dynamic_qconfig
 from quantc.kernels.engines import engine
 from quantc.nn import DYNAMIC_MODULES
@@ -101,19 +101,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds of each, the best of all rounds."""
+    """Microseconds of each, the best of all rounds, and what they come to."""
 
     model: str
     dtype: str
     fp32: float
     torch_ao: float
     quantc: float
+    speed: float
+    """How many times as fast as torch.ao, the median over the rounds."""
     difference: float
-
-    @property
-    def speed(self) -> float:
-        """How many times as fast as torch.ao."""
-        return self.torch_ao / self.quantc
 
 
 def swapped(model: nn.Module, qconfig: QConfig) -> nn.Module:
@@ -142,22 +139,12 @@ def measure(name: str, dtype: str, rounds: int) -> Row:
         holder = nn.Sequential(copy.deepcopy(model))
         peer: Any = quantize_dynamic(holder, CELLS, dtype=theirs)[0]  # type: ignore[no-untyped-call]
     contenders: dict[str, Any] = {"fp32": model, "torch_ao": peer, "quantc": swapped(model, qconfig)}
-    best = dict.fromkeys(contenders, float("inf"))
     with torch.no_grad():
-        calls = max(3, min(200, int(0.02 / _seconds(model, x, 3))))
-        for _ in range(rounds):
-            for key, contender in contenders.items():
-                best[key] = min(best[key], _seconds(contender, x, calls) * 1e6)
+        spent = take_turns(contenders, (x,), rounds)
         ours, other = (_first(contenders[key](x)) for key in ("quantc", "torch_ao"))
-    return Row(name, dtype, best["fp32"], best["torch_ao"], best["quantc"], float((ours - other).abs().max()))
-
-
-def _seconds(module: Any, x: Tensor, calls: int) -> float:
-    module(x)
-    start = time.perf_counter()
-    for _ in range(calls):
-        module(x)
-    return (time.perf_counter() - start) / calls
+    best = {key: min(times) * 1e6 for key, times in spent.items()}
+    times = speed(spent["torch_ao"], spent["quantc"])
+    return Row(name, dtype, **best, speed=times, difference=float((ours - other).abs().max()))
 
 
 def _first(made: Any) -> Tensor:
@@ -179,12 +166,12 @@ def main() -> None:
             for name in (name for name in MODELS if name.startswith(tuple(options.only))):
                 row = measure(name, dtype, options.rounds)
                 rows.append(row)
-                times = (f"{time:.0f}" for time in (row.fp32, row.torch_ao, row.quantc))
-                table.add_row(name, dtype, *times, f"{row.speed:.2f}", f"{row.difference:.1e}")
+                shown = (f"{spent:.0f}" for spent in (row.fp32, row.torch_ao, row.quantc))
+                table.add_row(name, dtype, *shown, f"{row.speed:.2f}", f"{row.difference:.1e}")
             table.add_section()
     Console(width=120).print(table)
     if options.json is not None:
-        found = [{**asdict(row), "speed": row.speed} for row in rows]
+        found = [asdict(row) for row in rows]
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

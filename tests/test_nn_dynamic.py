@@ -228,3 +228,18 @@ def test_recurrent_layers_without_bias_of_one_sequence_from_a_state(name: str, k
     cell.qconfig = QCONFIGS[kind]
     step = getattr(dynamic, f"{name}Cell").from_float(cell)
     assert furthest(step(torch.ones(8)), cell(torch.ones(8))) < 0.1
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("engine_name", ["x86", "qnnpack"])
+def test_what_is_not_finite_shows(engine_name: str, value: float) -> None:
+    """torch.ao's kernels take it for some number."""
+    with engine(engine_name):
+        ours, _, _ = _pair("Linear", "int8")
+        x = torch.randn(5, 24)
+        assert ours(x).isfinite().all()
+        x[2, 3] = value
+        assert not ours(x).isfinite().any()
+        large = torch.full((1, 24), 3e38)
+        large[0, 1] = -3e38
+        assert not ours(large).isfinite().any()

@@ -1,7 +1,7 @@
 """Linear layers that find the scale of what they read as they run: fbgemm's kernel on x86, QNNPACK's elsewhere.
 
-fbgemm's kernel is given the scales of the integer form, unless it would choose the same. Both could choose scales of their
-own: but NaN in what they read makes them fail, or gives numbers that mean nothing; and no scale of theirs is below 2^-14.
+fbgemm's kernel is given the scales of the integer form. Both could choose scales of their own: but NaN in what they read
+makes them fail, or gives numbers that mean nothing; and no scale of theirs is below 2^-14.
 
 What differs from the integer form: fbgemm adds the zero point before it rounds, so that a number halfway between two
 levels may go to the other one; and the bias is added in float32, not in steps of the accumulator.
@@ -13,7 +13,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -26,13 +25,13 @@ from quantc.kernels.table import Call, NoKernelError, kernel
 
 LINEAR: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 LINEAR_RELU: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_relu_output_fp32.default
-OWN_SCALE: Any = torch.ops.quantized.linear_dynamic.default._op
-OWN_SCALE_RELU: Any = torch.ops.quantized.linear_relu_dynamic.default._op
-"""The same, but they choose the scale on their own. They are called so often that what torch puts around ops is felt."""
+QNNPACK_LINEAR: Any = torch.ops.quantized.linear_dynamic.default
+QNNPACK_LINEAR_RELU: Any = torch.ops.quantized.linear_relu_dynamic.default
+ON_OWN_SCALE: Any = QNNPACK_LINEAR._op
+ON_OWN_SCALE_RELU: Any = QNNPACK_LINEAR_RELU._op
+"""Those ops themselves: a small layer takes so little time that what torch puts around ops is felt."""
 SMALLEST_SCALE = 2.0**-14
 """Of the kernels that choose scales on their own."""
-REDUCED = 127
-"""The highest level with which sums of two products fit 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -158,40 +157,39 @@ class OfWhole(LinearDynamic):
     def unpack(self, packed: Any) -> dict[str, Tensor]:
         return {"weight": unpacked_linear(packed)}
 
-    def forward(self, *inputs: Tensor) -> Any:
-        """At once where that is possible: small layers take no longer than what Python does about them."""
-        x, packed = inputs[0], self._packed
-        if packed is None or not self.is_torchs or x.dim() < 2 or x.dtype is not torch.float32 or not x.numel():
-            return super().forward(*inputs)
-        if x.size(-1) != self.shape[1] or not math.isfinite(x.sum().item()):
-            return super().forward(*inputs)
-        return self.on_own_scale(packed, x)
-
-    def on_own_scale(self, packed: Any, x: Tensor) -> Tensor:
-        made: Tensor = (OWN_SCALE_RELU if self.relu else OWN_SCALE)(x, packed, self.grid.span == REDUCED)
-        return made
-
     def product(self, packed: Any, x: Tensor) -> Tensor:
-        if self.is_torchs and math.isfinite(x.sum().item()):
-            return self.on_own_scale(packed, x)
         found = self.grid.of_whole(x)
         if found is None:
             return self.nothing(x)
         result: Tensor = (LINEAR_RELU if self.relu else LINEAR)(x, *found, packed)
         return result
 
-    @cached_property
-    def is_torchs(self) -> bool:
-        """Whether the kernel would choose the same scales on its own, which takes less time. It hides what is not
-        finite, so that is looked for; a sum that is too large counts as such."""
-        grid = self.grid
-        if self.outputs or type(self) is not OfWhole:
-            return False  # a kernel for several layers splits their results
-        return grid.middle is None and grid.eps == SMALLEST_SCALE and grid.span in (REDUCED, HIGHEST_LEVEL)
-
     @property
     def pair_sums(self) -> tuple[Tensor, int] | None:
         return self.plain.levels, self.grid.span
+
+
+class OnOwnScale(OfWhole):
+    """One scale for all that is read, which fbgemm's kernel finds on its own: torch's, which differs from that of the
+    integer form where it is near the smallest there is. Offered for no op: modules that keep to torch's scales take it.
+
+    The kernel hides what is not finite, so that is looked for; what is so large that its square is not counts as such.
+    """
+
+    name: ClassVar[str] = "fbgemm linear, on a scale of its own"
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """At once where that is possible."""
+        x, packed = inputs[0], self._packed
+        if packed is None or x.dim() < 2 or x.dtype is not torch.float32 or x.size(-1) != self.shape[1]:
+            return super().forward(*inputs)
+        return self.product(packed, x) if x.numel() else super().forward(*inputs)
+
+    def product(self, packed: Any, x: Tensor) -> Tensor:
+        if not math.isfinite(torch.linalg.vector_norm(x).item()):
+            return super().product(packed, x)
+        made: Tensor = (ON_OWN_SCALE_RELU if self.relu else ON_OWN_SCALE)(x, packed, self.grid.span < HIGHEST_LEVEL)
+        return made
 
 
 class OfRows(OfWhole):
@@ -251,7 +249,7 @@ class OfWholeOnQnnpack(LinearDynamic):
     def product(self, packed: Any, x: Tensor) -> Tensor:
         if self.grid.of_whole(x) is None:
             return self.nothing(x)
-        result: Tensor = (OWN_SCALE_RELU if self.relu else OWN_SCALE)(x, packed, False)
+        result: Tensor = (QNNPACK_LINEAR_RELU if self.relu else QNNPACK_LINEAR)(x, packed, False)
         return result
 
 

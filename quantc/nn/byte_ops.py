@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quantc.errors import DataError
-from quantc.kernels.engines import BYTEWISE, as_quantized, hush, to_bytes
+from quantc.kernels.engines import BYTEWISE, as_quantized, hush
 from quantc.kernels.qnnpack_lookup import Lookup
 from quantc.kernels.static_pools import MaxPool
 from quantc.nn.quantized_tensor import BYTES, QuantizedTensor, check_quantized, quantize_per_tensor
@@ -179,8 +179,3 @@ def max_pool2d(
 def _pair(value: Any) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * 2 if len(values) == 1 else values
-
-
-def rounded(x: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedTensor:
-    """Floats that are known to be no quantized tensor, on a grid."""
-    return QuantizedTensor(to_bytes(x, *grid, dtype), *grid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +124,3 @@ def _coarser(product: Product, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wide = scale.expand(weight.shape[axis]).contiguous()
     levels = torch.round(real / wide.reshape(shape)).clamp(limits.min, limits.max).to(weight.dtype)
     return levels, wide, torch.zeros(len(wide), dtype=torch.int64)
-
-
-Make = Callable[[], Run]

@@ -12,9 +12,6 @@ from quantc.flows.dtypes import PLAIN
 from quantc.nn.on_kernels import KernelCache
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized
 
-Loading = tuple[list[str], list[str], list[str]]
-"""Missing keys, unexpected keys, and messages."""
-
 
 class QuantizedModule(nn.Module):
     """A module whose tensors are plain: its state dict can be written to any file.

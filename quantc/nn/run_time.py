@@ -121,10 +121,6 @@ class RunTime(QuantizedModule):
         return f"DynamicQuantized{type(self).__name__}"
 
 
-def float_weight(weight: QuantizedTensor | Tensor) -> Tensor:
-    return weight.dequantize() if isinstance(weight, QuantizedTensor) else weight.float()
-
-
 def source_of(mod: nn.Module) -> Any:
     """The layer of a sequence that ends in an activation; or the module itself."""
     return mod[0] if isinstance(mod, nn.Sequential) and not hasattr(mod, "weight") else mod

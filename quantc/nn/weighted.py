@@ -15,8 +15,6 @@ from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.weights import WEIGHT_DTYPES, check_weight_dtype, observed_weight
 
-CONTAINERS = (nn.Sequential,)
-
 
 class Weighted(QuantizedModule):
     """A product with a weight, which may end in a ReLU.
@@ -124,7 +122,7 @@ class Weighted(QuantizedModule):
                 where=f"{cls.__name__}.from_float",
                 advice="take the quantized module of the same name",
             )
-        source: Any = mod[0] if isinstance(mod, CONTAINERS) and not hasattr(mod, "weight") else mod
+        source: Any = mod[0] if isinstance(mod, nn.Sequential) and not hasattr(mod, "weight") else mod
         if not isinstance(source, cls.of):
             raise SpecError(
                 f"{cls.__name__} is made of {cls.of.__name__}, not of {type(source).__name__}",

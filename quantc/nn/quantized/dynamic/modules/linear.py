@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import SpecError
+from quantc.kernels.linear_dynamic import OnOwnScale, Weight
+from quantc.kernels.run_time_grid import RunTimeGrid
 from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.run_time import HALF, RunTime, run_time_grid, source_of, stored, weight_observers
@@ -50,13 +52,17 @@ class Linear(RunTime):
         weight = self.weight()
         if not isinstance(weight, QuantizedTensor):
             return self.half_product("weight", "bias")
+        grid = run_time_grid(kind)
+        if kind == "x86":
+            stored = Weight(weight.data_of, self.tensor("weight_scale"), self.bias())
+            return OnOwnScale(stored, RunTimeGrid(grid["qmax"], None, grid["eps"])).forward
         arguments = {
             "w": weight.data_of,
             "w_zero_point": None,
             "w_scale": self.tensor("weight_scale"),
             "bias": self.bias(),
             "per_token": False,
-            **run_time_grid(kind),
+            **grid,
             "parts": 0,
         }
         return on_kernel(kind, "linear_dynamic", [x], arguments)
