@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import quantc.nn as qnn
 from quantc.flows import eager
 from tests.eager_models import CASES
-from tests.seed_eager_items import item, quantized, torch_flow
+from tests.seed_eager_items import ITEMS, item, quantized, torch_flow
 from tests.test_eager_faults import FUSE, Small, X, run, small, with_qconfig
 
 
@@ -329,3 +329,6 @@ def get_observer_dict() -> None:
     eager.get_observer_dict(prepared, found, "model")
     assert set(found) == {f"model.{name}.activation_post_process" for name in ("quant", "conv", "fc")}
     assert found["model.fc.activation_post_process"] is prepared.get_submodule("fc.activation_post_process")
+
+
+__all__ = ["ITEMS"]

@@ -48,13 +48,15 @@ class MultiheadAttention(nn.Module):
                 where=f"{cls.__name__}.from_float",
                 advice="leave it float: give it the qconfig None",
             )
-        made = cls(mod.embed_dim, mod.num_heads, mod.in_proj_bias is not None, mod.kdim, mod.vdim, mod.batch_first)
+        source: Any = mod  # whose types have tensors where there may be none
+        whole, bias = source.in_proj_weight, source.in_proj_bias
+        made = cls(mod.embed_dim, mod.num_heads, bias is not None, mod.kdim, mod.vdim, mod.batch_first)
         qconfig = getattr(mod, "qconfig", None)
-        biases: Any = (None,) * 3 if mod.in_proj_bias is None else mod.in_proj_bias.chunk(3)
-        weights: Any = (mod.q_proj_weight, mod.k_proj_weight, mod.v_proj_weight)
-        weights = mod.in_proj_weight.chunk(3) if mod.in_proj_weight is not None else weights
-        for name, weight, bias in zip(PROJECTIONS, weights, biases, strict=True):
-            made._modules[name] = Linear.from_float(_linear(weight, bias, qconfig))
+        apart = (source.q_proj_weight, source.k_proj_weight, source.v_proj_weight)
+        weights = apart if whole is None else whole.chunk(3)
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        for name, weight, own in zip(PROJECTIONS, weights, biases, strict=True):
+            made._modules[name] = Linear.from_float(_linear(weight, own, qconfig))
         made.out_proj = Linear.from_float(_linear(mod.out_proj.weight, mod.out_proj.bias, qconfig))
         return made
 
@@ -91,7 +93,7 @@ class MultiheadAttention(nn.Module):
         """A projection, as (batch, heads, places, width)."""
         whole = x.unsqueeze(0) if batch is None else x.transpose(0, batch)
         made: Tensor = self._modules[name](whole)  # type: ignore[misc]
-        return made.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return made.reshape(*made.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
     def _mask(self, q: Tensor, k: Tensor, seen: Tensor | None, padding: Tensor | None) -> Tensor | None:
         """What is added to the scores."""
