@@ -225,6 +225,15 @@ def test_layers_that_could_be_fused_are_listed_ready_to_paste() -> None:
         eager.convert(fused)
 
 
+def test_a_norm_that_only_fusing_can_quantize_is_an_error_that_says_so() -> None:
+    model = with_qconfig(eager.QuantWrapper(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()))
+    prepared = eager.prepare(model)
+    prepared(torch.randn(3, 4))
+    with pytest.warns(eager.UnfusedWarning), pytest.raises(eager.MissingStubError) as caught:
+        eager.convert(prepared)
+    check(caught.value, "module.1", "fuse_modules(model, [['module.0', 'module.1']])")
+
+
 class Skip(nn.Module):
     """Two convolutions with norms, between which the sum reads too."""
 

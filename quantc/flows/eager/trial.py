@@ -45,9 +45,8 @@ def try_out(model: nn.Module, ledger: Ledger, limits: Limits) -> None:
         with torch.no_grad():
             output = model(*args, **kwargs)
     except MixedTensorsError as error:
-        raise MissingStubError(
-            f"the converted model does not run: {error.what}", where=error.where, advice=error.advice
-        ) from error
+        what = f"the converted model does not run: {error.what}"
+        raise MissingStubError(what, where=error.where, advice=_advice(model, ledger, error)) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -58,6 +57,16 @@ def try_out(model: nn.Module, ledger: Ledger, limits: Limits) -> None:
             EagerWarning,
             stacklevel=3,
         )
+
+
+def _advice(model: nn.Module, ledger: Ledger, error: MixedTensorsError) -> str | None:
+    """A norm that has no quantized form of its own belongs into the layer before it."""
+    path = (error.where or "").partition(" ")[0]
+    norms = nn.modules.batchnorm._BatchNorm
+    for before, after in ledger.read_by.items():
+        if after == path and isinstance(model.get_submodule(path), norms):
+            return f"fuse it before prepare: fuse_modules(model, {[[before, after]]})"
+    return error.advice
 
 
 class _Counts:
