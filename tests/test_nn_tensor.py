@@ -67,11 +67,14 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_torchs_functions(name: str) -> None:
+@pytest.mark.parametrize("inference", [False, True])
+def test_torchs_functions(name: str, inference: bool) -> None:
     torch.manual_seed(0)
-    ours, theirs = both(torch.randn(2, 4, 8, 8))
+    with torch.inference_mode(inference):
+        ours, theirs = both(torch.randn(2, 4, 8, 8))
+        found, wanted = FUNCTIONS[name](ours), FUNCTIONS[name](theirs)
     is_average = name in ("avg_pool2d", "adaptive", "mean", "bilinear")
-    assert steps_apart(FUNCTIONS[name](ours), FUNCTIONS[name](theirs)) <= int(is_average)
+    assert steps_apart(found, wanted) <= int(is_average)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -148,9 +151,11 @@ def test_it_prints_its_numbers_and_its_grid() -> None:
     ],
 )
 def test_ops_of_floats_are_refused(run: Callable[[Any], Any], op: str) -> None:
-    with pytest.raises(MixedTensorsError, match=op) as caught:
-        run(both(torch.randn(2, 4, 8, 8))[0])
-    assert caught.value.advice
+    q = both(torch.randn(2, 4, 8, 8))[0]
+    for inference in (False, True):
+        with torch.inference_mode(inference), pytest.raises(MixedTensorsError, match=op) as caught:
+            run(q)
+        assert caught.value.advice
 
 
 class Model(nn.Module):

@@ -169,9 +169,13 @@ class QuantizedTensor(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         handler = cls.handlers.get(func)
-        if handler is None:
+        if handler is not None:
+            return handler(func, *args, **(kwargs or {}))
+        # in inference mode torch leaves it to us to take ops apart that are made of others
+        made = func.decompose(*args, **(kwargs or {}))
+        if made is NotImplemented:
             raise float_op_error(func)
-        return handler(func, *args, **(kwargs or {}))
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedTensor:
         parts = (self.data_of.clone(), copy.deepcopy(self.scale_of), copy.deepcopy(self.zero_point_of), self.axis_of)

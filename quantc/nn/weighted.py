@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from quantc.errors import SpecError
-from quantc.nn.on_kernels import Run, target
+from quantc.nn.on_kernels import Run, engine_number, target
 from quantc.nn.products import Product, product_kernel
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
@@ -157,9 +157,9 @@ class Weighted(QuantizedModule):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         x = self.ready(self.quantized_input(input))
-        kind = target()
-        key = (kind, x.scale_of, x.zero_point_of, x.dtype, x.dim(), self.scale, self.zero_point)
-        return self.on_grid(self.kernels.made(key, lambda: self._kernel(kind, x))(x.data_of))
+        key = (engine_number(), x.scale_of, x.zero_point_of, x.dtype, x.dim(), self.scale, self.zero_point)
+        run = self.kernels.get(key) or self.kernels.made(key, lambda: self._kernel(target(), x))
+        return self.on_grid(run(x.data_of))
 
     def ready(self, x: QuantizedTensor) -> QuantizedTensor:
         """What is multiplied."""
