@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, MixedTensorsError
-from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, handles
+from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, float_op_error, handles
 from quantc.nn.whereabouts import running_module
 
 aten = torch.ops.aten
@@ -150,3 +150,13 @@ def _refuse_channels(func: Any, q: QuantizedTensor) -> None:
             f"{func} would take scales by channel apart from their channels",
             advice="dequantize first; clone, permute and transpose keep them together",
         )
+
+
+@handles(aten.as_strided_.default)
+def _restrided(func: Any, q: QuantizedTensor, size: Sequence[int], stride: Sequence[int], *_: Any) -> QuantizedTensor:
+    """Pooling to a single place says so of its result, to have it channels last: steps along axes of one place mean
+    nothing, so nothing is moved."""
+    steps = [(step, own) for length, step, own in zip(size, stride, q.stride(), strict=False) if length > 1]
+    if list(size) != list(q.shape) or any(step != own for step, own in steps):
+        raise float_op_error(func)
+    return q

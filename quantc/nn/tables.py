@@ -48,6 +48,7 @@ DYNAMIC_MODULES: Mapping = {
     nn.LSTMCell: dynamic.LSTMCell,
     nn.GRUCell: dynamic.GRUCell,
     nn.RNNCell: dynamic.RNNCell,
+    nn.MultiheadAttention: dynamic.MultiheadAttention,
     nn.Embedding: quantized.Embedding,
     nn.EmbeddingBag: quantized.EmbeddingBag,
     qat.dynamic.Linear: dynamic.Linear,

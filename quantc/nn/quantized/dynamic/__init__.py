@@ -13,6 +13,7 @@ from quantc.nn.quantized.dynamic.modules import (
     GRUCell,
     Linear,
     LSTMCell,
+    MultiheadAttention,
     RNNBase,
     RNNCell,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "GRUCell",
     "LSTMCell",
     "Linear",
+    "MultiheadAttention",
     "RNNBase",
     "RNNCell",
 ]

@@ -91,7 +91,7 @@ class QFunctional(QuantizedModule, _Functional):
         return self._seen(byte_ops.joined(x, dim, self.grid))
 
     def matmul(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return byte_ops.in_float(torch.matmul, x, y, grid=self.grid, what="matmul")
+        return self._seen(byte_ops.in_float(torch.matmul, x, y, grid=self.grid, what="matmul"))
 
     def add_scalar(self, x: Tensor, y: float) -> QuantizedTensor:
         return byte_ops.plus_scalar(x, y)

@@ -1,5 +1,6 @@
 """Modules that find scales as they run."""
 
+from quantc.nn.quantized.dynamic.modules.attention import MultiheadAttention
 from quantc.nn.quantized.dynamic.modules.conv import (
     Conv1d,
     Conv2d,
@@ -24,6 +25,7 @@ __all__ = [
     "GRUCell",
     "LSTMCell",
     "Linear",
+    "MultiheadAttention",
     "RNNBase",
     "RNNCell",
 ]

@@ -1,0 +1,48 @@
+"""Where quantized parts of a model begin and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quantc.flows.qconfig import QConfigAny
+
+
+class _Stub(nn.Module):
+    """Hands on what it is given, until `convert` puts a module that changes it in its place."""
+
+    def __init__(self, qconfig: QConfigAny = None) -> None:
+        super().__init__()
+        if qconfig is not None:
+            vars(self)["qconfig"] = qconfig
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class QuantStub(_Stub):
+    """Where float tensors are quantized: observes them, and becomes `quantc.nn.quantized.Quantize`."""
+
+
+class DeQuantStub(_Stub):
+    """Where tensors are made float again: becomes `quantc.nn.quantized.DeQuantize`."""
+
+
+class QuantWrapper(nn.Module):
+    """A module between a QuantStub and a DeQuantStub, for modules of one input and one output."""
+
+    quant: QuantStub
+    dequant: DeQuantStub
+    module: nn.Module
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        qconfig = getattr(module, "qconfig", None)
+        self.quant = QuantStub(qconfig)
+        self.dequant = DeQuantStub(qconfig)
+        self.module = module
+        self.train(module.training)
+
+    def forward(self, X: Any) -> Any:  # noqa: N803 - the name users know
+        return self.dequant(self.module(self.quant(X)))
