@@ -39,7 +39,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
             )
         super().__init__(dtype, **keywords)
         self.bins = bins
-        storage: torch.dtype = PLAIN.get(dtype, dtype)
+        storage = PLAIN.get(dtype) or dtype
         self.dst_nbins = 2 ** torch.iinfo(storage).bits
         self.register_buffer("histogram", torch.zeros(bins, **self.factory_kwargs))
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
