@@ -1,0 +1,174 @@
+"""A histogram of evenly spaced bins, and the range of least squared error that is found in it by narrowing.
+
+The numbers are torch's, bit for bit, so that a model comes out with the scales it had; the engine's own histogram
+(`observe="mse"`) needs no range beforehand, merges exactly and searches both ends, and is what to take otherwise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quantc.errors import DataError, SpecError
+from quantc.flows.dtypes import PER_TENSOR, PLAIN
+from quantc.flows.range_observers import UniformQuantizationObserverBase, has_numbers, unobserved
+
+UPSAMPLING = 16
+"""Into how many parts a bin is cut before its content goes to the bins of a wider range."""
+STEP = 1e-5
+"""The share of the data that each move of the search leaves out."""
+
+
+class HistogramObserver(UniformQuantizationObserverBase):
+    """Counts the data in `bins` bins over the range so far, and narrows that range while the squared error falls."""
+
+    schemes = PER_TENSOR
+    histogram: Tensor
+    min_val: Tensor
+    max_val: Tensor
+
+    def __init__(self, bins: int = 2048, dtype: Any = torch.quint8, **keywords: Any) -> None:
+        if keywords.get("is_dynamic"):
+            raise SpecError(
+                "a histogram is of data seen before, so its scales are not dynamic", advice="take MinMaxObserver"
+            )
+        super().__init__(dtype, **keywords)
+        self.bins = bins
+        self.dst_nbins = 2 ** torch.iinfo(PLAIN.get(dtype, dtype)).bits
+        self.register_buffer("histogram", torch.zeros(bins, **self.factory_kwargs))
+        self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
+        self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether it has seen data."""
+        return bool(self.min_val <= self.max_val)
+
+    @torch.no_grad()
+    def forward(self, x_orig: Tensor) -> Tensor:
+        if x_orig.numel() == 0 or not has_numbers(x_orig):
+            return x_orig
+        x = _finite(x_orig.detach())
+        if x.numel() == 0:
+            return x_orig
+        low, high = torch.aminmax(x)
+        if not self.has_seen:
+            self._set(torch.histc(x, self.bins, float(low), float(high)), low, high)
+            return x_orig
+        new_low, new_high = torch.minimum(self.min_val, low), torch.maximum(self.max_val, high)
+        counts = torch.histc(x, self.bins, float(new_low), float(new_high))
+        self._set(counts + self._moved(new_low, new_high), new_low, new_high)
+        return x_orig
+
+    def _set(self, histogram: Tensor, low: Tensor, high: Tensor) -> None:
+        self.histogram.copy_(histogram)
+        self.min_val.copy_(low)
+        self.max_val.copy_(high)
+
+    def _moved(self, low: Tensor, high: Tensor) -> Tensor:
+        """What was counted so far, in the bins of a range that holds the one so far."""
+        if bool(low == self.min_val) and bool(high == self.max_val):
+            return self.histogram
+        if bool(self.min_val == self.max_val):
+            place = torch.histc(self.min_val, self.bins, float(low), float(high))
+            return place * self.histogram.sum()
+        parts = self.bins * UPSAMPLING
+        width = (self.max_val - self.min_val) / parts
+        centres = torch.linspace(float(self.min_val), float(self.max_val), parts + 1)[:-1] + 0.5 * width
+        edges = torch.linspace(float(low), float(high), self.bins + 1)
+        places = (torch.bucketize(centres, edges, right=True) - 1).clamp(0, self.bins - 1)
+        shares = self.histogram.repeat_interleave(UPSAMPLING) / UPSAMPLING
+        return torch.bincount(places, weights=shares, minlength=self.bins)
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        if not self.has_seen:
+            return unobserved(self)
+        return self._calculate_qparams(*self._non_linear_param_search())
+
+    def _non_linear_param_search(self) -> tuple[Tensor, Tensor]:
+        """The range between the first and the last bin that are kept."""
+        first, last = self._kept_bins()
+        width = (self.max_val - self.min_val) / self.bins
+        return self.min_val + width * first, self.min_val + width * (last + 1)
+
+    def _kept_bins(self) -> tuple[int, int]:
+        """Leave out a little of the data at the end that gives up more bins for it, as long as the error falls."""
+        below = torch.cumsum(self.histogram, dim=0).tolist()
+        total = torch.sum(self.histogram).item()
+        alpha, beta = 0.0, 1.0
+        first, last, least = 0, self.bins - 1, float("inf")
+        while alpha < beta:
+            next_alpha, next_beta = alpha + STEP, beta - STEP
+            # the counts are float32, and so is what they are compared with
+            left = min(bisect_left(below, float(np.float32(next_alpha * total)), first), last)
+            right = max(bisect_right(below, float(np.float32(next_beta * total)), 0, last + 1) - 1, first)
+            if left - first > last - right:
+                tried, alpha = (left, last), next_alpha
+            else:
+                tried, beta = (first, right), next_beta
+            if tried == (first, last):
+                continue
+            error = self._squared_error(*tried)
+            if error > least:
+                break
+            least, (first, last) = error, tried
+        return first, last
+
+    def _squared_error(self, first: int, last: int) -> float:
+        """The squared error of quantizing the range of some bins, with the data spread evenly within each bin.
+
+        A bin reaches over parts of two levels and over whole ones between them. The terms are added in single precision
+        and in this order, which is what makes the result torch's.
+        """
+        width = (self.max_val.item() - self.min_val.item()) / self.bins
+        level = width * (last - first + 1) / self.dst_nbins
+        if level == 0.0:
+            return 0.0
+        begin = (torch.arange(self.bins) - first) * width
+        end = begin + width
+        level_of_begin = torch.div(begin, level, rounding_mode="floor").clamp(0, self.dst_nbins - 1)
+        level_of_end = torch.div(end, level, rounding_mode="floor").clamp(0, self.dst_nbins - 1)
+        density = self.histogram / width
+        half = torch.tensor(level / 2)
+        error = _integral(begin - (level_of_begin + 0.5) * level, half, density)
+        error += (level_of_end - level_of_begin - 1) * _integral(-half, half, density)
+        error += _integral(-half, end - (level_of_end * level + level / 2), density)
+        return error.sum().item()
+
+    def reset_min_max_vals(self) -> None:
+        self._set(torch.zeros(self.bins), torch.tensor(torch.inf), torch.tensor(-torch.inf))
+
+    def extra_repr(self) -> str:
+        return f"min_val={self.min_val}, max_val={self.max_val}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name, nothing in (("min_val", torch.inf), ("max_val", -torch.inf)):
+            found = state_dict.get(f"{prefix}{name}")
+            if found is not None and found.numel() == 0:  # files of older versions
+                state_dict[f"{prefix}{name}"] = torch.tensor(nothing)
+            elif found is not None:
+                state_dict[f"{prefix}{name}"] = found.reshape(())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _integral(begin: Tensor, end: Tensor, density: Tensor) -> Tensor:
+    """That of the square between two distances, times a density."""
+    return density * ((end * end * end - begin * begin * begin) / 3)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """A tensor without what is infinite, which is said; NaN is refused."""
+    low, high = (float(end) for end in torch.aminmax(x))
+    if low != low or high != high:
+        raise DataError(
+            "HistogramObserver was given NaN", advice="look for the op that makes it, and correct the model or the data"
+        )
+    if np.isfinite(low) and np.isfinite(high):
+        return x
+    warnings.warn("infinite values were left out of a histogram", stacklevel=4)
+    return x[torch.isfinite(x)]
