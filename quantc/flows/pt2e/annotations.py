@@ -80,29 +80,14 @@ class Annotations:
         return [_group(members, self.wanted) for members in sets]
 
     def _ties_of_tensors(self, roots: dict[EdgeOrNode, Observed]) -> Iterable[tuple[EdgeOrNode, EdgeOrNode]]:
-        """Uses of one tensor that ask for the same. One that stays apart is joined by those that do not."""
-        joined: dict[tuple[Any, ...], EdgeOrNode] = {}
-        apart: list[tuple[tuple[Any, ...], EdgeOrNode]] = []
+        """Uses of one tensor that ask for the same, where one of its readers is willing to share."""
+        alike: dict[tuple[Any, ...], list[EdgeOrNode]] = {}
         for place, root in roots.items():
-            is_edge = isinstance(place, tuple)
-            key = (place[0] if is_edge else place, root.signature)
-            if is_edge and place[1] in self.apart:
-                apart.append((key, place))
-                continue
-            first = joined.setdefault(key, place)
-            if first is not place:
-                yield first, place
-        for key, place in apart:
-            first_use = joined.get(key)
-            if first_use is not None and self._has_willing_use(key, joined, place):
-                yield first_use, place
-
-    def _has_willing_use(self, key: tuple[Any, ...], joined: dict[tuple[Any, ...], EdgeOrNode], place: Any) -> bool:
-        """Whether a use of the tensor that does not stay apart asks for the same; its producer alone does not."""
-        return any(
-            (key[0], user) in self.wanted and user not in self.apart and (key[0], user) != place
-            for user in key[0].users
-        ) and isinstance(joined[key], tuple)
+            tensor = place[0] if isinstance(place, tuple) else place
+            alike.setdefault((tensor, root.signature), []).append(place)
+        for first, *rest in alike.values():
+            if any(isinstance(place, tuple) and place[1] not in self.apart for place in (first, *rest)):
+                yield from ((first, place) for place in rest)
 
     def _root(self, place: EdgeOrNode, end: EdgeOrNode, found: Wanted | None) -> Observed:
         if isinstance(found, Observed):

@@ -1,0 +1,68 @@
+"""The verbs of the PT2 export flow: `prepare_pt2e`, `prepare_qat_pt2e`, `convert_pt2e`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from quantc.capture.twins import Tensors
+from quantc.collector import paused_collector
+from quantc.errors import AnnotationError
+from quantc.flows.pt2e.annotations import read_annotations
+from quantc.flows.pt2e.graph_modules import check_graph_module, finished, own_copy
+from quantc.flows.pt2e.norms import fold_norms
+from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
+
+QUANTIZER_MEMBERS = ("transform_for_annotation", "annotate", "validate")
+
+
+def prepare_pt2e(model: fx.GraphModule, quantizer: Any, *, allow_empty: bool = False) -> fx.GraphModule:
+    """Put observers into an exported graph where a quantizer wants them. The model itself is not changed.
+
+    `model` is what `torch.export.export(...).module()` gives, in eval mode. `quantizer` is one of this package, or any
+    object with the methods of `Quantizer`, such as those of torchao and ExecuTorch. Run the result on data, then call
+    `convert_pt2e`. A quantizer that annotates nothing is an error unless `allow_empty`."""
+    check_graph_module(model, "prepare_pt2e")
+    check_quantizer(quantizer)
+    with paused_collector():
+        return _prepare(model, quantizer, allow_empty)
+
+
+def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool) -> fx.GraphModule:
+    owned = own_copy(model, Tensors.SHARED)
+    fold_norms(owned)
+    owned = quantizer.transform_for_annotation(owned)
+    quantizer.annotate(owned)
+    quantizer.validate(owned)
+    observe(owned, quantizer, is_qat=False, allow_empty=allow_empty)
+    return finished(owned, model.meta)
+
+
+def observe(module: fx.GraphModule, quantizer: Any, *, is_qat: bool, allow_empty: bool) -> None:
+    """Make what the annotations of a graph ask for, and put it there."""
+    annotations = read_annotations(module.graph)
+    if not annotations.wanted and not allow_empty:
+        raise AnnotationError(
+            f"{type(quantizer).__name__} annotated nothing, so nothing would be quantized",
+            where=f"{len(module.graph.nodes)} nodes",
+            advice="configure the quantizer, as with set_global(config), or give allow_empty=True",
+        )
+    observers = make_observers(annotations, is_qat)
+    callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
+    if callback is not None:
+        callback(module, observers)
+    to_device(observers, module)
+    insert_observers(module, annotations, observers)
+
+
+def check_quantizer(quantizer: Any) -> None:
+    """Refuse what cannot annotate."""
+    missing = [name for name in QUANTIZER_MEMBERS if not callable(getattr(quantizer, name, None))]
+    if missing:
+        raise AnnotationError(
+            f"{quantizer!r} is not a quantizer: it lacks {', '.join(missing)}",
+            where="the second argument of prepare_pt2e",
+            advice="derive it from quantc.flows.pt2e.quantizer.Quantizer",
+        )
