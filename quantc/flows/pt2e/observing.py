@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
 from quantc.errors import AnnotationError
+from quantc.flows.dtypes import integer_range
 from quantc.flows.fake_quantize import FixedQParamsFakeQuantize
 from quantc.flows.observers import FixedQParamsObserver, ObserverBase
 from quantc.flows.pt2e.annotations import Annotations, Derived, Fixed, Group, Observed, show
@@ -89,7 +90,10 @@ def _plain(root: Observed, is_qat: bool) -> ObserverOrFakeQuantize:
     spec = root.spec
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     if isinstance(root, Fixed):
-        observer = FixedQParamsObserver.with_args(**fields)
+        low, high = integer_range(spec.dtype, spec.quant_min, spec.quant_max, False)
+        scheme = spec.qscheme if spec.qscheme is not None else torch.per_tensor_affine
+        given = fields | {"quant_min": low, "quant_max": high, "qscheme": scheme}
+        observer = FixedQParamsObserver.with_args(**given)
         made: ObserverOrFakeQuantize = FixedQParamsFakeQuantize(observer) if is_qat else observer()
         return made
     make = fields.pop("observer_or_fake_quant_ctr")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from quantc.capture.twins import Tensors
 from quantc.collector import paused_collector
-from quantc.errors import AnnotationError
+from quantc.errors import AnnotationError, CalibrationError
 from quantc.flows.pt2e.annotations import read_annotations
-from quantc.flows.pt2e.graph_modules import check_graph_module, finished, own_copy
+from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
+from quantc.flows.pt2e.graph_modules import check_flag, check_graph_module, finished, own_copy
 from quantc.flows.pt2e.norms import fold_norms
 from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
 
@@ -66,3 +66,31 @@ def check_quantizer(quantizer: Any) -> None:
             where="the second argument of prepare_pt2e",
             advice="derive it from quantc.flows.pt2e.quantizer.Quantizer",
         )
+
+
+def convert_pt2e(
+    model: fx.GraphModule, use_reference_representation: bool = False, fold_quantize: bool = True
+) -> fx.GraphModule:
+    """Make of a prepared and calibrated model a quantized one. The prepared model is not changed and can be
+    calibrated further.
+
+    The result computes in float between quantize and dequantize ops. `use_reference_representation` gives integer
+    arithmetic in ATen ops instead. Without `fold_quantize` weights stay float, with a quantize op behind them."""
+    check_graph_module(model, "convert_pt2e")
+    check_flag("use_reference_representation", use_reference_representation)
+    check_flag("fold_quantize", fold_quantize)
+    if not observer_nodes(model):
+        raise CalibrationError(
+            "the model has no observers, so there is nothing to convert",
+            where="the first argument of convert_pt2e",
+            advice="prepare it first: model = prepare_pt2e(model, quantizer)",
+        )
+    with paused_collector():
+        owned = own_copy(model, Tensors.SHARED)
+        convert_observers(owned, fold=fold_quantize)
+        owned.graph.eliminate_dead_code()
+        return finished(owned, model.meta)
+
+
+convert_to_pt2e = convert_pt2e
+"""The heading of the document that this flow goes back to has this name."""
