@@ -86,6 +86,11 @@ def _underivable(group: Group, made: Observers) -> AnnotationError:
     )
 
 
+def plain_observer(spec: Any, is_qat: bool = False) -> ObserverOrFakeQuantize:
+    """The observer that a spec makes by itself."""
+    return _plain(Fixed(spec) if not hasattr(spec, "observer_or_fake_quant_ctr") else Observed(spec), is_qat)
+
+
 def _plain(root: Observed, is_qat: bool) -> ObserverOrFakeQuantize:
     spec = root.spec
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
