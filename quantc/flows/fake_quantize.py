@@ -83,6 +83,7 @@ class FakeQuantize(FakeQuantizeBase):
         zero_point_dtype = torch.float32 if self.qscheme == FLOAT_QPARAMS else torch.int32
         self.register_buffer("scale", torch.tensor([1.0]))
         self.register_buffer("zero_point", torch.tensor([0], dtype=zero_point_dtype))
+        self.register_load_state_dict_pre_hook(_make_room)  # type: ignore[no-untyped-call]
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = self.activation_post_process.calculate_qparams()
@@ -113,11 +114,12 @@ class FakeQuantize(FakeQuantizeBase):
             f"ch_axis={self.ch_axis}, scale={self.scale}, zero_point={self.zero_point}"
         )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in ("scale", "zero_point"):
-            if f"{prefix}{name}" in state_dict:
-                getattr(self, name).resize_(state_dict[f"{prefix}{name}"].shape)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+def _make_room(fake: FakeQuantize, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give scale and zero point the shapes of what is loaded into them."""
+    for name in ("scale", "zero_point"):
+        if f"{prefix}{name}" in state:
+            getattr(fake, name).resize_(state[f"{prefix}{name}"].shape)
 
 
 def _dtype_of(observer: Any, keywords: dict[str, Any]) -> torch.dtype:

@@ -39,7 +39,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
             )
         super().__init__(dtype, **keywords)
         self.bins = bins
-        self.dst_nbins = 2 ** torch.iinfo(PLAIN.get(dtype, dtype)).bits
+        storage: torch.dtype = PLAIN.get(dtype, dtype)
+        self.dst_nbins = 2 ** torch.iinfo(storage).bits
         self.register_buffer("histogram", torch.zeros(bins, **self.factory_kwargs))
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
         self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
@@ -50,20 +51,21 @@ class HistogramObserver(UniformQuantizationObserverBase):
         return bool(self.min_val <= self.max_val)
 
     @torch.no_grad()
-    def forward(self, x_orig: Tensor) -> Tensor:
-        if x_orig.numel() == 0 or not has_numbers(x_orig):
-            return x_orig
-        x = _finite(x_orig.detach())
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() and has_numbers(x):
+            self._count(_finite(x.detach()))
+        return x
+
+    def _count(self, x: Tensor) -> None:
         if x.numel() == 0:
-            return x_orig
+            return
         low, high = torch.aminmax(x)
         if not self.has_seen:
             self._set(torch.histc(x, self.bins, float(low), float(high)), low, high)
-            return x_orig
+            return
         new_low, new_high = torch.minimum(self.min_val, low), torch.maximum(self.max_val, high)
         counts = torch.histc(x, self.bins, float(new_low), float(new_high))
         self._set(counts + self._moved(new_low, new_high), new_low, new_high)
-        return x_orig
 
     def _set(self, histogram: Tensor, low: Tensor, high: Tensor) -> None:
         self.histogram.copy_(histogram)
@@ -145,15 +147,6 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     def extra_repr(self) -> str:
         return f"min_val={self.min_val}, max_val={self.max_val}"
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name, nothing in (("min_val", torch.inf), ("max_val", -torch.inf)):
-            found = state_dict.get(f"{prefix}{name}")
-            if found is not None and found.numel() == 0:  # files of older versions
-                state_dict[f"{prefix}{name}"] = torch.tensor(nothing)
-            elif found is not None:
-                state_dict[f"{prefix}{name}"] = found.reshape(())
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def _integral(begin: Tensor, end: Tensor, density: Tensor) -> Tensor:

@@ -106,6 +106,8 @@ class UniformQuantizationObserverBase(ObserverBase):
         self.factory_kwargs = dict(factory_kwargs or {})
         self.register_buffer("eps", torch.tensor([eps], **self.factory_kwargs))
         self.spec = self._spec()
+        self.register_load_state_dict_pre_hook(_make_room)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_take_eps)  # type: ignore[no-untyped-call]
 
     def _spec(self) -> QuantSpec:
         return QuantSpec(
@@ -141,10 +143,27 @@ class UniformQuantizationObserverBase(ObserverBase):
     def reset_min_max_vals(self) -> None:
         """Forget what was seen."""
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.setdefault(f"{prefix}eps", self.eps)  # files of the first version have none
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        self.spec = self._spec()
+
+def _make_room(observer: UniformQuantizationObserverBase, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give the buffers of an observer the shapes of what is loaded into them; files of older versions are brought up to
+    date."""
+    state.setdefault(f"{prefix}eps", observer.eps)
+    for name in ("min_val", "max_val"):
+        if f"{prefix}{name}s" in state:
+            state[f"{prefix}{name}"] = state.pop(f"{prefix}{name}s")
+        loaded, buffer = state.get(f"{prefix}{name}"), getattr(observer, name, None)
+        if loaded is None or buffer is None:
+            continue
+        if observer.qscheme in PER_CHANNEL:
+            buffer.resize_(loaded.shape)
+        elif not loaded.numel():
+            state[f"{prefix}{name}"] = torch.full_like(buffer, torch.inf if name == "min_val" else -torch.inf)
+        else:
+            state[f"{prefix}{name}"] = loaded.reshape(buffer.shape)
+
+
+def _take_eps(observer: UniformQuantizationObserverBase, _: Any) -> None:
+    observer.spec = observer._spec()
 
 
 def _float_qparams(low: Tensor, high: Tensor, levels: int, eps: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,18 +202,17 @@ class RangeObserver(UniformQuantizationObserverBase):
         return self.min_val.numel() > 0 and bool((self.min_val <= self.max_val).all())
 
     @torch.no_grad()
-    def forward(self, x_orig: Tensor) -> Tensor:
-        x = x_orig.detach()
+    def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
-            return x_orig
-        low, high = extremes(x.to(self.min_val.dtype), self.spec.granularity)
+            return x
+        low, high = extremes(x.detach().to(self.min_val.dtype), self.spec.granularity)
         if has_numbers(x):
             self._refuse_non_finite(low, high)
         is_first = not self.min_val.numel() or (has_numbers(x) and not self.has_seen)
         if not is_first:
             low, high = self._joined(low, high)
         self._set(low, high)
-        return x_orig
+        return x
 
     def _set(self, low: Tensor, high: Tensor) -> None:
         if self.min_val.shape != low.shape:
@@ -222,17 +240,6 @@ class RangeObserver(UniformQuantizationObserverBase):
 
     def extra_repr(self) -> str:
         return f"min_val={self.min_val}, max_val={self.max_val}"
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
-    ) -> None:
-        for name in ("min_val", "max_val"):
-            older = f"{prefix}{name}s"
-            if older in state_dict:
-                state_dict[f"{prefix}{name}"] = state_dict.pop(older)
-            if f"{prefix}{name}" in state_dict:
-                getattr(self, name).resize_(state_dict[f"{prefix}{name}"].shape)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
 class MinMaxObserver(RangeObserver):
