@@ -6,7 +6,7 @@ none of these packages is imported. After this file nothing of the flow looks at
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,13 @@ class Annotations:
         sets.sort(key=lambda members: order[members[0]])
         return [_group(members, self.wanted) for members in sets]
 
+    def moved(self, places: Mapping[EdgeOrNode, EdgeOrNode]) -> Annotations:
+        """The same for a graph that was rewritten: what was said of a place is said of where it lies now."""
+        if not places:
+            return self
+        wanted = {places.get(place, place): _moved(found, places) for place, found in self.wanted.items()}
+        return Annotations(wanted, self.apart, self.nodes)
+
     def _ties_of_tensors(self, roots: dict[EdgeOrNode, Observed]) -> Iterable[tuple[EdgeOrNode, EdgeOrNode]]:
         """Uses of one tensor that ask for the same, where one of its readers is willing to share."""
         alike: dict[tuple[Any, ...], list[EdgeOrNode]] = {}
@@ -110,6 +117,14 @@ class Group:
 def _group(members: list[EdgeOrNode], wanted: dict[EdgeOrNode, Wanted]) -> Group:
     root = next(found for member in members if isinstance(found := wanted[member], Observed))
     return Group(tuple(members), root)
+
+
+def _moved(wanted: Wanted, places: Mapping[EdgeOrNode, EdgeOrNode]) -> Wanted:
+    if isinstance(wanted, Same):
+        return Same(places.get(wanted.place, wanted.place))
+    if isinstance(wanted, Derived):
+        return Derived(wanted.spec, tuple(places.get(place, place) for place in wanted.places))
+    return wanted
 
 
 def _target(wanted: Wanted) -> EdgeOrNode | None:

@@ -130,12 +130,16 @@ class BackendQuantizer(Quantizer):
     def validate(self, model: fx.GraphModule) -> None:
         """Every spec in the graph that this quantizer could have given must be one that the backend can run."""
         annotations = read_annotations(model.graph)
+        reasons: dict[tuple[int, Role], str | None] = {}
         for place, wanted in annotations.wanted.items():
             if not isinstance(wanted, Observed):
                 continue
             node = place[0] if isinstance(place, tuple) else place
             role = Role.WEIGHT if node.op == "get_attr" else Role.ACT
-            reason = self.backend.why_not(_spec_of(wanted.spec, role))
+            key = (id(wanted.spec), role)
+            if key not in reasons:
+                reasons[key] = self.backend.why_not(_spec_of(wanted.spec, role))
+            reason = reasons[key]
             if reason is not None:
                 raise AnnotationError(
                     f"backend {self.backend.name!r} cannot run {wanted.spec}: {reason}",

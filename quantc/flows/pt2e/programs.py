@@ -20,6 +20,7 @@ from quantc.capture.exported import origin_from_meta
 from quantc.capture.literals import name_literals
 from quantc.capture.twins import Tensors
 from quantc.dialect import short_name
+from quantc.flows.pt2e.export_utils import MODES
 from quantc.flows.pt2e.graph_modules import copied_graph, tensor_at
 from quantc.flows.pt2e.norms import NORMS
 from quantc.flows.pt2e.quantizer import EdgeOrNode
@@ -31,10 +32,6 @@ from quantc.signature import Signature
 
 GUARDS = "_guards_fn"
 """The module that checks inputs: it is called in the graph, reads them, and yields nothing."""
-aten = torch.ops.aten
-MODES: dict[Any, int] = {aten.batch_norm.default: 5, aten.dropout.default: 2, aten.dropout_.default: 2}
-"""The ops that have a mode, and the argument that is it."""
-
 
 def program_of(module: fx.GraphModule, tensors: Tensors) -> Program:
     """The canonical Program of an exported graph, in eval mode. The graph is not changed."""
@@ -42,8 +39,7 @@ def program_of(module: fx.GraphModule, tensors: Tensors) -> Program:
     for node in reversed(graph.nodes):
         if node.op == "call_module" and node.target == GUARDS and not node.users:
             graph.erase_node(node)
-        elif node.target in MODES:
-            place = MODES[node.target]
+        elif node.op == "call_function" and (place := MODES.get(node.target, len(node.args))) < len(node.args):
             node.args = (*node.args[:place], False, *node.args[place + 1 :])
     placeholders = list(graph.find_nodes(op="placeholder"))
     in_spec, out_spec = _specs(graph)

@@ -9,11 +9,12 @@ from torch import fx
 from quantc.capture.twins import Tensors
 from quantc.collector import paused_collector
 from quantc.errors import AnnotationError, CalibrationError
-from quantc.flows.pt2e.annotations import read_annotations
+from quantc.flows.pt2e.annotations import Annotations, read_annotations
 from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
 from quantc.flows.pt2e.graph_modules import check_flag, check_graph_module, finished, own_copy
 from quantc.flows.pt2e.norms import fold_norms
 from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
+from quantc.flows.pt2e.trained_norms import close_norms, open_norms
 
 QUANTIZER_MEMBERS = ("transform_for_annotation", "annotate", "validate")
 
@@ -30,18 +31,37 @@ def prepare_pt2e(model: fx.GraphModule, quantizer: Any, *, allow_empty: bool = F
         return _prepare(model, quantizer, allow_empty)
 
 
+def prepare_qat_pt2e(model: fx.GraphModule, quantizer: Any, *, allow_empty: bool = False) -> fx.GraphModule:
+    """Put fake quantizers into an exported graph where a quantizer wants them, to train it. The model itself, tensors
+    included, is not changed.
+
+    Convolutions with batch norms behind them are rounded as they will be once the norm is folded, and the norm learns
+    on; `convert_pt2e` folds it."""
+    check_graph_module(model, "prepare_qat_pt2e")
+    check_quantizer(quantizer)
+    with paused_collector():
+        owned = _annotated(own_copy(model, Tensors.COPIED), quantizer)
+        annotations = _said(owned, quantizer, allow_empty)
+        _observe(owned, quantizer, annotations.moved(open_norms(owned)), is_qat=True)
+        return finished(owned, model.meta)
+
+
 def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool) -> fx.GraphModule:
     owned = own_copy(model, Tensors.SHARED)
     fold_norms(owned)
-    owned = quantizer.transform_for_annotation(owned)
-    quantizer.annotate(owned)
-    quantizer.validate(owned)
-    observe(owned, quantizer, is_qat=False, allow_empty=allow_empty)
+    owned = _annotated(owned, quantizer)
+    _observe(owned, quantizer, _said(owned, quantizer, allow_empty), is_qat=False)
     return finished(owned, model.meta)
 
 
-def observe(module: fx.GraphModule, quantizer: Any, *, is_qat: bool, allow_empty: bool) -> None:
-    """Make what the annotations of a graph ask for, and put it there."""
+def _annotated(module: fx.GraphModule, quantizer: Any) -> fx.GraphModule:
+    module = quantizer.transform_for_annotation(module)
+    quantizer.annotate(module)
+    quantizer.validate(module)
+    return module
+
+
+def _said(module: fx.GraphModule, quantizer: Any, allow_empty: bool) -> Annotations:
     annotations = read_annotations(module.graph)
     if not annotations.wanted and not allow_empty:
         raise AnnotationError(
@@ -49,6 +69,11 @@ def observe(module: fx.GraphModule, quantizer: Any, *, is_qat: bool, allow_empty
             where=f"{len(module.graph.nodes)} nodes",
             advice="configure the quantizer, as with set_global(config), or give allow_empty=True",
         )
+    return annotations
+
+
+def _observe(module: fx.GraphModule, quantizer: Any, annotations: Annotations, *, is_qat: bool) -> None:
+    """Make what the annotations of a graph ask for, and put it there."""
     observers = make_observers(annotations, is_qat)
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     if callback is not None:
@@ -87,6 +112,7 @@ def convert_pt2e(
         )
     with paused_collector():
         owned = own_copy(model, Tensors.SHARED)
+        close_norms(owned)
         convert_observers(owned, fold=fold_quantize)
         owned.graph.eliminate_dead_code()
         return finished(owned, model.meta)
