@@ -14,6 +14,7 @@ from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
 from quantc.flows.pt2e.graph_modules import check_flag, check_graph_module, finished, own_copy
 from quantc.flows.pt2e.norms import fold_norms
 from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
+from quantc.flows.pt2e.reference import reference_form
 from quantc.flows.pt2e.trained_norms import close_norms, open_norms
 
 QUANTIZER_MEMBERS = ("transform_for_annotation", "annotate", "validate")
@@ -113,9 +114,10 @@ def convert_pt2e(
     with paused_collector():
         owned = own_copy(model, Tensors.SHARED)
         close_norms(owned)
-        convert_observers(owned, fold=fold_quantize)
+        convert_observers(owned, fold=fold_quantize or use_reference_representation)
         owned.graph.eliminate_dead_code()
-        return finished(owned, model.meta)
+        converted = finished(owned, model.meta)
+        return reference_form(converted) if use_reference_representation else converted
 
 
 convert_to_pt2e = convert_pt2e
