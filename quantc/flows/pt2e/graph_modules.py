@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
+from torch._ops import HigherOrderOperator
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from quantc.capture.twins import Tensors
@@ -110,6 +111,22 @@ def _refuse_mode(module: fx.GraphModule, mode: bool = True) -> NoReturn:  # noqa
         advice="call move_exported_model_to_train(model) or move_exported_model_to_eval(model), or "
         "allow_exported_model_train_eval(model) once, which lets train() and eval() do that",
     )
+
+
+BODIES: dict[str, int] = {"scan": 0, "while_loop": 1}
+"""The loops whose bodies are quantized like the graph around them, and which argument is the body."""
+
+
+def loop_bodies(module: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
+    """The bodies of the loops of a graph, by their names."""
+    found: dict[str, fx.GraphModule] = {}
+    for node in module.graph.nodes:
+        place = BODIES.get(getattr(node.target, "__name__", "")) if isinstance(node.target, HigherOrderOperator) else None
+        body = node.args[place] if place is not None else None
+        part = getattr(module, str(body.target), None) if isinstance(body, fx.Node) else None
+        if isinstance(body, fx.Node) and isinstance(part, fx.GraphModule):
+            found[str(body.target)] = part
+    return list(found.items())
 
 
 def tensor_at(module: nn.Module, target: str) -> torch.Tensor | None:

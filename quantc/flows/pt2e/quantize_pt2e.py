@@ -11,7 +11,7 @@ from quantc.collector import paused_collector
 from quantc.errors import AnnotationError, CalibrationError
 from quantc.flows.pt2e.annotations import Annotations, read_annotations
 from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
-from quantc.flows.pt2e.graph_modules import check_flag, check_graph_module, finished, own_copy
+from quantc.flows.pt2e.graph_modules import check_flag, check_graph_module, finished, loop_bodies, own_copy
 from quantc.flows.pt2e.norms import fold_norms
 from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
 from quantc.flows.pt2e.reference import reference_form
@@ -52,6 +52,8 @@ def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool) -> fx.Gra
     fold_norms(owned)
     owned = _annotated(owned, quantizer)
     _observe(owned, quantizer, _said(owned, quantizer, allow_empty), is_qat=False)
+    for name, body in loop_bodies(owned):
+        setattr(owned, name, _prepare(body, quantizer, allow_empty=True))
     return finished(owned, model.meta)
 
 
@@ -105,19 +107,25 @@ def convert_pt2e(
     check_graph_module(model, "convert_pt2e")
     check_flag("use_reference_representation", use_reference_representation)
     check_flag("fold_quantize", fold_quantize)
-    if not observer_nodes(model):
+    if not any(observer_nodes(part) for part in model.modules() if isinstance(part, fx.GraphModule)):
         raise CalibrationError(
             "the model has no observers, so there is nothing to convert",
             where="the first argument of convert_pt2e",
             advice="prepare it first: model = prepare_pt2e(model, quantizer)",
         )
     with paused_collector():
-        owned = own_copy(model, Tensors.SHARED)
-        close_norms(owned)
-        convert_observers(owned, fold=fold_quantize or use_reference_representation)
-        owned.graph.eliminate_dead_code()
-        converted = finished(owned, model.meta)
+        converted = _convert(model, fold=fold_quantize or use_reference_representation)
         return reference_form(converted) if use_reference_representation else converted
+
+
+def _convert(model: fx.GraphModule, *, fold: bool) -> fx.GraphModule:
+    owned = own_copy(model, Tensors.SHARED)
+    for name, body in loop_bodies(owned):
+        setattr(owned, name, _convert(body, fold=fold))
+    close_norms(owned)
+    convert_observers(owned, fold=fold)
+    owned.graph.eliminate_dead_code()
+    return finished(owned, model.meta)
 
 
 convert_to_pt2e = convert_pt2e
