@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,13 @@ import pytest
 import torch
 from torch import fx, nn
 
+from quantc.errors import AnnotationError
+from quantc.flows.executorch import to_executorch
 from quantc.flows.pt2e import convert_pt2e, prepare_pt2e
-from tests.oracle_models import SUBJECTS, Subject
-from tests.oracles import Batches, differences, placement, pt2e, worst_op_error
+from tests.oracle_models import SUBJECTS, Residual, Subject
+from tests.oracles import Batches, decomposed, differences, placement, worst_op_error
+
+Make = Callable[[], Any]
 
 
 def x86() -> Any:
@@ -42,19 +47,32 @@ def xnnpack_dynamic() -> Any:
 
 
 def cadence() -> Any:
-    """It derives the scale of a bias from those of input and weight."""
+    """It derives the scale of a bias from those of input and weight, and goes by what strict export notes."""
     from executorch.backends.cadence.aot.quantizer.quantizer import CadenceDefaultQuantizer
 
-    return CadenceDefaultQuantizer()  # type: ignore[no-untyped-call]
+    return CadenceDefaultQuantizer()
 
 
 def vulkan() -> Any:
+    """It quantizes linear layers alone."""
     from executorch.backends.vulkan.quantizer import vulkan_quantizer as theirs
 
     return theirs.VulkanQuantizer().set_global(theirs.get_symmetric_quantization_config())
 
 
-QUANTIZERS: list[Callable[[], Any]] = [x86, x86_dynamic, xnnpack, xnnpack_dynamic, cadence, vulkan]
+QUANTIZERS: tuple[Make, ...] = (x86, x86_dynamic, xnnpack, xnnpack_dynamic, cadence, vulkan)
+FAST = {(x86, "residual"), (xnnpack_dynamic, "chain"), (cadence, "perceptron"), (vulkan, "plain_convs")}
+"""One of each kind; all others take longer, most of it in torchao."""
+CASES = [
+    pytest.param(
+        make,
+        subject,
+        id=f"{make.__name__}-{subject.name}",
+        marks=[] if (make, subject.name) in FAST else [pytest.mark.slow],
+    )
+    for make in QUANTIZERS
+    for subject in SUBJECTS
+]
 
 
 @dataclass(frozen=True)
@@ -66,36 +84,96 @@ class Pair:
     unseen: Batches
 
 
-def quantized(model: nn.Module, quantizer: Any, batches: Batches) -> fx.GraphModule:
-    prepared = prepare_pt2e(torch.export.export(model, batches[0]).module(), quantizer)  # type: ignore[arg-type]
+def captured(model: nn.Module, batches: Batches, *, strict: bool = False) -> Any:
+    return torch.export.export(model, batches[0], strict=strict).module()
+
+
+def run(model: Any, batches: Batches) -> Any:
     with torch.no_grad():
         for batch in batches:
-            prepared(*batch)
-    return convert_pt2e(prepared)
+            model(*batch)
+    return model
 
 
-@pytest.fixture(scope="module", params=QUANTIZERS, ids=lambda make: make.__name__)
-def make(request: pytest.FixtureRequest) -> Any:
-    return request.param
+def quantized(model: nn.Module, quantizer: Any, batches: Batches, *, strict: bool = False) -> fx.GraphModule:
+    return convert_pt2e(run(prepare_pt2e(captured(model, batches, strict=strict), quantizer), batches))
 
 
-@pytest.fixture(scope="module", params=SUBJECTS, ids=lambda subject: subject.name)
-def pair(request: pytest.FixtureRequest, make: Any) -> Pair:
-    subject: Subject = request.param
-    batches = subject.batches(4, seed=1)
-    ours = quantized(subject.with_norms(), make(), batches)
-    return Pair(ours, pt2e(subject.with_norms(), make(), batches), subject.batches(2, seed=2))
+def by_torchao(model: nn.Module, quantizer: Any, batches: Batches, *, strict: bool = False) -> fx.GraphModule:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    converted: fx.GraphModule = convert_pt2e(
+        run(prepare_pt2e(captured(model, batches, strict=strict), quantizer), batches)
+    )
+    return converted
 
 
-def test_placement_and_scales(pair: Pair) -> None:
-    """Every operand is quantized by both or by neither, with the same bits."""
-    ours = placement(pair.ours)
-    assert differences(ours, placement(pair.theirs)) == {}
+def is_quantized(module: fx.GraphModule) -> bool:
+    return any(decomposed(node, "dequantize") for node in module.graph.nodes)
 
 
-def test_results(pair: Pair) -> None:
-    """Op by op, and of the whole model."""
-    error, name = worst_op_error(pair.ours, pair.theirs, pair.unseen[0])
+@pytest.mark.parametrize(("make", "subject"), CASES)
+def test_their_quantizers_on_our_engine(make: Make, subject: Subject) -> None:
+    """Every operand is quantized by both or by neither, with the same bits; results are equal, op by op and whole."""
+    strict, batches, unseen = make is cadence, subject.batches(4, seed=1), subject.batches(2, seed=2)
+    theirs = by_torchao(subject.with_norms(), make(), batches, strict=strict)
+    if not is_quantized(theirs):
+        with pytest.raises(AnnotationError, match="annotated nothing"):
+            quantized(subject.with_norms(), make(), batches, strict=strict)
+        return
+    ours = quantized(subject.with_norms(), make(), batches, strict=strict)
+    assert differences(placement(ours), placement(theirs)) == {}
+    error, name = worst_op_error(ours, theirs, unseen[0])
     assert error <= 1e-5, name
-    for batch in pair.unseen:
-        assert torch.equal(pair.ours(*batch), pair.theirs(*batch))
+    for batch in unseen:
+        assert torch.equal(ours(*batch), theirs(*batch))
+
+
+def test_the_comparison_can_fail() -> None:
+    """Another config is another placement."""
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
+
+    subject = next(subject for subject in SUBJECTS if subject.name == "perceptron")
+    batches = subject.batches(2, seed=1)
+    by_tensor = theirs.XNNPACKQuantizer().set_global(theirs.get_symmetric_quantization_config())
+    ours = quantized(subject.with_norms(), xnnpack(), batches)
+    assert differences(placement(ours), placement(quantized(subject.with_norms(), by_tensor, batches)))
+
+
+def residual() -> tuple[nn.Module, Batches]:
+    subject = Subject("residual", Residual, (2, 3, 16, 16))
+    return subject.with_norms(), subject.batches(3, seed=1)
+
+
+@pytest.mark.slow
+def test_inductor_compiles_the_result_of_x86_to_int8_kernels() -> None:
+    import torch._inductor.config
+    from torch._inductor.utils import run_and_get_code
+
+    model, batches = residual()
+    converted = quantized(model, x86(), batches)
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        result, code = run_and_get_code(torch.compile(converted), *batches[0])
+        expected = converted(*batches[0])
+    calls = re.findall(r"torch\.ops\.onednn\.(\w+)", "\n".join(code))
+    assert {"qconv2d_pointwise", "qlinear_pointwise"} <= set(calls)
+    assert "convolution" not in "".join(code).replace("qconv", "")
+    assert torch.allclose(result, expected, atol=2 * float(expected.abs().max()) / 255)
+
+
+@pytest.mark.slow
+def test_the_delegate_takes_the_result_of_xnnpack() -> None:
+    from executorch.runtime import Runtime
+
+    model, batches = residual()
+    converted = quantized(model, xnnpack(), batches)
+    program = to_executorch(converted, batches[0])
+    calls = [str(node.target) for node in program.exported_program().graph.nodes if node.op == "call_function"]
+    assert sum("executorch_call_delegate" in call for call in calls) == 1
+    assert not [call for call in calls if "conv" in call or "linear" in call or "addmm" in call]
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    with torch.no_grad():
+        expected = converted(*batches[0])
+    (result,) = method.execute(list(batches[0]))
+    step = float(expected.abs().max()) / 127
+    assert float((result - expected).abs().max()) <= 2 * step

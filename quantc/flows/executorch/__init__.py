@@ -1,10 +1,10 @@
 """The ExecuTorch flow: the PT2 export flow under the names that ExecuTorch's documents use.
 
-    m = export.capture_pre_autograd_graph(m, example_inputs)
-    m = prepare_pt2e(m, XNNPACKQuantizer().set_global(get_symmetric_quantization_config()))
-    m(*example_inputs)                                                      # calibrate
-    m = convert_pt2e(m)                                                     # use_reference_representation=True: integers
-    program = to_executorch(m, example_inputs)                              # edge dialect, partitions, .pte
+m = export.capture_pre_autograd_graph(m, example_inputs)
+m = prepare_pt2e(m, XNNPACKQuantizer().set_global(get_symmetric_quantization_config()))
+m(*example_inputs)                                                      # calibrate
+m = convert_pt2e(m)                                                     # use_reference_representation=True: integers
+program = to_executorch(m, example_inputs)                              # edge dialect, partitions, .pte
 """
 
 from quantc.flows.executorch import exir, export

@@ -22,7 +22,7 @@ def capture_pre_autograd_graph(
     check_examples(f, args, kwargs or {})
     try:
         exported = torch.export.export(f, args, kwargs, dynamic_shapes=dynamic_shapes)
-    except Exception as error:  # noqa: BLE001 - whatever export raises is about the user's model
+    except Exception as error:
         raise explain_failure(error, "export", f, args, kwargs or {}) from error
     module = exported.module()
     if not isinstance(module, fx.GraphModule):

@@ -163,7 +163,9 @@ class BackendQuantizer(Quantizer):
         return cls.known_configs()
 
     @classmethod
-    def get_supported_operator_for_quantization_config(cls, quantization_config: QuantizationConfig | None) -> list[Any]:
+    def get_supported_operator_for_quantization_config(
+        cls, quantization_config: QuantizationConfig | None
+    ) -> list[Any]:
         """The ops that can have a config; all of them for None."""
         rows = cls.get_supported_operators()
         return next((row.operators for row in rows if quantization_config in (None, row.config)), [])
@@ -186,9 +188,7 @@ def _op_of(operator: Any) -> str:
 # -- configs as the engine has them ------------------------------------------------------------------------------
 
 
-def _quant_config(
-    chosen: list[tuple[AnySelector, QuantizationConfig | None]], model: fx.GraphModule
-) -> QuantConfig:
+def _quant_config(chosen: list[tuple[AnySelector, QuantizationConfig | None]], model: fx.GraphModule) -> QuantConfig:
     """The rules of a config of the engine. What somebody else has annotated is left alone."""
     rules = [
         ConfigRule.model_validate({"select": select, "use": use, "role": role})

@@ -28,7 +28,7 @@ STORED = frozenset(
 """What tensors are quantized to with scales known beforehand."""
 PORTED = ("nn_module_stack", "stack_trace", "quantization_tag")
 """What a dequantize op has of its reader's metadata, and a quantize op of its producer's."""
-PASS_NAME = "convert_pt2e"  # noqa: S105 - not a password
+PASS_NAME = "convert_pt2e"
 QUANTIZE = ("quantized_decomposed.quantize_", "torchao.quantize_affine")
 """How quantize ops are called: torch's, and those that observers of torchao bring."""
 SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_size.default})
@@ -91,10 +91,7 @@ class _Conversion:
 
     def _seen(self, node: fx.Node, source: fx.Node, observer: Any) -> Any:
         """An observer that has seen its tensor. A constant is shown to it now; data it must have been given."""
-        asked = inner(observer)
-        low, high = getattr(asked, "min_val", None), getattr(asked, "max_val", None)
-        has_range = isinstance(low, Tensor) and isinstance(high, Tensor)
-        if not has_range or (low.numel() > 0 and bool((low <= high).all())):
+        if _has_range(inner(observer)):
             return observer
         value = self.constants.value(source)
         if value is None:
@@ -181,6 +178,14 @@ class _Conversion:
 
 def _is_quantize(node: fx.Node) -> bool:
     return node.op == "call_function" and str(node.target).startswith(QUANTIZE)
+
+
+def _has_range(observer: Any) -> bool:
+    """Whether an observer knows its range; one that keeps no extremes is asked when its scale is."""
+    low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
+    if not isinstance(low, Tensor) or not isinstance(high, Tensor):
+        return True
+    return low.numel() > 0 and bool((low <= high).all())
 
 
 def _range(observer: Any) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class EmbeddingQuantizer(Quantizer):
         weight = get_embedding_operators_config().config.weight
         for node in model.graph.find_nodes(op="call_function", target=EMBEDDING):
             if Q_ANNOTATION_KEY not in node.meta:
-                table: fx.Node = node.args[0]  # type: ignore[assignment]
+                table: fx.Node = node.args[0]
                 node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation({table: weight}, _annotated=True)
         return model
 

@@ -104,7 +104,7 @@ def finished(module: fx.GraphModule, meta: dict[str, Any]) -> fx.GraphModule:
     return made
 
 
-def _refuse_mode(module: fx.GraphModule, mode: bool = True) -> NoReturn:  # noqa: ARG001 - the signature of train()
+def _refuse_mode(module: fx.GraphModule, mode: bool = True) -> NoReturn:
     raise ModeNotImplementedError(
         "train() and eval() do not switch an exported model: its graph is that of one mode",
         where=type(module).__name__,
@@ -121,7 +121,9 @@ def loop_bodies(module: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
     """The bodies of the loops of a graph, by their names."""
     found: dict[str, fx.GraphModule] = {}
     for node in module.graph.nodes:
-        place = BODIES.get(getattr(node.target, "__name__", "")) if isinstance(node.target, HigherOrderOperator) else None
+        place = (
+            BODIES.get(getattr(node.target, "__name__", "")) if isinstance(node.target, HigherOrderOperator) else None
+        )
         body = node.args[place] if place is not None else None
         part = getattr(module, str(body.target), None) if isinstance(body, fx.Node) else None
         if isinstance(body, fx.Node) and isinstance(part, fx.GraphModule):

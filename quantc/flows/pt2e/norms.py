@@ -41,7 +41,7 @@ class Norm:
 def norm_of(node: fx.Node) -> Norm | None:
     """What a batch norm reads; None if its statistics are not kept."""
     _, gamma, beta, mean, var, *rest = node.args
-    is_training, momentum, eps = (False, *rest) if node.target is INFERENCE_NORM else rest[:3]  # type: ignore[misc]
+    is_training, momentum, eps = (False, *rest) if node.target is INFERENCE_NORM else rest[:3]
     if not isinstance(mean, fx.Node) or not isinstance(var, fx.Node):
         return None
     return Norm(gamma, beta, mean, var, is_training is True, momentum, eps)  # type: ignore[arg-type]

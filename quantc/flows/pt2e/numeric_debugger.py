@@ -103,7 +103,7 @@ def prepare_for_propagation_comparison(model: fx.GraphModule) -> fx.GraphModule:
         model.add_module(name, OutputLogger(source, node.name, node.meta.get("nn_module_stack")))
         with model.graph.inserting_after(node):
             logger = model.graph.call_module(name, (node,))
-        node.replace_all_uses_with(logger, lambda user, logger=logger: user is not logger)  # type: ignore[misc]
+        node.replace_all_uses_with(logger, lambda user, logger=logger: user is not logger)
     model.recompile()
     return model
 

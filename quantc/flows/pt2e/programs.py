@@ -33,6 +33,7 @@ from quantc.signature import Signature
 GUARDS = "_guards_fn"
 """The module that checks inputs: it is called in the graph, reads them, and yields nothing."""
 
+
 def program_of(module: fx.GraphModule, tensors: Tensors) -> Program:
     """The canonical Program of an exported graph, in eval mode. The graph is not changed."""
     graph = copied_graph(module.graph)

@@ -47,7 +47,8 @@ def _give_types(program: Program) -> None:
             dtype = next(arg for arg in reversed(node.args) if isinstance(arg, torch.dtype))
             node.meta["val"] = TensorType(dtype, kind.shape)
         elif is_dequantize(node):
-            node.meta["val"] = TensorType(node.kwargs.get("out_dtype") or torch.float32, kind.shape)
+            wanted = node.kwargs.get("out_dtype")
+            node.meta["val"] = TensorType(wanted if isinstance(wanted, torch.dtype) else torch.float32, kind.shape)
 
 
 def _claim(program: Program) -> None:
@@ -83,4 +84,9 @@ def _timing(read: list[fx.Node]) -> Timing:
 def _is_chosen(node: fx.Node) -> bool:
     """Whether the scale of a dequantize op is found as the program runs."""
     scale = node.args[1]
-    return isinstance(scale, fx.Node) and bool(scale.args) and isinstance(scale.args[0], fx.Node) and is_choice(scale.args[0])
+    return (
+        isinstance(scale, fx.Node)
+        and bool(scale.args)
+        and isinstance(scale.args[0], fx.Node)
+        and is_choice(scale.args[0])
+    )

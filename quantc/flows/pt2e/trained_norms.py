@@ -153,7 +153,9 @@ def _opened(module: fx.GraphModule, node: fx.Node) -> _Opened | None:
 
 def _behind(module: fx.GraphModule, node: Any) -> fx.Node | None:
     """A node, looking through fake quantizers."""
-    while isinstance(node, fx.Node) and node.op == "call_module" and is_observer(module.get_submodule(str(node.target))):
+    while (
+        isinstance(node, fx.Node) and node.op == "call_module" and is_observer(module.get_submodule(str(node.target)))
+    ):
         node = node.args[0]
     return node if isinstance(node, fx.Node) else None
 

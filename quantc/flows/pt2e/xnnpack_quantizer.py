@@ -73,7 +73,9 @@ def _weight_observer(is_qat: bool, is_per_channel: bool) -> Any:
 
 def known_configs() -> list[QuantizationConfig]:
     """Every config that `get_symmetric_quantization_config` gives with its default ranges."""
-    choices = [(channel, qat, dynamic) for channel in (False, True) for qat in (False, True) for dynamic in (False, True)]
+    choices = [
+        (channel, qat, dynamic) for channel in (False, True) for qat in (False, True) for dynamic in (False, True)
+    ]
     return [get_symmetric_quantization_config(*choice) for choice in choices]
 
 
