@@ -61,7 +61,7 @@ def vulkan() -> Any:
 
 
 QUANTIZERS: tuple[Make, ...] = (x86, x86_dynamic, xnnpack, xnnpack_dynamic, cadence, vulkan)
-FAST = {(x86, "residual"), (xnnpack_dynamic, "chain"), (cadence, "perceptron"), (vulkan, "plain_convs")}
+FAST = {(x86, "perceptron"), (xnnpack_dynamic, "chain"), (cadence, "perceptron"), (vulkan, "plain_convs")}
 """One of each kind; all others take longer, most of it in torchao."""
 CASES = [
     pytest.param(
@@ -72,6 +72,7 @@ CASES = [
     )
     for make in QUANTIZERS
     for subject in SUBJECTS
+    if (make, subject.name) != (cadence, "twice")  # torchao is wrong there: see the next test
 ]
 
 
@@ -129,14 +130,31 @@ def test_their_quantizers_on_our_engine(make: Make, subject: Subject) -> None:
         assert torch.equal(ours(*batch), theirs(*batch))
 
 
+def bias_scales(module: fx.GraphModule) -> list[tuple[float, float]]:
+    """Of each linear layer: the scale of its bias, and the product of those of its input and weight."""
+    layers = [node.args for node in module.graph.nodes if node.target is torch.ops.aten.linear.default]
+    read: list[list[Any]] = [[operand.args[1] for operand in args] for args in layers]  # type: ignore[union-attr]
+    return [(bias, x * weight) for x, weight, bias in read]
+
+
+def test_a_bias_that_two_products_read_has_the_scale_of_each() -> None:
+    """torchao gives it one: that of the first product, which is wrong for the second."""
+    subject = next(subject for subject in SUBJECTS if subject.name == "twice")
+    batches = subject.batches(2, seed=1)
+    ours = quantized(subject.with_norms(), cadence(), batches, strict=True)
+    assert all(found == pytest.approx(expected) for found, expected in bias_scales(ours))
+    theirs = by_torchao(subject.with_norms(), cadence(), batches, strict=True)
+    assert not all(found == pytest.approx(expected) for found, expected in bias_scales(theirs))
+
+
 def test_the_comparison_can_fail() -> None:
     """Another config is another placement."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
 
     subject = next(subject for subject in SUBJECTS if subject.name == "perceptron")
     batches = subject.batches(2, seed=1)
-    by_tensor = theirs.XNNPACKQuantizer().set_global(theirs.get_symmetric_quantization_config())
-    ours = quantized(subject.with_norms(), xnnpack(), batches)
+    by_tensor = theirs.XNNPACKQuantizer().set_global(theirs.get_symmetric_quantization_config(is_dynamic=True))
+    ours = quantized(subject.with_norms(), xnnpack_dynamic(), batches)
     assert differences(placement(ours), placement(quantized(subject.with_norms(), by_tensor, batches)))
 
 
