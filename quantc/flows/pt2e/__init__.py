@@ -32,6 +32,7 @@ from quantc.flows.pt2e.quantizer import (
     Quantizer,
     SharedQuantizationSpec,
 )
+from quantc.flows.pt2e.reference import to_program
 from quantc.flows.pt2e.x86_inductor_quantizer import X86InductorQuantizer, X86Quantizer
 from quantc.flows.pt2e.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
@@ -69,4 +70,5 @@ __all__ = [
     "prepare_for_propagation_comparison",
     "prepare_pt2e",
     "prepare_qat_pt2e",
+    "to_program",
 ]

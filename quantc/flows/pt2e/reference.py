@@ -13,7 +13,7 @@ from torch import fx
 from quantc import pipelines
 from quantc.capture.twins import Tensors
 from quantc.dialect import is_op
-from quantc.flows.pt2e.graph_modules import finished
+from quantc.flows.pt2e.graph_modules import check_graph_module, finished
 from quantc.flows.pt2e.programs import program_of
 from quantc.formats import Timing
 from quantc.plan import Claim
@@ -26,13 +26,20 @@ NAME = "pt2e"
 """By whom nodes are claimed: the graph says that they are quantized, not by which rule."""
 
 
-def reference_form(module: fx.GraphModule) -> fx.GraphModule:
-    """A converted graph with integer arithmetic in place of Q/DQ."""
-    program = program_of(module, Tensors.SHARED)
+def to_program(module: fx.GraphModule) -> Program:
+    """A converted graph as a Program in Q/DQ form: for `coverage()`, `qc.lower`, `qc.compare` and `save`."""
+    check_graph_module(module, "to_program")
+    program = program_of(module, Tensors.COPIED)
     _give_types(program)
     _claim(program)
     program.stage = Stage.FOLDED
-    pipelines.integer(style="decomposed").run(program)
+    program.note_inference_only("it was quantized with fixed scales")
+    return program
+
+
+def reference_form(module: fx.GraphModule) -> fx.GraphModule:
+    """A converted graph with integer arithmetic in place of Q/DQ."""
+    program = pipelines.integer(style="decomposed").run(to_program(module))
     return finished(program.module, module.meta)
 
 
