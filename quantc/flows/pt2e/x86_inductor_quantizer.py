@@ -39,7 +39,8 @@ def get_default_x86_inductor_quantization_config(
     )
     observer: Any = PerChannelMinMaxObserver.with_args(eps=EPS)
     if is_qat:
-        observer = FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAveragePerChannelMinMaxObserver, eps=EPS)
+        # not torch's fused one: while it trains, its symmetric scales are not what it says they are afterwards
+        observer = FakeQuantize.with_args(observer=MovingAveragePerChannelMinMaxObserver, eps=EPS)
     weight = QuantizationSpec(
         dtype=torch.int8,
         observer_or_fake_quant_ctr=observer,

@@ -67,7 +67,8 @@ def _act_observer(is_qat: bool, is_dynamic: bool) -> Any:
 def _weight_observer(is_qat: bool, is_per_channel: bool) -> Any:
     if is_qat:
         observer = MovingAveragePerChannelMinMaxObserver if is_per_channel else MovingAverageMinMaxObserver
-        return FusedMovingAvgObsFakeQuantize.with_args(eps=EPS, observer=observer)
+        # not torch's fused one: while it trains, its symmetric scales are 255/254 of what it says they are afterwards
+        return FakeQuantize.with_args(eps=EPS, observer=observer)
     return (PerChannelMinMaxObserver if is_per_channel else MinMaxObserver).with_args(eps=EPS)
 
 
