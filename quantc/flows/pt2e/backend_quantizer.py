@@ -130,15 +130,16 @@ class BackendQuantizer(Quantizer):
     def validate(self, model: fx.GraphModule) -> None:
         """Every spec in the graph that this quantizer could have given must be one that the backend can run."""
         annotations = read_annotations(model.graph)
-        reasons: dict[tuple[int, Role], str | None] = {}
+        reasons: dict[tuple[int, tuple[Role, ...]], str | None] = {}
         for place, wanted in annotations.wanted.items():
             if not isinstance(wanted, Observed):
                 continue
             node = place[0] if isinstance(place, tuple) else place
-            role = Role.WEIGHT if node.op == "get_attr" else Role.ACT
-            key = (id(wanted.spec), role)
+            # a constant may be a weight, or the other operand of a product or a sum
+            roles = (Role.WEIGHT, Role.ACT) if node.op == "get_attr" else (Role.ACT,)
+            key = (id(wanted.spec), roles)
             if key not in reasons:
-                reasons[key] = self.backend.why_not(_spec_of(wanted.spec, role))
+                reasons[key] = self._why_not(wanted.spec, roles)
             reason = reasons[key]
             if reason is not None:
                 raise AnnotationError(
@@ -146,6 +147,11 @@ class BackendQuantizer(Quantizer):
                     where=show(place),
                     advice="choose another config, or None for float",
                 )
+
+    def _why_not(self, spec: Any, roles: tuple[Role, ...]) -> str | None:
+        """Why a tensor cannot be quantized so in any of its roles; None if it can."""
+        reasons = [self.backend.why_not(_spec_of(spec, role)) for role in roles]
+        return None if None in reasons else reasons[0]
 
     @classmethod
     def get_supported_operators(cls) -> list[OperatorConfig]:
