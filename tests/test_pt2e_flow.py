@@ -238,7 +238,9 @@ class Ladder(nn.Module):
 
 LADDER = torch.export.export(Ladder(), (torch.rand(2), torch.rand(2))).module().graph  # type: ignore[union-attr]
 ADDS = [node for node in LADDER.nodes if node.target is aten.add.Tensor]  # type: ignore[union-attr]
-PLACES: list[EdgeOrNode] = [place for node in ADDS for place in (*((each, node) for each in node.all_input_nodes), node)]
+PLACES: list[EdgeOrNode] = [
+    place for node in ADDS for place in (*((each, node) for each in node.all_input_nodes), node)
+]
 
 
 @st.composite
@@ -253,11 +255,14 @@ def wanted(draw: st.DrawFn) -> dict[EdgeOrNode, Any]:
 
 @settings(max_examples=100, deadline=None)
 @given(wanted(), st.randoms(use_true_random=False), st.sets(st.sampled_from(ADDS)))
-def test_groups_do_not_depend_on_the_order_of_annotation(made: dict[Any, Any], random: Any, apart: set[fx.Node]) -> None:
+def test_groups_do_not_depend_on_the_order_of_annotation(
+    made: dict[Any, Any], random: Any, apart: set[fx.Node]
+) -> None:
     shuffled = list(made.items())
     random.shuffle(shuffled)
     sets = [
-        {frozenset(group.places) for group in Annotations(dict(each), apart).groups()} for each in (made.items(), shuffled)
+        {frozenset(group.places) for group in Annotations(dict(each), apart).groups()}
+        for each in (made.items(), shuffled)
     ]
     assert sets[0] == sets[1]
     assert sum(len(each) for each in sets[0]) == len(made)

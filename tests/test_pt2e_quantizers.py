@@ -67,7 +67,9 @@ def test_products_are_placed_as_executorch_has_them(subject: Subject) -> None:
     theirs = placement(quantized(subject.with_norms(), xnnpack(), batches))
     found = differences(ours, theirs)
     assert not [name for name in found if name.endswith("[1]") and name.startswith(("conv", "linear"))]
-    assert all(read is not None for name, reads in ours.items() if name.startswith(("conv", "linear")) for read in reads)
+    assert all(
+        read is not None for name, reads in ours.items() if name.startswith(("conv", "linear")) for read in reads
+    )
 
 
 # -- configs -----------------------------------------------------------------------------------------------------
@@ -148,9 +150,7 @@ def test_what_matches_nothing_is_an_error() -> None:
 
 
 def test_specs_that_the_backend_cannot_run_are_refused() -> None:
-    act = QuantizationSpec(
-        torch.int16, MinMaxObserver.with_args(eps=2**-12), -32768, 32767, torch.per_tensor_symmetric
-    )
+    act = QuantizationSpec(torch.int16, MinMaxObserver.with_args(eps=2**-12), -32768, 32767, torch.per_tensor_symmetric)
     config = QuantizationConfig(act, act, SYMMETRIC.weight, None)
     with pytest.raises(AnnotationError, match="int16"):
         annotated(XNNPACKQuantizer().set_global(config))

@@ -200,7 +200,9 @@ def test_models_are_compared_node_by_node() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
     exported = torch.export.export(network, (X,))
     generate_numeric_debug_handle(exported)
-    handles = [node.meta["custom"]["numeric_debug_handle"] for node in exported.graph.nodes if node.op == "call_function"]
+    handles = [
+        node.meta["custom"]["numeric_debug_handle"] for node in exported.graph.nodes if node.op == "call_function"
+    ]
     assert handles == sorted(set(handles))
     reference: Any = exported.module()
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())

@@ -55,7 +55,9 @@ SHORT_NAMES = {
     "out_scale": "output_scale",
     "out_zero_point": "output_zero_point",
 }
-BOUNDS = {f"{name}_quant_{end}": -128 if end == "min" else 127 for name in ("x", "weight", "out") for end in ("min", "max")}
+BOUNDS = {
+    f"{name}_quant_{end}": -128 if end == "min" else 127 for name in ("x", "weight", "out") for end in ("min", "max")
+}
 SLIPS = {
     "torch.ops.out_dtype(torch.mm,": "torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default,",
     "(weight_int16 - weight_zero_point)": "(weight_int16 - weight_zero_point).t()",
@@ -201,7 +203,11 @@ def item_4_8() -> None:
 
 def item_4_9() -> None:
     """It is a reference: it runs anywhere, in torch's own ops."""
-    spaces = {str(node.target).partition(".")[0] for node in convert_pt2e(prepared()).graph.nodes if node.op == "call_function"}
+    spaces = {
+        str(node.target).partition(".")[0]
+        for node in convert_pt2e(prepared()).graph.nodes
+        if node.op == "call_function"
+    }
     assert spaces == {"aten", "quantized_decomposed"}
 
 
@@ -365,7 +371,9 @@ def item_4_slips() -> None:
 
 
 SLOW = {"4.13", "4.26"}
-ITEMS = {name.removeprefix("item_").replace("_", "."): check for name, check in globals().items() if name.startswith("item_")}
+ITEMS = {
+    name.removeprefix("item_").replace("_", "."): check for name, check in globals().items() if name.startswith("item_")
+}
 
 
 @pytest.mark.parametrize(

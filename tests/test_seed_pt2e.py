@@ -296,7 +296,9 @@ def item_2_17() -> None:
     rows = quantizer().get_supported_operators()
     known = {target for row in rows for pattern in row.operators for target in pattern}
     assert {aten.linear.default, aten.conv2d.default, aten.sigmoid.default} <= known
-    assert known == {target for row in qq.QNNPackQuantizer.get_supported_operators() for p in row.operators for target in p}
+    assert known == {
+        target for row in qq.QNNPackQuantizer.get_supported_operators() for p in row.operators for target in p
+    }
 
 
 def item_2_18() -> None:
@@ -391,7 +393,9 @@ def item_2_slips() -> None:
     assert convert_to_pt2e is convert_pt2e
 
 
-ITEMS = {name.removeprefix("item_").replace("_", "."): check for name, check in globals().items() if name.startswith("item_")}
+ITEMS = {
+    name.removeprefix("item_").replace("_", "."): check for name, check in globals().items() if name.startswith("item_")
+}
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in ITEMS.items()])
