@@ -14,6 +14,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -48,9 +49,9 @@ def own(histogram: bool) -> Any:
 
 
 def theirs(histogram: bool) -> Any:
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as other
     from torchao.quantization.pt2e import MinMaxObserver as Extremes
 
+    other: Any = import_module("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
     config = other.get_symmetric_quantization_config(is_per_channel=True)
     return other.XNNPACKQuantizer().set_global(config if histogram else with_extremes(config, Extremes))
 

@@ -52,7 +52,7 @@ class CustomQuantizer(Quantizer):
             if node.target in (aten.conv2d.default, aten.linear.default):
                 self._product(node)
             elif node.target is aten.add.Tensor:
-                self._set(node, {operand: ACT for operand in node.all_input_nodes}, ACT)
+                self._set(node, dict.fromkeys(node.all_input_nodes, ACT), ACT)
             elif node.target is aten.max_pool2d.default:
                 source = node.args[0]
                 shared = SharedQuantizationSpec((source, node))

@@ -170,7 +170,7 @@ def test_what_was_not_prepared_is_an_error() -> None:
         convert_pt2e(exported)
     with pytest.raises(ValueError, match=r"torch\.export"):
         prepare_pt2e(nn.Linear(2, 2), own())  # type: ignore[arg-type]
-    with pytest.raises(AnnotationError, match="lacks .*annotate"):
+    with pytest.raises(AnnotationError, match=r"lacks .*annotate"):
         prepare_pt2e(exported, "xnnpack")
 
 
@@ -236,8 +236,8 @@ class Ladder(nn.Module):
         return y
 
 
-LADDER = torch.export.export(Ladder(), (torch.rand(2), torch.rand(2))).module().graph  # type: ignore[union-attr]
-ADDS = [node for node in LADDER.nodes if node.target is aten.add.Tensor]  # type: ignore[union-attr]
+LADDER = torch.export.export(Ladder(), (torch.rand(2), torch.rand(2))).module().graph
+ADDS = [node for node in LADDER.nodes if node.target is aten.add.Tensor]
 PLACES: list[EdgeOrNode] = [
     place for node in ADDS for place in (*((each, node) for each in node.all_input_nodes), node)
 ]
@@ -249,7 +249,8 @@ def wanted(draw: st.DrawFn) -> dict[EdgeOrNode, Any]:
     chosen = draw(st.permutations(PLACES))[: draw(st.integers(1, len(PLACES)))]
     made: dict[EdgeOrNode, Any] = {}
     for place in chosen:
-        made[place] = Same(draw(st.sampled_from(list(made)))) if made and draw(st.booleans()) else Observed(ACT)
+        is_like = bool(made) and draw(st.booleans())
+        made[place] = Same(draw(st.sampled_from(list(made)))) if is_like else Observed(ACT)
     return made
 
 
@@ -273,7 +274,7 @@ def test_groups_do_not_depend_on_the_order_of_annotation(
 def test_groups_are_what_is_tied(made: dict[Any, Any], apart: set[fx.Node]) -> None:
     """Against pairs looked at one by one, merged until nothing changes."""
 
-    def tensor(place: Any) -> fx.Node:
+    def tensor(place: EdgeOrNode) -> fx.Node:
         return place[0] if isinstance(place, tuple) else place
 
     def is_willing(place: Any) -> bool:
@@ -340,13 +341,13 @@ def test_a_quantizer_in_the_shape_of_the_tutorials() -> None:
     by_op = {node.name: node for node in converted.graph.nodes}
     pool, sigmoid, conv = by_op["max_pool2d"], by_op["sigmoid"], by_op["conv2d"]
     read, (written,) = pool.args[0], pool.users
-    assert read.args[1:3] == written.args[1:3]  # type: ignore[union-attr]
+    assert read.args[1:3] == written.args[1:3]
     (fixed,) = sigmoid.users
     assert fixed.args[1:6] == (1 / 256, 0, 0, 255, torch.uint8)
     x_read, w_read, b_read = (operand.args for operand in conv.all_input_nodes)
-    scales = [getattr(converted, str(args[1].target)) for args in (w_read, b_read)]  # type: ignore[union-attr]
+    scales = [getattr(converted, str(args[1].target)) for args in (w_read, b_read)]
     assert b_read[-1] is torch.int32
-    assert torch.allclose(scales[1], x_read[1] * scales[0])  # type: ignore[operator]
+    assert torch.allclose(scales[1], x_read[1] * scales[0])
 
 
 def test_specs_are_known_by_their_fields() -> None:
@@ -378,7 +379,7 @@ class Callback(CustomQuantizer):
         self.transformed = True
         return model
 
-    def prepare_obs_or_fq_callback(self, model: fx.GraphModule, observers: dict[EdgeOrNode, nn.Module]) -> None:  # type: ignore[override]
+    def prepare_obs_or_fq_callback(self, model: fx.GraphModule, observers: dict[EdgeOrNode, nn.Module]) -> None:
         self.seen = dict(observers)
 
 

@@ -215,7 +215,8 @@ def test_composing_with_a_quantizer_of_another_package() -> None:
     from torchao.quantization.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer as Theirs
 
     torch.manual_seed(0)
-    model, batches = Words().eval(), [(torch.randint(20, (3, 5)),)]
+    model, words = Words().eval(), torch.randint(20, (3, 5))
+    batches: Batches = [(words,)]
     ours = quantized(model, ComposableQuantizer([EmbeddingQuantizer(), by_name("xnnpack")]), batches)
     theirs = quantized(model, ComposableQuantizer([Theirs(), by_name("xnnpack")]), batches)
     with torch.no_grad():

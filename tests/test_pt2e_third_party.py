@@ -34,29 +34,24 @@ def x86_dynamic() -> Any:
 
 
 def xnnpack() -> Any:
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
-
+    theirs = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
     return theirs.XNNPACKQuantizer().set_global(theirs.get_symmetric_quantization_config(is_per_channel=True))
 
 
 def xnnpack_dynamic() -> Any:
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
-
+    theirs = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
     config = theirs.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
     return theirs.XNNPACKQuantizer().set_global(config)
 
 
 def cadence() -> Any:
     """It derives the scale of a bias from those of input and weight, and goes by what strict export notes."""
-    from executorch.backends.cadence.aot.quantizer.quantizer import CadenceDefaultQuantizer
-
-    return CadenceDefaultQuantizer()
+    return pytest.importorskip("executorch.backends.cadence.aot.quantizer.quantizer").CadenceDefaultQuantizer()
 
 
 def vulkan() -> Any:
     """It quantizes linear layers alone."""
-    from executorch.backends.vulkan.quantizer import vulkan_quantizer as theirs
-
+    theirs = pytest.importorskip("executorch.backends.vulkan.quantizer.vulkan_quantizer")
     return theirs.VulkanQuantizer().set_global(theirs.get_symmetric_quantization_config())
 
 
@@ -133,7 +128,7 @@ def test_their_quantizers_on_our_engine(make: Make, subject: Subject) -> None:
 def bias_scales(module: fx.GraphModule) -> list[tuple[float, float]]:
     """Of each linear layer: the scale of its bias, and the product of those of its input and weight."""
     layers = [node.args for node in module.graph.nodes if node.target is torch.ops.aten.linear.default]
-    read: list[list[Any]] = [[operand.args[1] for operand in args] for args in layers]  # type: ignore[union-attr]
+    read: list[list[Any]] = [[operand.args[1] for operand in args] for args in layers]
     return [(bias, x * weight) for x, weight, bias in read]
 
 
@@ -149,8 +144,7 @@ def test_a_bias_that_two_products_read_has_the_scale_of_each() -> None:
 
 def test_the_comparison_can_fail() -> None:
     """Another config is another placement."""
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
-
+    theirs = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
     subject = next(subject for subject in SUBJECTS if subject.name == "perceptron")
     batches = subject.batches(2, seed=1)
     by_tensor = theirs.XNNPACKQuantizer().set_global(theirs.get_symmetric_quantization_config(is_dynamic=True))
@@ -181,15 +175,14 @@ def test_inductor_compiles_the_result_of_x86_to_int8_kernels() -> None:
 
 @pytest.mark.slow
 def test_the_delegate_takes_the_result_of_xnnpack() -> None:
-    from executorch.runtime import Runtime
-
+    runtime = pytest.importorskip("executorch.runtime").Runtime.get()
     model, batches = residual()
     converted = quantized(model, xnnpack(), batches)
     program = to_executorch(converted, batches[0])
     calls = [str(node.target) for node in program.exported_program().graph.nodes if node.op == "call_function"]
     assert sum("executorch_call_delegate" in call for call in calls) == 1
     assert not [call for call in calls if "conv" in call or "linear" in call or "addmm" in call]
-    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    method = runtime.load_program(program.buffer).load_method("forward")
     with torch.no_grad():
         expected = converted(*batches[0])
     (result,) = method.execute(list(batches[0]))

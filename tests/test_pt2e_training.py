@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from quantc.flows.fake_quantize import disable_observer
 from quantc.flows.pt2e import (
     XNNPACKQuantizer,
     allow_exported_model_train_eval,
@@ -64,8 +65,7 @@ def own() -> Any:
 
 
 def theirs() -> Any:
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as other
-
+    other = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
     config = other.get_symmetric_quantization_config(is_per_channel=True, is_qat=True)
     return other.XNNPACKQuantizer().set_global(config)
 
@@ -123,9 +123,7 @@ def test_what_is_converted_is_what_was_trained() -> None:
     prepared = prepare_qat_pt2e(captured(model(eps=0.1)), own())
     trained(prepared)
     move_exported_model_to_eval(prepared)
-    for part in prepared.modules():
-        if hasattr(part, "disable_observer"):
-            part.disable_observer()
+    prepared.apply(disable_observer)
     converted = convert_pt2e(prepared)
     with torch.no_grad():
         assert torch.allclose(prepared(X), converted(X), atol=1e-5)
