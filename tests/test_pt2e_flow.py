@@ -379,8 +379,10 @@ class Callback(CustomQuantizer):
         self.transformed = True
         return model
 
-    def prepare_obs_or_fq_callback(self, model: fx.GraphModule, observers: dict[EdgeOrNode, nn.Module]) -> None:
-        self.seen = dict(observers)
+    def prepare_obs_or_fq_callback(
+        self, model: fx.GraphModule, edge_or_node_to_obs_or_fq: dict[EdgeOrNode, nn.Module]
+    ) -> None:
+        self.seen = dict(edge_or_node_to_obs_or_fq)
 
 
 def test_the_hooks_of_a_quantizer_are_called() -> None:

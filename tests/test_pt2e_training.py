@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -217,10 +218,7 @@ def test_models_are_compared_node_by_node() -> None:
 
 
 def test_the_comparison_agrees_with_torchao() -> None:
-    from torchao.quantization.pt2e import compare_results as their_compare
-    from torchao.quantization.pt2e import extract_results_from_loggers as their_extract
-    from torchao.quantization.pt2e import prepare_for_propagation_comparison as their_prepare
-
+    other: Any = import_module("torchao.quantization.pt2e")
     torch.manual_seed(0)
     exported: Any = torch.export.export(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.randn(3, 4),))
     x = torch.randn(3, 4)
@@ -229,13 +227,13 @@ def test_the_comparison_agrees_with_torchao() -> None:
     prepared(x)
     pair = exported.module(), convert_pt2e(prepared)
     ours = compare_results(*(loggers(each, x) for each in pair))
-    watched = [their_prepare(each) for each in pair]
+    watched = [other.prepare_for_propagation_comparison(each) for each in pair]
     with torch.no_grad():
         for each in watched:
             each(x)
-    other = their_compare(*map(their_extract, watched))
+    results = other.compare_results(*map(other.extract_results_from_loggers, watched))
     found = {info.name: float(summary.results[0].sqnr) for info, summary in ours.items()}
-    expected = {info.name: float(summary.results[0].sqnr) for info, summary in other.items()}
+    expected = {info.name: float(summary.results[0].sqnr) for info, summary in results.items()}
     assert found == pytest.approx(expected, rel=1e-4)
 
 

@@ -311,8 +311,8 @@ def item_4_20() -> None:
 
 def item_4_21() -> None:
     """The bias counts as bias / output_scale, whatever the document's formula: 40 of them are not lost."""
-    given = layer() | {"bias_fp32": torch.full((24,), 2.0)}
-    without = layer() | {"bias_fp32": torch.zeros(24)}
+    given: dict[str, Any] = layer() | {"bias_fp32": torch.full((24,), 2.0)}
+    without: dict[str, Any] = layer() | {"bias_fp32": torch.zeros(24)}
     moved = np.clip(exact(given), -128, 127) - np.clip(exact(without), -128, 127)
     found = quantized_linear(**given).numpy().astype(int) - quantized_linear(**without).numpy().astype(int)
     assert np.abs(found - moved).max() <= 1
@@ -321,7 +321,7 @@ def item_4_21() -> None:
 
 def item_4_22() -> None:
     """Output zero point, clamp, int8."""
-    far = layer() | {"output_scale": 1e-4}
+    far: dict[str, Any] = layer() | {"output_scale": 1e-4}
     result = quantized_linear(**far)
     assert result.dtype is torch.int8
     assert {int(result.min()), int(result.max())} == {-128, 127}

@@ -55,8 +55,6 @@ class BackendQuantizer(Quantizer):
     one. None leaves float what it is for."""
 
     backend: ClassVar[Backend]
-    known_configs: ClassVar[Callable[[], list[QuantizationConfig]]]
-    """The configs that every operator of the table can have, for `get_supported_operators`."""
 
     def __init__(self) -> None:
         self.global_config: QuantizationConfig | None = None
@@ -65,6 +63,11 @@ class BackendQuantizer(Quantizer):
         self.module_name_config: dict[str, QuantizationConfig | None] = {}
         self.left_float: dict[str, str] = {}
         """Why ops of the last graph were left float, by node."""
+
+    @staticmethod
+    def known_configs() -> list[QuantizationConfig]:
+        """The configs that every operator of the table can have, for `get_supported_operators`."""
+        return []
 
     # -- configuring -------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class _Conversion:
         if callable(getattr(observer, "convert", None)):
             observer.convert(self.module, node)  # it brings its own ops
             return
-        dtype = PLAIN.get(observer.dtype, observer.dtype)
+        dtype: Any = PLAIN.get(observer.dtype, observer.dtype)
         if getattr(observer, "is_dynamic", False):
             self._dynamic(node, source, observer, dtype)
         elif dtype in STORED:

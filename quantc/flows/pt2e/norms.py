@@ -89,6 +89,7 @@ class _Fold:
         self._fold(node, core, weight, norm)
 
     def _fold(self, node: fx.Node, core: fx.Node, weight: fx.Node, norm: Norm) -> None:
+        x, rest = core.args[0], core.args[3:]
         bias = core.args[2] if len(core.args) > 2 else core.kwargs.get("bias")
         sources = (weight, bias, norm.gamma, norm.beta, norm.mean, norm.var)
         values = [self._tensor(source) for source in sources]
@@ -99,7 +100,7 @@ class _Fold:
             self.made[key] = self._store(core, weight, bias, _folded(core, norm.eps, values))
         targets = self.made[key]
         fresh = [self._read(core, target, old) for target, old in zip(targets, (weight, bias), strict=True)]
-        core.args = (core.args[0], *fresh, *core.args[3:])
+        core.args = (x, *fresh, *rest)
         self._replace(node, core)
         self.unread.update(dict.fromkeys(source for source in sources if isinstance(source, fx.Node)))
         self.count += 1

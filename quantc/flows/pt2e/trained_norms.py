@@ -41,7 +41,7 @@ def open_norms(module: fx.GraphModule) -> Moved:
 
 
 def _open(core: fx.Node, node: fx.Node, moved: Moved) -> None:
-    norm, weight = norm_of(node), core.args[1]
+    norm, x, weight, rest = norm_of(node), core.args[0], core.args[1], core.args[3:]
     bias = core.args[2] if len(core.args) > 2 else None
     is_grouped = core.target in TRANSPOSED and len(core.args) > 6 and core.args[6] != 1
     if norm is None or is_grouped or not isinstance(weight, fx.Node):
@@ -63,7 +63,7 @@ def _open(core: fx.Node, node: fx.Node, moved: Moved) -> None:
         result = emit(aten.div.Tensor, core, emit(aten.reshape.default, scale, along))
         if isinstance(bias, fx.Node):
             result = emit(aten.add.Tensor, result, emit(aten.reshape.default, bias, along))
-    core.args = (core.args[0], scaled, zeros, *core.args[3:])
+    core.args = (x, scaled, zeros, *rest)
     node.args = (result, *node.args[1:])
     moved[weight, core] = (scaled, core)
     if isinstance(bias, fx.Node) and zeros is not None:
