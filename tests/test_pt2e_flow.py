@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from quantc.errors import AnnotationError, CalibrationError, ModeError, QuantcError
+from quantc.flows.observers import MinMaxObserver
 from quantc.flows.pt2e import (
     QuantizationAnnotation,
+    QuantizationSpec,
     Quantizer,
     SharedQuantizationSpec,
     XNNPACKQuantizer,
@@ -392,3 +394,87 @@ def test_the_hooks_of_a_quantizer_are_called() -> None:
     placed = {id(part) for name, part in prepared.named_children() if name.startswith("activation_post_process_")}
     assert placed <= {id(part) for part in quantizer.seen.values()}
     assert len(quantizer.seen) == 19
+
+
+class Doubling(MinMaxObserver):
+    """An observer that writes what it becomes itself."""
+
+    def convert(self, model: fx.GraphModule, observer_node: fx.Node) -> None:
+        with model.graph.inserting_before(observer_node):
+            made = model.graph.call_function(aten.mul.Tensor, (observer_node.args[0], 2.0))
+        observer_node.replace_all_uses_with(made)
+        model.graph.erase_node(observer_node)
+
+
+class ByItself(Quantizer):
+    def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+        for node in model.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            spec = QuantizationSpec(torch.int8, Doubling, -128, 127, torch.per_tensor_affine)
+            node.meta["quantization_annotation"] = QuantizationAnnotation({}, spec)
+        return model
+
+    def validate(self, model: fx.GraphModule) -> None:
+        """It has nothing to say."""
+
+
+def test_observers_with_a_convert_of_their_own() -> None:
+    x, y = torch.rand(3), torch.rand(3)
+    prepared = prepare_pt2e(captured(Sum(), x, y), ByItself())
+    prepared(x, y)
+    assert torch.equal(convert_pt2e(prepared)(x, y), 2 * (x + y))
+
+
+class Linears(Quantizer):
+    """What a linear layer reads, whatever makes it: in a loop the weight is an input."""
+
+    def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+        for node in model.graph.find_nodes(op="call_function", target=aten.linear.default):
+            x, weight = node.all_input_nodes[:2]
+            node.meta["quantization_annotation"] = QuantizationAnnotation({x: ACT, weight: ACT})
+        return model
+
+    def validate(self, model: fx.GraphModule) -> None:
+        """Anything goes."""
+
+
+class Looping(nn.Module):
+    """A linear layer in the body of a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        def go_on(step: Tensor, _: Tensor) -> Tensor:
+            return step < 3
+
+        def body(step: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            return step + 1, torch.tanh(self.fc(state))
+
+        return torch.while_loop(go_on, body, (torch.tensor(0), x))[1]  # type: ignore[attr-defined]
+
+
+def test_bodies_of_loops_are_quantized() -> None:
+    torch.manual_seed(0)
+    model, x = Looping().eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        prepared = prepare_pt2e(captured(model, x), Linears(), allow_empty=True)
+        assert torch.allclose(prepared(x), model(x))
+        converted = convert_pt2e(prepared)
+        assert sqnr(model(x), converted(x)) > 25
+    bodies = [part for part in converted.modules() if isinstance(part, fx.GraphModule) and part is not converted]
+    assert any(nodes(body, "dequantize") for body in bodies)
+
+
+def test_sizes_that_vary() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(3, 4)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported: Any = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
+    prepared = prepare_pt2e(exported, own())
+    with torch.no_grad():
+        prepared(x)
+        prepared(torch.randn(8, 4))
+        converted = convert_pt2e(prepared)
+        again = convert_pt2e(prepared, use_reference_representation=True)
+        assert converted(torch.randn(5, 4)).shape == again(torch.randn(5, 4)).shape == (5, 2)
