@@ -451,7 +451,7 @@ class Looping(nn.Module):
         def body(step: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
             return step + 1, torch.tanh(self.fc(state))
 
-        return torch.while_loop(go_on, body, (torch.tensor(0), x))[1]  # type: ignore[attr-defined]
+        return torch.while_loop(go_on, body, (torch.tensor(0), x))[1]  # type: ignore[no-untyped-call]
 
 
 def test_bodies_of_loops_are_quantized() -> None:
