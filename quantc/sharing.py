@@ -6,16 +6,16 @@ one is a use of a tensor that its producer yields in just that form.
 
 from __future__ import annotations
 
-import networkx as nx
 from torch import fx
 
 from quantc.errors import AnnotationError
 from quantc.formats import Timing
-from quantc.outcomes import Derived, Fixed, Float, Quantize, SameAs
+from quantc.outcomes import Derived, Fixed, Quantize, SameAs, TensorOutcome
 from quantc.places import Places
 from quantc.plan import Group, Source
 from quantc.program import Program
 from quantc.sites import Site
+from quantc.ties import follow, united
 
 Rooted = Quantize | Fixed | Derived
 
@@ -25,17 +25,15 @@ def resolve_groups(program: Program) -> tuple[Group, ...]:
     outcomes = program.plan.outcomes
     places = Places(program)
     roots = _roots(program)
-    ties: nx.Graph[Site] = nx.Graph()
-    ties.add_nodes_from(roots)
-    ties.add_edges_from((site, outcome.site) for site, outcome in outcomes.items() if isinstance(outcome, SameAs))
+    ties = [(site, outcome.site) for site, outcome in outcomes.items() if isinstance(outcome, SameAs)]
     by_value: dict[tuple[fx.Node, Rooted], Site] = {}
     values = {site: places.value(site) for site in roots}
     for site, root in roots.items():
         first = by_value.setdefault((values[site], root), site)
         if first != site:
-            ties.add_edge(first, site)
+            ties.append((first, site))
     order = _Order(places)
-    components = (sorted(members, key=order) for members in nx.connected_components(ties))
+    components = (sorted(members, key=order) for members in united(roots, ties))
     groups = [_group(members, roots, values, places, order) for members in components]
     return tuple(sorted(groups, key=lambda group: order(group.places[0])))
 
@@ -43,37 +41,21 @@ def resolve_groups(program: Program) -> tuple[Group, ...]:
 def _roots(program: Program) -> dict[Site, Rooted]:
     """What each place comes to, following what it is like. A circle, or a place like a float one, is an error."""
     outcomes = program.plan.outcomes
-    known: dict[Site, Rooted | None] = {}
-    for start in outcomes:
-        path: dict[Site, None] = {}
-        site = start
-        while site not in known:
-            if site in path:
-                raise _circle([*path], site)
-            path[site] = None
-            outcome = outcomes.get(site)
-            if isinstance(outcome, SameAs):
-                site = outcome.site
-                continue
-            known[site] = None if outcome is None or isinstance(outcome, Float) else outcome
-        root = known[site]
-        if root is None and len(path) > 1:
+    roots: dict[Site, Rooted] = {}
+    for site, (end, outcome) in follow(outcomes, _target).items():
+        if isinstance(outcome, Quantize | Fixed | Derived):
+            roots[site] = outcome
+        elif site != end:
             raise AnnotationError(
-                f"{start} is to be quantized like {site}, which is float",
-                where=", ".join(map(str, path)),
+                f"{site} is to be quantized like {end}, which is float",
+                where=f"{site}, {end}",
                 advice="quantize that place too, or leave both float",
             )
-        known.update(dict.fromkeys(path, root))
-    return {site: root for site in outcomes if (root := known[site]) is not None}
+    return {site: roots[site] for site in outcomes if site in roots}
 
 
-def _circle(path: list[Site], site: Site) -> AnnotationError:
-    members = [str(member) for member in path[path.index(site) :]]
-    return AnnotationError(
-        f"places are like each other in a circle: {' -> '.join([*members, str(site)])}",
-        where=", ".join(members),
-        advice="give one of them a spec of its own",
-    )
+def _target(outcome: TensorOutcome) -> Site | None:
+    return outcome.site if isinstance(outcome, SameAs) else None
 
 
 class _Order:

@@ -220,6 +220,10 @@ class Subject:
     shape: Shape
 
     def model(self) -> nn.Module:
+        return folded(self.with_norms())
+
+    def with_norms(self) -> nn.Module:
+        """The model as it was before its batch norms were folded."""
         torch.manual_seed(0)
         model = self.build()
         with torch.no_grad():
@@ -228,7 +232,7 @@ class Subject:
                 nn.init.uniform_(norm.weight, 0.5, 1.5)
                 nn.init.normal_(norm.bias, std=0.5)
             model.train()(self.batches(1, seed=5)[0][0])
-        return folded(model.eval())
+        return model.eval()
 
     def batches(self, count: int, seed: int) -> list[tuple[Tensor, ...]]:
         generator = torch.Generator().manual_seed(seed)

@@ -162,8 +162,13 @@ def _evaluated(module: fx.GraphModule, arg: Any) -> Tensor | None:
         return value.detach()
     if not callable(arg.target):
         return None
-    values = {node: _evaluated(module, node) for node in arg.all_input_nodes}
-    if not values or any(value is None for value in values.values()):
+    values: dict[fx.Node, Tensor] = {}
+    for node in arg.all_input_nodes:
+        value_of_node = _evaluated(module, node)
+        if value_of_node is None:
+            return None  # at once: a tensor that is read along many paths would be evaluated along each
+        values[node] = value_of_node
+    if not values:
         return None
     result: Tensor = arg.target(*map_arg(arg.args, values.get), **map_arg(arg.kwargs, values.get))
     return result

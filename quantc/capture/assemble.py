@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from quantc.capture.modes import record_modes
-from quantc.capture.twins import copied_module
+from quantc.capture.twins import Tensors, copied_module
 from quantc.program import Program, attribute
 from quantc.signature import Input, Signature
 from quantc.sites import Origin
@@ -80,12 +80,14 @@ def assemble(
     constants: Mapping[str, torch.Tensor] | None = None,
     origin_of: Callable[[fx.Node], Origin | None],
     mode_source: nn.Module | None = None,
+    tensors: Tensors = Tensors.COPIED,
 ) -> Program:
-    """Build the Program. `source` holds the tensors the graph refers to, besides `constants`."""
+    """Build the Program. `source` holds the tensors the graph refers to, besides `constants`. Who only looks at the
+    program can have it share them."""
     names = names or SymbolNames()
     program = Program(
         graph,
-        _copied_root(graph, source, constants or {}),
+        _copied_root(graph, source, constants or {}, tensors),
         signature(names),
         name=name,
         method=method,
@@ -119,8 +121,12 @@ def inputs_of(placeholders: Iterable[fx.Node], leaves: Iterable[Any], names: Sym
     return tuple(rows)
 
 
-def _copied_root(graph: fx.Graph, source: nn.Module, constants: Mapping[str, torch.Tensor]) -> nn.Module:
+def _copied_root(
+    graph: fx.Graph, source: nn.Module, constants: Mapping[str, torch.Tensor], tensors: Tensors
+) -> nn.Module:
     memo: dict[int, Any] = {}
+    if tensors is Tensors.SHARED:
+        memo |= {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
     root = nn.Module()
     for name, tensor in source.named_parameters(remove_duplicate=False):
         place(root, name, _copied(tensor, memo))

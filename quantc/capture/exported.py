@@ -181,10 +181,10 @@ def origin_from_meta(node: fx.Node) -> Origin | None:
         return Origin()
     kind_name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
     file, line = user_line_of_trace(node.meta.get("stack_trace"))
-    return Origin(_clean_path(path), kind_name, file, line)
+    return Origin(clean_path(path), kind_name, file, line)
 
 
-def _clean_path(path: str) -> str:
+def clean_path(path: str) -> str:
     """`L['self'].layer1[0]` (strict) and `layer1.0@1` (second call) both name `layer1.0`."""
     path = STRICT_ROOT.sub("", CALL_INDEX.sub("", path))
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")

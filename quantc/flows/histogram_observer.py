@@ -23,6 +23,19 @@ UPSAMPLING = 16
 STEP = 1e-5
 """The share of the data that each move of the search leaves out."""
 
+_STEPS = round(1 / STEP) + 10
+FROM_BELOW: list[float] = np.add.accumulate([0.0, *[STEP] * _STEPS]).tolist()
+"""The share that is left out below after each step. Step by step, since the rounding of each sum goes into the next."""
+FROM_ABOVE: list[float] = np.subtract.accumulate([1.0, *[STEP] * _STEPS]).tolist()
+"""The share that is still in, from above."""
+
+
+def _idle_steps(start: int, content: float, total: float) -> int:
+    """The steps from above that leave every bin in: those before the first that leaves out some of `content`."""
+    indices = range(start, len(FROM_ABOVE))
+    found = bisect_left(indices, True, key=lambda index: float(np.float32(FROM_ABOVE[index] * total)) < content)
+    return min(start + found, len(FROM_ABOVE) - 1) - 1
+
 
 class HistogramObserver(UniformQuantizationObserverBase):
     """Counts the data in `bins` bins over the range so far, and narrows that range while the squared error falls."""
@@ -102,18 +115,18 @@ class HistogramObserver(UniformQuantizationObserverBase):
         """Leave out a little of the data at the end that gives up more bins for it, as long as the error falls."""
         below = torch.cumsum(self.histogram, dim=0).tolist()
         total = torch.sum(self.histogram).item()
-        alpha, beta = 0.0, 1.0
+        lost, kept = 0, 0  # how many steps were taken from below, and from above
         first, last, least = 0, self.bins - 1, float("inf")
-        while alpha < beta:
-            next_alpha, next_beta = alpha + STEP, beta - STEP
+        while first < last and FROM_BELOW[lost] < FROM_ABOVE[kept]:
             # the counts are float32, and so is what they are compared with
-            left = min(bisect_left(below, float(np.float32(next_alpha * total)), first), last)
-            right = max(bisect_right(below, float(np.float32(next_beta * total)), 0, last + 1) - 1, first)
+            left = min(bisect_left(below, float(np.float32(FROM_BELOW[lost + 1] * total)), first), last)
+            right = max(bisect_right(below, float(np.float32(FROM_ABOVE[kept + 1] * total)), 0, last + 1) - 1, first)
             if left - first > last - right:
-                tried, alpha = (left, last), next_alpha
+                tried, lost = (left, last), lost + 1
+            elif right < last:
+                tried, kept = (first, right), kept + 1
             else:
-                tried, beta = (first, right), next_beta
-            if tried == (first, last):
+                kept = _idle_steps(kept + 2, below[last], total)
                 continue
             error = self._squared_error(*tried)
             if error > least:

@@ -1,0 +1,205 @@
+"""Quantize and dequantize ops in place of observers, in one walk, in the form that torch.compile and ExecuTorch read.
+
+Scales are numbers in the call, or vectors that `get_attr` reads where there is one a channel. Every reader has a
+dequantize op of its own, with the metadata of that reader: who takes an op together with what it reads can do so. Scales
+that are found as the model runs are found once for all readers.
+"""
+
+from __future__ import annotations
+
+import copy
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.traceback import NodeSource, NodeSourceAction
+
+from quantc.decomposed import decomposed_ops
+from quantc.errors import CalibrationError
+from quantc.flows.dtypes import PER_CHANNEL, PLAIN, integer_range
+from quantc.flows.foreign import inner, is_observer
+from quantc.flows.pt2e.constants import Constants
+from quantc.flows.pt2e.observing import FROM_NODE
+
+STORED = frozenset(
+    {torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.float8_e5m2, torch.float8_e4m3fn}
+)
+"""What tensors are quantized to with scales known beforehand."""
+PORTED = ("nn_module_stack", "stack_trace", "quantization_tag")
+"""What a dequantize op has of its reader's metadata, and a quantize op of its producer's."""
+PASS_NAME = "convert_pt2e"
+QUANTIZE = ("quantized_decomposed.quantize_", "torchao.quantize_affine")
+"""How quantize ops are called: torch's, and those that observers of torchao bring."""
+SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_size.default})
+
+
+def convert_observers(module: fx.GraphModule, *, fold: bool) -> int:
+    """Put quantize and dequantize ops in place of the observers of a graph; how many observers there were."""
+    conversion = _Conversion(module)
+    for node, observer in observer_nodes(module):
+        conversion.convert(node, observer)
+    if fold:
+        conversion.fold()
+    return conversion.count
+
+
+class _Conversion:
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.graph = module.graph
+        self.constants = Constants(module)
+        self.ops = decomposed_ops()
+        self.count = 0
+        self.numbers: dict[str, int] = {}
+
+    def convert(self, node: fx.Node, observer: Any) -> None:
+        self.count += 1
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            return
+        if callable(getattr(observer, "convert", None)):
+            observer.convert(self.module, node)  # it brings its own ops
+            return
+        dtype: Any = PLAIN.get(observer.dtype, observer.dtype)
+        if getattr(observer, "is_dynamic", False):
+            self._dynamic(node, source, observer, dtype)
+        elif dtype in STORED:
+            self._static(node, source, observer, dtype)
+        elif dtype is torch.float16:
+            self._half(node, source)
+        else:
+            node.replace_all_uses_with(source)  # it observed, and nothing comes of it
+        if not node.users:
+            self.graph.erase_node(node)
+
+    # -- scales known beforehand -------------------------------------------------------------------------------
+
+    def _static(self, node: fx.Node, source: fx.Node, observer: Any, dtype: torch.dtype) -> None:
+        scale, zero_point = self._seen(node, source, observer).calculate_qparams()
+        ends = (*_range(observer), dtype)
+        with self.graph.inserting_before(node):
+            if getattr(observer, "qscheme", None) in PER_CHANNEL:
+                vectors = (self._vector("_scale_", scale), self._vector("_zero_point_", zero_point))
+                arguments: tuple[Any, ...] = (*vectors, int(observer.ch_axis), *ends)
+                quantize, dequantize = self.ops.quantize_per_channel, self.ops.dequantize_per_channel
+            else:
+                arguments = (float(scale), int(zero_point), *ends)
+                quantize, dequantize = self.ops.quantize_per_tensor, self.ops.dequantize_per_tensor
+            quantized = self._emit(quantize.default, (source, *arguments), node, source)
+            self._dequantized(node, source, dequantize.default, (quantized, *arguments))
+
+    def _seen(self, node: fx.Node, source: fx.Node, observer: Any) -> Any:
+        """An observer that has seen its tensor. A constant is shown to it now; data it must have been given."""
+        if _has_range(inner(observer)):
+            return observer
+        value = self.constants.value(source)
+        if value is None:
+            raise CalibrationError(
+                f"{node.target} has seen no data, so {source.name} has no scale",
+                where=f"{source.name}, read by {', '.join(user.name for user in node.users)}",
+                advice="run the prepared model on sample data before convert_pt2e: prepared(*inputs)",
+            )
+        shown = copy.deepcopy(observer)
+        shown(value)
+        return shown
+
+    def _vector(self, prefix: str, value: Tensor) -> fx.Node:
+        number = self.numbers.get(prefix, 0)
+        while hasattr(self.module, f"{prefix}{number}"):
+            number += 1
+        self.numbers[prefix] = number + 1
+        self.module.register_buffer(f"{prefix}{number}", value.detach().clone())
+        return self.graph.create_node("get_attr", f"{prefix}{number}")
+
+    def _dequantized(self, node: fx.Node, source: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
+        """A dequantize op for every reader; those that only ask for sizes share the first."""
+        readers = list(node.users)
+        own = [reader for reader in readers if reader.target not in SIZES] or readers[:1]
+        first: fx.Node | None = None
+        for reader in own:
+            made = self._emit(target, arguments, node, reader, _out_dtype(source))
+            reader.replace_input_with(node, made)
+            first = first or made
+        if first is not None and node.users:
+            node.replace_all_uses_with(first)
+
+    def _emit(
+        self, target: Any, args: tuple[Any, ...], node: fx.Node, like: fx.Node, kwargs: dict[str, Any] | None = None
+    ) -> fx.Node:
+        """A node that comes of an observer, with some metadata of another."""
+        made = self.graph.create_node("call_function", target, args, kwargs or {})
+        made.meta = {key: like.meta[key] for key in PORTED if key in like.meta}
+        made.meta[FROM_NODE] = [NodeSource(node, PASS_NAME, [NodeSourceAction.CREATE])]
+        return made
+
+    # -- scales found as the model runs ------------------------------------------------------------------------
+
+    def _dynamic(self, node: fx.Node, source: fx.Node, observer: Any, dtype: torch.dtype) -> None:
+        low, high = _range(observer)
+        is_symmetric = getattr(observer, "qscheme", None) is torch.per_tensor_symmetric
+        choose = self.ops.choose_qparams_symmetric if is_symmetric else self.ops.choose_qparams
+        eps = float(getattr(observer, "eps", torch.finfo(torch.float32).eps))
+        like = next((reader for reader in node.users if reader.target not in SIZES), source)
+        with self.graph.inserting_before(node):
+            chosen = self._emit(choose.tensor, (source, low, high, eps, dtype), node, like)
+            found = [self.graph.create_node("call_function", getitem, (chosen, index)) for index in (0, 1)]
+            arguments = (*found, low, high, dtype)
+            quantized = self._emit(self.ops.quantize_per_tensor.tensor, (source, *arguments), node, like)
+            target = self.ops.dequantize_per_tensor.tensor
+            made = self._emit(target, (quantized, *arguments), node, like, _out_dtype(source))
+        node.replace_all_uses_with(made)
+
+    def _half(self, node: fx.Node, source: fx.Node) -> None:
+        convert = self.ops.convert_element_type.no_fuse
+        with self.graph.inserting_before(node):
+            half = self._emit(convert, (source, torch.float16), node, source)
+            made = self._emit(convert, (half, torch.float32), node, source)
+        node.replace_all_uses_with(made)
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def fold(self) -> None:
+        """Store constants as they are quantized."""
+        number = 0
+        for node in list(self.graph.nodes):
+            if not _is_quantize(node) or (value := self.constants.value(node)) is None:
+                continue
+            while hasattr(self.module, f"_frozen_param{number}"):
+                number += 1
+            self.module.register_buffer(f"_frozen_param{number}", value)
+            with self.graph.inserting_before(node):
+                stored = self.graph.create_node("get_attr", f"_frozen_param{number}")
+            stored.meta = dict(node.meta)
+            node.replace_all_uses_with(stored)
+            self.graph.erase_node(node)
+            stored.name = node.name  # the name its quantize op had, as readers of these graphs expect
+
+
+def _is_quantize(node: fx.Node) -> bool:
+    return node.op == "call_function" and str(node.target).startswith(QUANTIZE)
+
+
+def _has_range(observer: Any) -> bool:
+    """Whether an observer knows its range; one that keeps no extremes is asked when its scale is."""
+    low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
+    if not isinstance(low, Tensor) or not isinstance(high, Tensor):
+        return True
+    return low.numel() > 0 and bool((low <= high).all())
+
+
+def _range(observer: Any) -> tuple[int, int]:
+    low, high = observer.quant_min, observer.quant_max
+    return (low, high) if low is not None and high is not None else integer_range(observer.dtype, low, high, False)
+
+
+def _out_dtype(source: fx.Node) -> dict[str, Any]:
+    value = source.meta.get("val")
+    is_narrow = isinstance(value, Tensor) and value.dtype is not torch.float32
+    return {"out_dtype": value.dtype} if is_narrow and value is not None else {}
+
+
+def observer_nodes(module: fx.GraphModule) -> list[tuple[fx.Node, Any]]:
+    """The nodes of a graph that call observers, in its order."""
+    calls = [node for node in module.graph.nodes if node.op == "call_module"]
+    return [(node, found) for node in calls if is_observer(found := module.get_submodule(str(node.target)))]

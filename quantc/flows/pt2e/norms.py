@@ -1,0 +1,162 @@
+"""Batch norms behind convolutions and linears become part of their weights, in one walk."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
+
+from quantc.errors import ModeError
+from quantc.flows.pt2e.graph_modules import store, tensor_at
+
+aten = torch.ops.aten
+CONVS = frozenset(
+    overload
+    for rank in (1, 2, 3)
+    for overload in (getattr(aten, f"conv{rank}d").default, getattr(aten, f"conv{rank}d").padding)
+)
+TRANSPOSED = frozenset({aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input})
+LINEARS = frozenset({aten.linear.default})
+INFERENCE_NORM = aten._native_batch_norm_legit_no_training.default
+NORMS = frozenset({aten.batch_norm.default, INFERENCE_NORM})
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The arguments of a batch norm."""
+
+    gamma: fx.Node | None
+    beta: fx.Node | None
+    mean: fx.Node
+    var: fx.Node
+    is_training: bool
+    momentum: float
+    eps: float
+
+
+def norm_of(node: fx.Node) -> Norm | None:
+    """What a batch norm reads; None if its statistics are not kept."""
+    _, gamma, beta, mean, var, *rest = node.args
+    is_training, momentum, eps = (False, *rest) if node.target is INFERENCE_NORM else rest[:3]
+    if not isinstance(mean, fx.Node) or not isinstance(var, fx.Node):
+        return None
+    return Norm(gamma, beta, mean, var, is_training is True, momentum, eps)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def fold_norms(module: fx.GraphModule) -> int:
+    """Fold the batch norms of an exported graph; how many there were.
+
+    A norm is folded into a convolution that nobody else reads. Where several convolutions read one weight and have
+    norms of their own, each gets a weight of its own."""
+    fold = _Fold(module)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in NORMS:
+            fold.visit(node)
+    fold.clear()
+    return fold.count
+
+
+class _Fold:
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.count = 0
+        self.made: dict[tuple[Any, ...], tuple[str, str]] = {}
+        """By what was folded: where weight and bias are."""
+        self.unread: dict[fx.Node, None] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        core, norm = node.args[0], norm_of(node)
+        if not isinstance(core, fx.Node) or norm is None or core.target not in CONVS | TRANSPOSED | LINEARS:
+            return
+        weight = core.args[1]
+        if len(core.users) != 1 or not isinstance(weight, fx.Node) or weight.op != "get_attr":
+            return
+        if core.target in LINEARS and _rank(core.args[0]) not in (None, 2):
+            return  # the norm is over axis 1, and the linear yields its features on the last one
+        if core.target in TRANSPOSED and len(core.args) > 6 and core.args[6] != 1:
+            return  # its output channels lie on no single axis of the weight
+        if norm.is_training:
+            raise ModeError(
+                f"{node.name} is in training mode: it would normalize by the batch it is given",
+                where=node.format_node() or node.name,
+                advice="export the model after model.eval(), or use prepare_qat_pt2e",
+            )
+        self._fold(node, core, weight, norm)
+
+    def _fold(self, node: fx.Node, core: fx.Node, weight: fx.Node, norm: Norm) -> None:
+        x, rest = core.args[0], core.args[3:]
+        bias = core.args[2] if len(core.args) > 2 else core.kwargs.get("bias")
+        sources = (weight, bias, norm.gamma, norm.beta, norm.mean, norm.var)
+        values = [self._tensor(source) for source in sources]
+        if any(source is not None and value is None for source, value in zip(sources, values, strict=True)):
+            return  # computed as the model runs
+        key = (core.target in TRANSPOSED, norm.eps, *(getattr(source, "target", None) for source in sources))
+        if key not in self.made:
+            self.made[key] = self._store(core, weight, bias, _folded(core, norm.eps, values))
+        targets = self.made[key]
+        fresh = [self._read(core, target, old) for target, old in zip(targets, (weight, bias), strict=True)]
+        core.args = (x, *fresh, *rest)
+        self._replace(node, core)
+        self.unread.update(dict.fromkeys(source for source in sources if isinstance(source, fx.Node)))
+        self.count += 1
+
+    def _tensor(self, source: Any) -> Tensor | None:
+        is_read = isinstance(source, fx.Node) and source.op == "get_attr"
+        return tensor_at(self.module, str(source.target)) if is_read else None
+
+    def _store(self, core: fx.Node, weight: fx.Node, bias: Any, folded: tuple[Tensor, Tensor]) -> tuple[str, str]:
+        """Where the folded tensors are put: in place of the old ones, unless others read those."""
+        name, own = str(weight.target), [weight, *([bias] if isinstance(bias, fx.Node) else [])]
+        if all(set(read.users) == {core} for read in own) and (name, f"{name}_bias") not in self.made.values():
+            targets = (name, str(bias.target) if isinstance(bias, fx.Node) else f"{name}_bias")
+        else:
+            number = 1 + sum(taken.startswith(f"{name}_folded_") for taken, _ in self.made.values())
+            targets = (f"{name}_folded_{number}", f"{name}_folded_{number}_bias")
+        for target, value in zip(targets, folded, strict=True):
+            store(self.module, target, value)
+        return targets
+
+    def _read(self, core: fx.Node, target: str, old: Any) -> fx.Node:
+        if isinstance(old, fx.Node) and old.target == target:
+            return old
+        with core.graph.inserting_before(core):
+            node = core.graph.create_node("get_attr", target)
+        value, like = tensor_at(self.module, target), core.meta.get("val")
+        mode = getattr(like, "fake_mode", None)
+        if mode is not None and value is not None:
+            node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+        return node
+
+    def _replace(self, node: fx.Node, core: fx.Node) -> None:
+        if node.target is not INFERENCE_NORM:
+            node.replace_all_uses_with(core)
+            self.unread[node] = None
+            return
+        for item in list(node.users):
+            if item.target is operator.getitem and item.args[1] == 0:
+                item.replace_all_uses_with(core)
+            self.unread[item] = None
+        self.unread[node] = None
+
+    def clear(self) -> None:
+        """Erase what nobody reads any more, readers before what they read."""
+        for node in sorted(self.unread, reverse=True):
+            if not node.users:
+                self.module.graph.erase_node(node)
+
+
+def _rank(node: Any) -> int | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value.dim() if isinstance(value, Tensor) else None
+
+
+def _folded(core: fx.Node, eps: float, values: list[Tensor | None]) -> tuple[nn.Parameter, nn.Parameter]:
+    weight, bias, gamma, beta, mean, var = values
+    if core.target in LINEARS:
+        return fuse_linear_bn_weights(weight, bias, mean, var, eps, gamma, beta)  # type: ignore[arg-type]
+    return fuse_conv_bn_weights(weight, bias, mean, var, eps, gamma, beta, core.target in TRANSPOSED)  # type: ignore[arg-type]
