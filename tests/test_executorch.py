@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import version
@@ -103,6 +104,7 @@ def test_metadata_tells_versions_config_and_source() -> None:
     assert first.config != other.config
     assert first.source != other.source
     assert [(item.name, item.dtype, item.shape) for item in first.inputs] == [("input_1", "float32", [2, 4, 8, 8])]
+    assert first.source == qc.lower(static(conv(), x), "onnx").metadata["quantc.source"], "one digest for both"
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
@@ -288,10 +290,33 @@ def test_the_delegation_says_what_fell_back_and_why() -> None:
 
 def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     quantized = static(conv(), image())
-    monkeypatch.setattr("quantc.executorch.packages.find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "executorch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "executorch", None)
     with pytest.raises(MissingDependencyError, match="executorch is not installed") as caught:
         qc.lower(quantized, "executorch")
     assert "pip install 'quantc[executorch]'" in str(caught.value)
+
+
+def test_nan_and_gradients_are_refused_also_after_inputs_that_fitted(tmp_path: Path) -> None:
+    """The delegate makes a number of NaN, where the float model yields NaN; and it has no gradients."""
+    quantized, x = static(conv(), image()), image()
+    lowered = qc.lower(quantized, "executorch")
+    lowered.save(tmp_path / "model.pte")
+    broken = x.clone()
+    broken[1, 2, 3, 3] = float("nan")
+    for made in (lowered, qc.load(tmp_path / "model.pte")):
+        assert torch.equal(made(x), lowered.run(x)[0])
+        for call in (made, made.run):
+            with pytest.raises(InputError, match="holds NaN"):
+                call(broken)
+            with pytest.raises(InputError, match="requires a gradient"):
+                call(x.clone().requires_grad_())
+        with torch.no_grad():
+            assert torch.equal(made(x.clone().requires_grad_()), made(x))
+        infinite = x.clone()
+        infinite[0, 0, 0, :2] = torch.tensor([float("inf"), -float("inf")])
+        assert float((made(infinite) - quantized(infinite)).abs().max()) < 0.05, "it goes to the ends of the grid"
 
 
 def test_programs_that_are_not_in_qdq_form_are_refused() -> None:

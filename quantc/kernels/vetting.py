@@ -25,13 +25,17 @@ def watched(program: Program) -> tuple[int, ...]:
     return tuple(index for index, kind in enumerate(kinds) if kind is not None and kind.dtype.is_floating_point)
 
 
+def has_nan(x: Tensor) -> bool:
+    """Whether a tensor holds NaN."""
+    # a sum is read faster than every number is looked at; it is NaN for infinities of both signs too
+    total = float(x.sum())
+    return total != total and bool(x.isnan().any())
+
+
 def check_numbers(leaves: Sequence[Any], watched: tuple[int, ...], signature: Signature) -> None:
     """Refuse NaN."""
     for index in watched:
-        leaf = leaves[index]
-        # a sum is read faster than every number is looked at; it is NaN for infinities of both signs too
-        total = float(leaf.sum())
-        if total != total and bool(leaf.isnan().any()):
+        if has_nan(leaves[index]):
             name = signature.inputs[index].name
             raise InputError(
                 f"input {name!r} holds NaN, for which the grid it is put on has no level",
