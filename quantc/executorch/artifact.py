@@ -102,9 +102,13 @@ class Pte:
                 raise InputError(
                     f"input {place} holds NaN, for which the grid it is put on has no level",
                     where=self._where,
-                    advice="replace NaN before the call, or quantize with mode='dynamic', which hands NaN on",
+                    advice="replace NaN before the call; the float model yields NaN for such inputs",
                 )
         return self._runs().run(inputs)
+
+    def try_out(self, inputs: Sequence[Tensor]) -> None:
+        """Run it, whatever the tensors hold: an error if the runtime cannot."""
+        self._runs().run(inputs)
 
     def _runs(self) -> Running:
         if self._running is None:

@@ -17,7 +17,8 @@ from quantc.signature import Signature
 def watched(program: Program) -> tuple[int, ...]:
     """Which of the flat inputs are looked at for NaN: the float ones, if the program has grids that were fixed before.
 
-    Such grids have no level for NaN. Grids that are found as the program runs hand it on, as float does.
+    Such grids have no level for NaN. Grids that are found as the program runs hand it on in the integer form, as float does;
+    in Q/DQ form, which runtimes outside torch read, they are quantize ops too, and what those make of NaN is a number.
     """
     if not any(is_quantize(node) for node in program.nodes()):
         return ()
@@ -40,7 +41,7 @@ def check_numbers(leaves: Sequence[Any], watched: tuple[int, ...], signature: Si
             raise InputError(
                 f"input {name!r} holds NaN, for which the grid it is put on has no level",
                 where=f"input {name!r}",
-                advice="replace NaN before the call, or quantize with mode='dynamic', which hands NaN on",
+                advice="replace NaN before the call; the float model yields NaN for such inputs",
             )
 
 
