@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import quantc as qc
 from quantc.bench.models import task_of, texts
@@ -61,10 +61,9 @@ def built_in(name: str) -> Callable[[], Made]:
 def digits() -> Made:
     model, _ = digits_cnn()
     batches, held_out = digits_data()
-    first = batches[0] if isinstance(batches[0], Tensor) else batches[0][0]
-    count = first.shape[0]
-    images = [(part,) for part in held_out.images.split(count) if len(part) == count]
-    return model, [(batch if isinstance(batch, Tensor) else batch[0],) for batch in batches], images
+    count = len(batches[0])
+    ends = range(count, len(held_out.images) + 1, count)
+    return model, [(batch,) for batch in batches], [(held_out.images[end - count : end],) for end in ends]
 
 
 def gpt() -> Made:
