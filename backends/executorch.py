@@ -30,6 +30,9 @@ WEIGHT = INT8_NARROW_WEIGHT.but(eps=SMALLEST_SCALE)
 
 after = op("relu", "clamp", args="_")
 both = {"x": "act", "y": "act", "out": "act"}
+summed = {"x": "pass", "y": "pass", "out": "act?"}
+"""A sum of what comes quantized, for those who read it so. The residual stream of a transformer, which norms read, is
+float: rounding it after every layer gains no time, and costs 6 to 7 dB."""
 image, signal = value("x", rank=4), value("x", rank=3)
 """A batch of them: the delegate takes no single ones."""
 conv_2d = op("conv2d", args="x")(image, const("w"), const("b?"))
@@ -49,7 +52,8 @@ _RULES = RuleTable(
             product("act", "weight-transposed"),
         ),
         rule("linear", linear >> optional(after), product("act")),
-        rule("add", aten.add >> optional(aten.relu), both),
+        rule("add-images", aten.add(image, value("y", rank=4)) >> optional(aten.relu), both),
+        rule("add", aten.add(value("x", rank=(1, 2, 3, 5))) >> optional(aten.relu), summed),
         rule("sub", aten.sub, both),
         rule("mul", aten.mul, both),
         rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs",)),

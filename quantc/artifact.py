@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
 
+from quantc.digests import state_digest
 from quantc.errors import QuantcError
 from quantc.program import Program, Stage
 
 
-def metadata(program: Program) -> dict[str, str]:
-    """Which quantc made it, for which backend, by which config, and of what: digests, so that two files can be told apart."""
-    plan = program.plan
-    config = "" if plan.config is None else plan.config.model_dump_json()
-    return {
-        "quantc.version": version("quantc"),
-        "quantc.program": program.name,
-        "quantc.backend": "" if plan.quantizer is None else plan.quantizer.name,
-        "quantc.config": _digest(config),
-        "quantc.source": _digest(program.dump("text")),
-    }
+@dataclass(frozen=True)
+class Provenance:
+    """Which quantc made a file, for which backend, by which config, and of what: digests, so that two can be told apart."""
+
+    quantc: str
+    """The version."""
+    program: str
+    backend: str
+    """What it was quantized for; empty if it was quantized elsewhere."""
+    config: str
+    """A digest of what the user asked for."""
+    source: str
+    """A digest of the quantized program: of its text and of its tensors. The same in whatever form it is deployed."""
+
+    @staticmethod
+    def of(program: Program) -> Provenance:
+        plan = program.plan
+        return Provenance(
+            quantc=version("quantc"),
+            program=program.name,
+            backend="" if plan.quantizer is None else plan.quantizer.name,
+            config=_digest("" if plan.config is None else plan.config.model_dump_json()),
+            source=_digest(program.dump("text"), state_digest(program.root) or ""),
+        )
 
 
-def _digest(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:16]
+def _digest(*texts: str) -> str:
+    total = sha256()
+    for text in texts:
+        total.update(text.encode())
+        total.update(b"\0")
+    return total.hexdigest()
 
 
 def check_quantized(program: Program, target: str) -> None:

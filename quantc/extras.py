@@ -14,8 +14,9 @@ def extra(module: str, name: str, purpose: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
+        missing = (error.name or module).partition(".")[0]  # it, or a package that it needs
         raise MissingDependencyError(
-            f"{module.partition('.')[0]} is not installed", where=purpose, advice=f"pip install 'quantc[{name}]'"
+            f"{missing} is not installed", where=purpose, advice=f"pip install 'quantc[{name}]'"
         ) from error
 
 

@@ -246,10 +246,18 @@ CONVS = {"a": lambda: nn.Conv2d(4, 4, 1), "b": lambda: nn.Conv2d(4, 4, 1), "last
 LINEARS = {"a": lambda: nn.Linear(8, 8), "b": lambda: nn.Linear(8, 8), "last": lambda: nn.Linear(8, 3)}
 
 SUMS = [
-    Case("conv + add + relu", "add", net(residual, images, **CONVS), "conv-add", "add", "add"),
-    Case("add + conv", "add", net(residual_swapped, images, **CONVS), "conv-add", "add", "add"),
-    Case("linear + add + relu", "add", net(residual, rows, **LINEARS), "linear-add", "add", "add"),
-    everywhere("add", "add", two_branches(torch.add), "add"),
+    Case("conv + add + relu", "add", net(residual, images, **CONVS), "conv-add", "add", "add-images"),
+    Case("add + conv", "add", net(residual_swapped, images, **CONVS), "conv-add", "add", "add-images"),
+    Case("linear + add + relu", "add", net(residual, rows, **LINEARS), "linear-add", "add"),
+    Case(
+        "linear + linear",
+        "add",
+        net(lambda self, x: self.last(self.a(x) + self.b(x)), rows, **LINEARS),
+        "linear-add",
+        "add",
+        "add",
+    ),
+    Case("add", "add", two_branches(torch.add), "add", "add", "add-images"),
     everywhere("sub", "sub", two_branches(torch.sub), "sub"),
     everywhere("mul", "mul", two_branches(torch.mul), "mul"),
     Case("add a number", "add", between(lambda x: torch.relu(x.tanh() + 0.5)), None, "add-number"),

@@ -78,8 +78,12 @@ def test_turns_alternate_and_time_what_they_call() -> None:
 
         return step
 
-    spent = take_turns({"slow": busy("slow", 0.006), "fast": busy("fast", 0.003)}, (), 3)
-    assert order[-6:] == ["slow", "fast"] * 3
+    rounds = 12
+    spent = take_turns({"slow": busy("slow", 0.006), "fast": busy("fast", 0.003)}, (), rounds)
+    turns = order[-4 * rounds :]  # in each, one call that is not timed and one that is
+    pairs = {tuple(turns[at : at + 4]) for at in range(0, len(turns), 4)}
+    assert pairs == {("slow", "slow", "fast", "fast"), ("fast", "fast", "slow", "slow")}, "each comes first at times"
+    assert {name: len(times) for name, times in spent.items()} == {"slow": rounds, "fast": rounds}
     assert all(each >= 0.006 for each in spent["slow"])
     assert 1.5 < speed(spent["slow"], spent["fast"]) < 2.5
 

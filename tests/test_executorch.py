@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import version
@@ -103,6 +104,7 @@ def test_metadata_tells_versions_config_and_source() -> None:
     assert first.config != other.config
     assert first.source != other.source
     assert [(item.name, item.dtype, item.shape) for item in first.inputs] == [("input_1", "float32", [2, 4, 8, 8])]
+    assert first.source == qc.lower(static(conv(), x), "onnx").metadata["quantc.source"], "one digest for both"
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
@@ -283,15 +285,98 @@ def test_the_delegation_says_what_fell_back_and_why() -> None:
     assert max(steps(quantized, lowered, image())) <= STEP
 
 
+# -- what ExecuTorch trips over --------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, factor: Tensor) -> Any:
+        return self.a(x) * factor
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, self.a, lambda x: self.b(x).relu(), (x,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["channels last", "transposed"])
+def test_inputs_may_lie_in_memory_in_any_order(order: str) -> None:
+    """The order of the example inputs was written into the program, and others were then read wrongly."""
+    plain = image()
+    other = plain.contiguous(memory_format=torch.channels_last)
+    if order == "transposed":
+        other = plain.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    quantized = static(nn.Sequential(conv(), nn.ReLU(), conv()), other)
+    lowered = qc.lower(quantized, "executorch")
+    for x in (plain, other):
+        assert max(steps(quantized, lowered, x)) <= STEP
+
+
+@pytest.mark.slow
+def test_numbers_branches_and_norms_of_their_own_are_deployed() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(4, 8)
+    scaled = static(Scaled(), rows, torch.tensor(2.5))
+    inputs = (rows, torch.tensor(2.5))
+    assert torch.allclose(qc.lower(scaled, "executorch")(*inputs), scaled(*inputs), atol=1e-6)
+    sides = (rows.abs(),), (-rows.abs(),)
+    branches = qc.quantize(Branches().eval(), sides[0], list(sides), "executorch").program
+    lowered = qc.lower(branches, "executorch")
+    for side in sides:
+        assert torch.allclose(lowered(*side), branches(*side), atol=1e-5)
+    norms = static(nn.Sequential(nn.BatchNorm2d(4), conv(), nn.ReLU(), nn.BatchNorm2d(4)), image())
+    assert torch.allclose(qc.lower(norms, "executorch")(image()), norms(image()), atol=1e-2)
+
+
+@pytest.mark.slow
+def test_what_lowers_and_cannot_run_is_refused_when_it_is_lowered() -> None:
+    volumes = torch.randn(1, 2, 4, 5, 6)
+    quantized = static(nn.Conv3d(2, 4, 3), volumes, allow_empty=True)
+    with pytest.raises(qc.QuantcError, match="cannot run it") as caught:
+        qc.lower(quantized, "executorch")
+    assert "aten.convolution" in str(caught.value)
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
 def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     quantized = static(conv(), image())
-    monkeypatch.setattr("quantc.executorch.packages.find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "executorch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "executorch", None)
     with pytest.raises(MissingDependencyError, match="executorch is not installed") as caught:
         qc.lower(quantized, "executorch")
     assert "pip install 'quantc[executorch]'" in str(caught.value)
+
+
+def test_nan_and_gradients_are_refused_also_after_inputs_that_fitted(tmp_path: Path) -> None:
+    """The delegate makes a number of NaN, where the float model yields NaN; and it has no gradients."""
+    quantized, x = static(conv(), image()), image()
+    lowered = qc.lower(quantized, "executorch")
+    lowered.save(tmp_path / "model.pte")
+    broken = x.clone()
+    broken[1, 2, 3, 3] = float("nan")
+    for made in (lowered, qc.load(tmp_path / "model.pte")):
+        assert torch.equal(made(x), lowered.run(x)[0])
+        for call in (made, made.run):
+            with pytest.raises(InputError, match="holds NaN"):
+                call(broken)
+            with pytest.raises(InputError, match="requires a gradient"):
+                call(x.clone().requires_grad_())
+        with torch.no_grad():
+            assert torch.equal(made(x.clone().requires_grad_()), made(x))
+        infinite = x.clone()
+        infinite[0, 0, 0, :2] = torch.tensor([float("inf"), -float("inf")])
+        assert float((made(infinite) - quantized(infinite)).abs().max()) < 0.05, "it goes to the ends of the grid"
 
 
 def test_programs_that_are_not_in_qdq_form_are_refused() -> None:

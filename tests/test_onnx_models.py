@@ -134,3 +134,14 @@ def test_lstm_tagger(mode: Any) -> None:
     assert (wanted.argmax(-1) == found.argmax(-1)).double().mean() >= 0.99
     if mode == "static":
         assert written.proto.ByteSize() <= 0.3 * sum(value.numel() * 4 for value in model.state_dict().values())
+
+
+def test_a_weight_is_stored_once() -> None:
+    """Whichever op reads it, and however often its layer is called."""
+    layer = seeded(lambda: nn.Linear(128, 128))
+    rows = seeded(lambda: torch.randn(4, 128))
+    model = nn.Sequential(layer, nn.ReLU(), layer).eval()
+    for mode, data in (("static", [rows]), ("dynamic", None), ("weight-only", None)):
+        written = qc.lower(qc.quantize(model, (rows,), data, backend="onnx", mode=mode).program, "onnx")  # type: ignore[arg-type]
+        large = [tensor for tensor in written.proto.graph.initializer if len(tensor.raw_data) >= 128 * 128]
+        assert len(large) == 1, mode

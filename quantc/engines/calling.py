@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from quantc.engines.sessions import Session
 from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
+from quantc.known_arguments import KnownArguments
 from quantc.onnx.export import Exported, Literal
 from quantc.program import Program
 from quantc.signature import Signature
@@ -23,18 +24,26 @@ class Calling:
     exported: Exported
     watched: tuple[int, ...]
     """Inputs that are looked at for NaN: engines make a number of it."""
+    known: KnownArguments = field(default_factory=KnownArguments)
 
     @staticmethod
     def of(program: Program, exported: Exported) -> Calling:
         return Calling(program.signature, exported, watched(program))
 
     def __call__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kind = KnownArguments.kind(args, kwargs)
+        leaves = args if kind in self.known else self._checked(args, kwargs)
+        check_numbers(leaves, self.watched, self.signature)
+        self.known.add(kind)
+        return self.arranged(session([leaves[index] for index in self.exported.inputs]))
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The flat inputs, which fit."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self.signature.check(leaves, spec)
         check_device(leaves, self.signature)
         check_gradients(leaves, self.signature)
-        check_numbers(leaves, self.watched, self.signature)
-        return self.arranged(session([leaves[index] for index in self.exported.inputs]))
+        return leaves
 
     def arranged(self, made: Sequence[Any]) -> Any:
         """What an engine yields, as the program has it."""

@@ -17,13 +17,13 @@ from quantc.executorch.container import sealed
 from quantc.executorch.delegation import Delegation
 from quantc.executorch.metadata import Metadata
 from quantc.executorch.running import Running
+from quantc.kernels.vetting import has_nan
+from quantc.known_arguments import KnownArguments
 from quantc.report import readable
 from quantc.signature import Signature
 from quantc.whole_file import whole_file
 
 TARGET = "executorch"
-MOST_SHAPES = 256
-"""How many shapes are remembered as fitting."""
 
 
 class Pte:
@@ -51,8 +51,11 @@ class Pte:
         self._outputs = tuple(outputs)
         """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
         self._running: Running | None = None
-        self._fitting: set[Any] = set()
-        """The shapes of arguments that are known to fit: looking at each takes as long as a small layer."""
+        self._known = KnownArguments()
+        self._rounded = tuple(
+            place for place, item in enumerate(metadata.inputs if metadata else ()) if item.is_rounded
+        )
+        """The tensors that are looked at for NaN: the delegate makes a number of it."""
 
     @property
     def target(self) -> str:
@@ -75,26 +78,37 @@ class Pte:
                 )
             made = self.run(*args)
             return made[0] if len(made) == 1 else tuple(made)
-        shapes = (
-            None if kwargs else tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in args)
-        )
-        if shapes in self._fitting and self._outputs == (...,):
-            (made,) = self._runs().run(args)
-            return pytree.tree_unflatten([made], self._signature.out_spec)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        self._signature.check(leaves, spec)
-        pairs = zip(self._signature.inputs, leaves, strict=True)
-        rest = iter(self.run(*(leaf for item, leaf in pairs if not item.is_constant)))
+        kind = KnownArguments.kind(args, kwargs)
+        if kind in self._known:
+            rest = iter(self._run(args))
+        else:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            self._signature.check(leaves, spec)
+            pairs = zip(self._signature.inputs, leaves, strict=True)
+            rest = iter(self.run(*(leaf for item, leaf in pairs if not item.is_constant)))
+            self._known.add(kind)
         flat = [next(rest) if value is ... else value for value in self._outputs]
-        if shapes is not None and None not in shapes and len(self._fitting) < MOST_SHAPES:
-            self._fitting.add(shapes)
         return pytree.tree_unflatten(flat, self._signature.out_spec)
 
-    @torch.no_grad()
     def run(self, *inputs: Tensor) -> list[Tensor]:
         """The tensors that it takes, one after the other, to those that it gives."""
         self._check(inputs)
+        return self._run(inputs)
+
+    def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run it on tensors that fit."""
+        for place in self._rounded:
+            if has_nan(inputs[place]):
+                raise InputError(
+                    f"input {place} holds NaN, for which the grid it is put on has no level",
+                    where=self._where,
+                    advice="replace NaN before the call; the float model yields NaN for such inputs",
+                )
         return self._runs().run(inputs)
+
+    def try_out(self, inputs: Sequence[Tensor]) -> None:
+        """Run it, whatever the tensors hold: an error if the runtime cannot."""
+        self._runs().run(inputs)
 
     def _runs(self) -> Running:
         if self._running is None:
@@ -113,6 +127,12 @@ class Pte:
                     f"input {place} is on {value.device}",
                     where=self._where,
                     advice="ExecuTorch runs on the CPU: x.cpu()",
+                )
+            if value.requires_grad and torch.is_grad_enabled():
+                raise InputError(
+                    f"input {place} requires a gradient, and ExecuTorch has none",
+                    where=self._where,
+                    advice="call it under torch.no_grad(), or give x.detach()",
                 )
         if self.metadata is None:
             return

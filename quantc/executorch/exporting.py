@@ -14,6 +14,7 @@ from torch.fx.graph import CodeGen
 from quantc.errors import QuantcError
 from quantc.executorch.packages import quiet
 from quantc.executorch.partitioning import give_name
+from quantc.executorch.running import in_order
 from quantc.program import Program
 from quantc.qdq import is_dequantize
 
@@ -33,7 +34,7 @@ def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str,
 
 def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
     """A program of one's own, exported. Its flat outputs are the tensors that it yields."""
-    inputs = _examples(program)
+    inputs = examples_of(program)
     for _, graph in program.graphs():
         for node in graph.nodes:
             if node.op == "call_function" and "custom" not in node.meta:
@@ -88,7 +89,7 @@ class _Swap:
         return self.new if node is self.old else node
 
 
-def _examples(program: Program) -> tuple[Tensor, ...]:
+def examples_of(program: Program) -> tuple[Tensor, ...]:
     if program.example_inputs is None:
         raise QuantcError(
             f"{program.name} has no example inputs, and ExecuTorch's exporter runs the program on some",
@@ -96,7 +97,8 @@ def _examples(program: Program) -> tuple[Tensor, ...]:
             advice="capture the model with example inputs: qc.capture(model, example_inputs)",
         )
     pairs = zip(program.example_inputs, program.signature.inputs, strict=True)
-    return tuple(leaf for leaf, item in pairs if not item.is_constant)
+    # how they lie in memory would be written into the program, which is then called with others: they lie in order
+    return tuple(in_order(leaf) for leaf, item in pairs if not item.is_constant)
 
 
 def _shapes(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Any:

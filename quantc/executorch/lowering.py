@@ -13,7 +13,7 @@ from quantc.artifact import check_quantized
 from quantc.errors import QuantcError
 from quantc.executorch.artifact import TARGET, Pte
 from quantc.executorch.delegation import delegation_of, misread
-from quantc.executorch.exporting import LARGEST, exported, size_ranges
+from quantc.executorch.exporting import LARGEST, examples_of, exported, size_ranges
 from quantc.executorch.metadata import METHOD, metadata_of
 from quantc.executorch.packages import package, quiet, unwarned
 from quantc.executorch.partitioning import held, reasons
@@ -61,10 +61,10 @@ def lower(
     except Exception as error:  # whatever ExecuTorch and its delegates raise, of any kind
         raise QuantcError(
             f"ExecuTorch cannot lower {program.name}: {str(error).strip().partition(chr(10))[0]}",
-            where=f"{type(error).__name__} in executorch.exir",
+            where="\n    ".join([f"{type(error).__name__} in executorch.exir", *_details(error)]),
             advice="leave the op it names float by config, or give other partitioners=",
         ) from error
-    return Pte(
+    made = Pte(
         bytes(content),
         metadata,
         where=f"{program.name} for ExecuTorch",
@@ -72,6 +72,27 @@ def lower(
         delegation=delegation,
         outputs=_plain_outputs(program),
     )
+    if partitioners is None:
+        _check_runs(made, own)
+    return made
+
+
+def _details(error: Exception) -> list[str]:
+    """What an exporter lists below its first line: the sizes that it does not allow, one by one."""
+    return [line.strip() for line in str(error).splitlines()[1:] if line.startswith("  - ")]
+
+
+def _check_runs(made: Pte, program: Program) -> None:
+    """Run it once. ExecuTorch lowers ops for which its kernels then have no such form, as convolutions over three axes."""
+    try:
+        made.try_out(examples_of(program))
+    except QuantcError as error:
+        others = made.delegation().others
+        raise QuantcError(
+            f"ExecuTorch lowers {program.name} and cannot run it: {error.what}",
+            where=f"on its own kernels: {', '.join(others)}" if others else "in the delegate",
+            advice="write what its kernels do not take otherwise in the model, or run the program by qc.lower(program, 'x86')",
+        ) from error
 
 
 def _restore_ranges(manager: Any) -> None:

@@ -4,14 +4,15 @@ so that any ExecuTorch runtime can ask for it."""
 from __future__ import annotations
 
 import json
-from hashlib import sha256
+from dataclasses import asdict
 from importlib.metadata import version
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from quantc.digests import state_digest
+from quantc.artifact import Provenance
 from quantc.errors import LoadError
 from quantc.frozen import faults_of
+from quantc.kernels.vetting import watched
 from quantc.program import Program
 
 METHOD = "quantc"
@@ -26,6 +27,8 @@ class InputData(BaseModel):
     name: str
     dtype: str
     shape: list[int | str]
+    is_rounded: bool = False
+    """Whether it is put on a grid that was fixed beforehand, which has no level for NaN."""
 
 
 class Metadata(BaseModel):
@@ -53,19 +56,19 @@ class Metadata(BaseModel):
 
 
 def metadata_of(program: Program, ranges: dict[str, tuple[int, int]]) -> Metadata:
-    plan = program.plan
-    config = plan.config.model_dump_json() if plan.config is not None else ""
+    rounded = watched(program)
     return Metadata(
-        quantc=version("quantc"),
+        **asdict(Provenance.of(program)),
         torch=version("torch"),
         executorch=version("executorch"),
-        program=program.name,
-        backend=plan.quantizer.name if plan.quantizer is not None else "",
-        config=_digest(config),
-        source=_digest(program.dump(), state_digest(program.root) or ""),
         inputs=[
-            InputData(name=item.name, dtype=str(item.type.dtype).removeprefix("torch."), shape=[*item.type.shape])
-            for item in program.signature.inputs
+            InputData(
+                name=item.name,
+                dtype=str(item.type.dtype).removeprefix("torch."),
+                shape=[*item.type.shape],
+                is_rounded=place in rounded,
+            )
+            for place, item in enumerate(program.signature.inputs)
             if not item.is_constant and item.type is not None
         ],
         ranges=ranges,
@@ -82,11 +85,3 @@ def read_metadata(text: str, where: str) -> Metadata:
             where=where,
             advice="write it again with qc.lower(program, 'executorch').save(path)",
         ) from error
-
-
-def _digest(*texts: str) -> str:
-    total = sha256()
-    for text in texts:
-        total.update(text.encode())
-        total.update(b"\0")
-    return total.hexdigest()

@@ -7,27 +7,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from quantc.errors import MissingDependencyError
+from quantc.extras import extra
 
 XNNPACK = "executorch.backends.xnnpack"
 
 
 def package(name: str) -> Any:
     """A module of ExecuTorch; MissingDependencyError, with the command that installs it, if there is none."""
-    if find_spec("executorch") is None:
-        raise MissingDependencyError(
-            "executorch is not installed",
-            where='qc.lower(program, "executorch")',
-            advice="pip install 'quantc[executorch]'",
-        )
     with quiet():
-        return import_module(name)
+        return extra(name, "executorch", 'qc.lower(program, "executorch")')
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import fx
 
 from quantc.executorch.packages import XNNPACK
@@ -53,13 +54,25 @@ def held(partitioners: Sequence[Any]) -> list[Any]:
     return list(partitioners)
 
 
+def _is_number(node: fx.Node) -> bool:
+    """Whether a tensor without axes goes in or comes out: XNNPACK's delegate has none, and fails on them."""
+    kinds = [near.meta.get("val") for near in (node, *node.all_input_nodes)]
+    return any(isinstance(kind, torch.Tensor) and kind.dim() == 0 for kind in kinds)
+
+
 class _Careful:
-    """A check of constraints that leaves nothing behind if it fails."""
+    """A check of constraints that leaves nothing behind if it fails.
+
+    What is in a branch or a loop is left to ExecuTorch's own kernels: the check takes it, the delegate does not look there,
+    and the op would be left without a kernel.
+    """
 
     def __init__(self, check: Any) -> None:
         self.check = check
 
     def __call__(self, node: fx.Node, exported: Any) -> bool:
+        if _is_number(node) or node.graph is not exported.graph:
+            return False
         around = [*node.all_input_nodes, *node.users]
         around += [further for near in node.users for further in near.users]
         around += [further for near in node.all_input_nodes for further in near.all_input_nodes]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quantc.errors import LoadError, QuantcError
@@ -14,6 +15,21 @@ from quantc.executorch.packages import quiet, runtime
 
 FORWARD = "forward"
 ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and copy it whole"
+
+
+def in_order(x: Tensor) -> Tensor:
+    """A tensor that lies in memory as its axes come, with the strides of such: ExecuTorch goes by these also where an axis has
+    one place, and torch calls any stride contiguous."""
+    if x.is_contiguous() and x.stride() == _strides(x.shape):
+        return x.detach()
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    found = [1]
+    for size in reversed(shape[1:]):
+        found.append(found[-1] * max(size, 1))
+    return tuple(reversed(found)) if shape else ()
 
 
 class Running:
@@ -53,7 +69,7 @@ class Running:
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """Flat inputs to flat outputs. What comes out is memory of the caller's own."""
-        plain = [value.detach().contiguous() for value in inputs]
+        plain = [in_order(value) for value in inputs]
         with self._turn:
             if self._method is None:
                 self._method = self._loaded(FORWARD)

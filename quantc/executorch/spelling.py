@@ -201,6 +201,22 @@ def _own_bias(program: Program, node: fx.Node) -> None:
         node.replace_input_with(bias, own)
 
 
+# -- norms ---------------------------------------------------------------------------------------------------------
+
+
+def _is_batch_norm(node: fx.Node) -> bool:
+    return is_op(node, "batch_norm") and not argument(node, "training")
+
+
+def _nameable(program: Program, node: fx.Node) -> None:
+    """XNNPACK makes a convolution of it, by constants that it names after these; a name that begins with a digit is lost."""
+    for source in node.all_input_nodes:
+        values = program.tensor(source) if source.op == "get_attr" else None
+        if values is not None and str(source.target)[0].isdigit():
+            own = program.constant(f"of_{node.name}_{source.target}", values.detach().clone(), before=node)
+            node.replace_input_with(source, own)
+
+
 # -- tables and layers ---------------------------------------------------------------------------------------------
 
 
@@ -240,6 +256,7 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (_is_copy_of_levels, _left_out),
     (_is_transposed, _moved),
     (_shares_bias, _own_bias),
+    (_is_batch_norm, _nameable),
     (_is_of_tensor, _signed),
     (_is_of_tensor, _clipped),
     (_is_choice_by_row, _by_row),

@@ -17,7 +17,8 @@ from quantc.signature import Signature
 def watched(program: Program) -> tuple[int, ...]:
     """Which of the flat inputs are looked at for NaN: the float ones, if the program has grids that were fixed before.
 
-    Such grids have no level for NaN. Grids that are found as the program runs hand it on, as float does.
+    Such grids have no level for NaN. Grids that are found as the program runs hand it on in the integer form, as float does;
+    in Q/DQ form, which runtimes outside torch read, they are quantize ops too, and what those make of NaN is a number.
     """
     if not any(is_quantize(node) for node in program.nodes()):
         return ()
@@ -25,18 +26,22 @@ def watched(program: Program) -> tuple[int, ...]:
     return tuple(index for index, kind in enumerate(kinds) if kind is not None and kind.dtype.is_floating_point)
 
 
+def has_nan(x: Tensor) -> bool:
+    """Whether a tensor holds NaN."""
+    # a sum is read faster than every number is looked at; it is NaN for infinities of both signs too
+    total = float(x.sum())
+    return total != total and bool(x.isnan().any())
+
+
 def check_numbers(leaves: Sequence[Any], watched: tuple[int, ...], signature: Signature) -> None:
     """Refuse NaN."""
     for index in watched:
-        leaf = leaves[index]
-        # a sum is read faster than every number is looked at; it is NaN for infinities of both signs too
-        total = float(leaf.sum())
-        if total != total and bool(leaf.isnan().any()):
+        if has_nan(leaves[index]):
             name = signature.inputs[index].name
             raise InputError(
                 f"input {name!r} holds NaN, for which the grid it is put on has no level",
                 where=f"input {name!r}",
-                advice="replace NaN before the call, or quantize with mode='dynamic', which hands NaN on",
+                advice="replace NaN before the call; the float model yields NaN for such inputs",
             )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
 
-from quantc.artifact import metadata
+from quantc.artifact import Provenance
 from quantc.dialect import argument, is_op
 from quantc.onnx.dtypes import onnx_module, onnx_type
 from quantc.onnx.profiles import Profile
@@ -55,7 +55,7 @@ def export(program: Program, profile: Profile) -> Exported:
     graph = onnx.helper.make_graph(
         translation.writer.nodes, program.name, inputs, outputs, translation.writer.initializers
     )
-    facts = {**metadata(program), "quantc.profile": profile.name}
+    facts = _facts(program, profile)
     model = onnx.helper.make_model(
         graph,
         opset_imports=[onnx.helper.make_opsetid("", OPSET)],
@@ -67,6 +67,13 @@ def export(program: Program, profile: Profile) -> Exported:
     if model.ByteSize() <= LARGEST_MESSAGE:
         onnx.checker.check_model(model, full_check=True)
     return Exported(model, taken, places)
+
+
+def _facts(program: Program, profile: Profile) -> dict[str, str]:
+    """What the file says of where it comes from."""
+    origin = asdict(Provenance.of(program))
+    found = {"version": origin.pop("quantc"), **origin, "profile": profile.name}
+    return {f"quantc.{name}": told for name, told in found.items()}
 
 
 def _value_info(name: str, kind: TensorType | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -126,16 +127,17 @@ def linear(call: Call) -> Value:
         product = call.emit("MatMul", call.tensor("x"), call.tensor("w"))
         return product if call["b"] is None else call.emit("Add", product, call.tensor("b"))
     weight = call.translation.stored(call["w"])
-    return _weighted(call, None if weight is None else weight.transposed(), turned(call, call["w"]), call["b"])
+    stored = None if weight is None else weight.transposed()
+    return _weighted(call, stored, lambda: turned(call, call["w"]), call["b"])
 
 
-def _weighted(call: Call, weight: Stored | None, w: str, bias: Any) -> str:
-    """x w + b. `weight` is behind `w` if that is stored quantized."""
+def _weighted(call: Call, weight: Stored | None, write: Callable[[], str], bias: Any) -> str:
+    """x w + b. `weight` is behind what `write` writes, if that is stored quantized; it is written once, in the form needed."""
     levels = call.translation.levels_of(call["x"]) if call.translation.profile.dynamic == "integer" else None
     if weight is not None and weight.is_bytes and levels is not None:
         product = _of_integers(call, levels, weight)
         return product if bias is None else call.emit("Add", product, call.read(bias))
-    x = call.tensor("x")
+    x, w = call.tensor("x"), write()
     if bias is None:
         return call.emit("MatMul", x, w)
     b = bias_of(call, bias, weight)
@@ -158,7 +160,7 @@ def matmul(call: Call) -> Value:
     weight = call.translation.stored(call["y"])
     if weight is None or weight.levels.dim() != 2:
         return call.emit("MatMul", call.tensor("x"), call.tensor("y"))
-    return _weighted(call, weight, call.tensor("y"), None)
+    return _weighted(call, weight, lambda: call.tensor("y"), None)
 
 
 @writes("aten.bmm.default", "aten.mm.default", "aten.mv.default", "aten.dot.default")
@@ -171,7 +173,7 @@ def plain_matmul(call: Call) -> Value:
 def addmm(call: Call) -> Value:
     weight = call.translation.stored(call["y"])
     if (call["alpha"], call["beta"]) == (1, 1) and weight is not None and weight.levels.dim() == 2:
-        return _weighted(call, weight, call.tensor("y"), call["b"])
+        return _weighted(call, weight, lambda: call.tensor("y"), call["b"])
     dtype, product = call.result.dtype, call.emit("MatMul", call.tensor("x"), call.tensor("y"))
     if call["alpha"] != 1:
         product = call.emit("Mul", product, call.writer.scalar(call["alpha"], dtype))

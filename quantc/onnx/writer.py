@@ -11,9 +11,6 @@ from torch import Tensor
 
 from quantc.onnx.dtypes import initializer, onnx_module, onnx_type
 
-LARGE = 4096
-"""Constants with more elements are not compared with others."""
-
 
 class Writer:
     """Nodes and constants in the order in which they are asked for. Names are unique."""
@@ -25,7 +22,7 @@ class Writer:
         self.scope = ""
         """What new values are named after: the node that is being written."""
         self._taken: dict[str, int] = {}
-        self._small: dict[tuple[Any, ...], str] = {}
+        self._constants: dict[tuple[Any, ...], str] = {}
 
     def name(self, hint: str) -> str:
         """A name like `hint` that nothing has yet."""
@@ -49,18 +46,13 @@ class Writer:
         return self.many(op, inputs, 1, **attributes)[0]
 
     def constant(self, value: Tensor, hint: str = "constant", kind: int | None = None) -> str:
-        """The name of a constant; small ones with the same content are one."""
-        key: tuple[Any, ...] | None = None
-        if value.numel() <= LARGE:
-            content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            key = (value.dtype, kind, tuple(value.shape), sha256(content).digest())
-            if key in self._small:
-                return self._small[key]
-        name = self.name(hint)
-        self.initializers.append(initializer(name, value, kind))
-        if key is not None:
-            self._small[key] = name
-        return name
+        """The name of a constant; those with the same content are one: a layer that is called twice is stored once."""
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        key = (value.dtype, kind, tuple(value.shape), sha256(content.data).digest())
+        if key not in self._constants:
+            self._constants[key] = self.name(hint)
+            self.initializers.append(initializer(self._constants[key], value, kind))
+        return self._constants[key]
 
     def numbers(self, values: Sequence[int]) -> str:
         """Integers as a vector: axes, sizes, steps."""

@@ -1,0 +1,36 @@
+"""Arguments like those of an earlier call: what was found to fit once is not looked at again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+MOST = 256
+"""How many kinds are remembered."""
+Kind = tuple[Any, ...]
+
+
+class KnownArguments:
+    """The types and shapes of positional tensors that are known to fit a program.
+
+    To look at each argument anew takes as long as a small layer, 40 µs a call.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: set[Kind] = set()
+
+    @staticmethod
+    def kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
+        """What has to be the same for arguments to fit as others did; None unless they are plain tensors, one after the
+        other, none of which wants a gradient."""
+        if kwargs or not all(type(x) is Tensor and not x.requires_grad for x in args):
+            return None
+        return tuple((x.shape, x.dtype, x.device) for x in args)
+
+    def __contains__(self, kind: Kind | None) -> bool:
+        return kind in self._kinds
+
+    def add(self, kind: Kind | None) -> None:
+        if kind is not None and len(self._kinds) < MOST:
+            self._kinds.add(kind)
