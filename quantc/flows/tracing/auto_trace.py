@@ -1,0 +1,413 @@
+"""Partial capture of a program while it runs.
+
+Two points are intercepted, `__torch_function__` and `torch.nn.Module.__call__`, in tracing, calibration and inference
+alike. From there the hooks of `AutoQuantizationState` are called: see `Interception.__torch_function__`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from quantc.capture.tracing import Recorder, tensors_in
+from quantc.errors import InputError
+from quantc.flows.tracing.call_sites import (
+    BOUNDARIES,
+    END,
+    FIRST_CHILD,
+    START,
+    Context,
+    Key,
+    OpSite,
+    place_of_call,
+    source_of_call,
+)
+from quantc.flows.tracing.functions import Kind, is_product, moved, opened
+from quantc.flows.tracing.quantization_state import AutoQuantizationState
+from quantc.flows.tracing.trace import Phase, Trace, Watch
+from quantc.flows.tracing.traced_tensor import Traced, answer, call_on_floats, floats_of
+from quantc.flows.tracing.units import CallFacts, Path, Unit
+from quantc.sites import Origin
+
+STATE = "_auto_quant_state"
+"""The name under which a module has its state."""
+_ACTIVE = threading.local()
+MOST_SHAPES = 256
+
+
+@dataclass(slots=True)
+class Frame:
+    """A call of a module that is running."""
+
+    state: AutoQuantizationState
+    context: Context | None
+    parent: Frame | None
+    previous: int = START
+    steps: list[int] | None = None
+    """What was called, while the model is traced."""
+
+
+class Run:
+    """One call of a model: where it is, and what it has seen. Each thread has its own."""
+
+    def __init__(self, trace: Trace, state: AutoQuantizationState, model: nn.Module) -> None:
+        self.trace = trace
+        self.frame = Frame(state, state.contexts[0] if state.contexts else None, None)
+        self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
+        self.recording: Recording | None = None
+        if trace.bound is None:
+            trace.bound = Bound(trace, model)
+        self.leaves: dict[int, str] = trace.bound.leaves
+        self.constants: dict[str, Tensor] = trace.bound.constants
+
+    def is_left_float(self, leaf: str) -> bool:
+        """Whether the config leaves a module float, so that it may be called from anywhere."""
+        return bool(leaf) and leaf in self.trace.bound.left_float
+
+    def step_name(self, number: int) -> str:
+        """A step, for messages."""
+        if number == END:
+            return "the end of forward"
+        if number < 0:
+            path = next((row.path for row in self.trace.context.walk() if row.number == number), "")
+            return f"a call of {path}"
+        site = self.trace.bound.sites[number]
+        return f"{site.name} at {site.where}"
+
+    def shape_of_result(self, unit: Unit, call: int, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+        """A tensor without numbers that has the shape of what a call would give."""
+        shapes: dict[Any, Tensor] = self.trace.bound.shapes
+        given = tuple(tuple(x.shape) for x in args if isinstance(x, Tensor))
+        found = shapes.get((call, given))
+        if found is None:
+            with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                metas = pytree.tree_map(_without_numbers, (args, kwargs))
+                made = func(*metas[0], **metas[1])
+            found = torch.zeros(()).expand(made.shape)
+            if len(shapes) < MOST_SHAPES:
+                shapes[call, given] = found
+        return found
+
+
+def _without_numbers(x: Any) -> Any:
+    return torch.empty(x.shape, device="meta") if isinstance(x, Tensor) else x
+
+
+class Bound:
+    """What a trace needs of the model it is attached to."""
+
+    def __init__(self, trace: Trace, model: nn.Module) -> None:
+        root = model
+        self.leaves = {
+            id(module): name for name, module in root.named_modules() if not isinstance(module, Intercepted) and name
+        }
+        self.constants = {
+            **dict(root.named_parameters(remove_duplicate=False)),
+            **dict(root.named_buffers(remove_duplicate=False)),
+        }
+        contexts = trace.context.walk()
+        self.sites = {site.number: site for context in contexts for site in context.ops.values()}
+        quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
+        self.left_float = {site.leaf for site in self.sites.values()} - quantized
+        self.shapes: dict[Any, Tensor] = {}
+
+
+class Interception(TorchFunctionMode):
+    """Sees every torch function that is called while a model runs."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        run = self.run
+        kwargs = kwargs or {}
+        # only some ops are quantizable; all others end here
+        kind = run.trace.kind_of(func)
+        if kind is Kind.HOOKED or (run.trace.phase is not Phase.CONVERTED and kind is not Kind.QUERY):
+            if kind is Kind.OPENED:
+                with self:
+                    return opened(func)(*args, **kwargs)
+            return self._hooked(func, args, kwargs)
+        if not types:
+            if kind is not Kind.OPENED:
+                return func(*args, **kwargs)
+        elif kind is Kind.QUERY:
+            return answer(func, args, kwargs)
+        elif kind is Kind.MOVE:
+            return moved(func, args, kwargs)
+        if kind is Kind.OPENED:
+            with self:
+                return opened(func)(*args, **kwargs)
+        return call_on_floats(func, args, kwargs)
+
+    def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self.run
+        state = run.frame.state
+        key = place_of_call(3, run.leaves)
+        if state.first_call:
+            return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
+        # raises where control flow over quantizable ops is another than was seen
+        site = state.validate_cur_op(func, args, kwargs, key, run)
+        if site is None:
+            return moved(func, args, kwargs) if run.trace.kind_of(func) is Kind.MOVE else call_on_floats(func, args, kwargs)
+        if run.trace.phase is Phase.CONVERTED:
+            args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
+            function = state.op_convert_function(func, site, run) or func
+            output = function(*args, **kwargs)
+            return state.op_convert_after_hook(func, output, args, site)
+        args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
+        output = state.op_prepare_function(func, site, run)(*args, **kwargs)
+        return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
+
+
+class Intercepted:
+    """Stands before the class of a module: its calls are seen."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state: AutoQuantizationState = self._modules[STATE]  # type: ignore[attr-defined]
+        run: Run | None = getattr(_ACTIVE, "run", None)
+        if run is None or run.trace is not state.trace:
+            return _start(self, state, args, kwargs)
+        if state.is_idle:
+            args, kwargs = state.module_before_hook(args, kwargs, run)
+            with torch._C.DisableTorchFunction():
+                return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        outer = run.frame
+        run.frame = _entered(state, outer, run)
+        try:
+            args, kwargs = state.module_before_hook(args, kwargs, run)
+            output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            return state.module_after_hook(output, run)
+        finally:
+            if run.frame.steps is not None and run.frame.context is not None:
+                run.frame.context.sequences[tuple(run.frame.steps)] = None
+            run.frame = outer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made = super().__reduce_ex__(protocol)
+        return (_same_class_again, (made[1][0].__mro__[2], *made[1][1:]), *made[2:])
+
+
+def _same_class_again(cls: type[nn.Module]) -> Any:
+    made = intercepted_class(cls)
+    return made.__new__(made)
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def intercepted_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """A class like `cls`, under the same name, whose calls are seen."""
+    if cls not in _CLASSES:
+        names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        _CLASSES[cls] = type(cls.__name__, (Intercepted, cls), names)
+    return _CLASSES[cls]
+
+
+def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
+    """The frame of a module that is called from another."""
+    steps: list[int] | None = [] if run.recording is not None else None
+    if outer.context is None:
+        return Frame(state, None, outer, steps=steps)
+    key = (*place_of_call(3, run.leaves), state.path)
+    context = outer.context.children.get(key)
+    if context is None and run.recording is not None:
+        context = run.recording.enter(outer.context, key, state)
+    if context is not None and outer.steps is not None:
+        outer.steps.append(context.number)
+    return Frame(state, context, outer, steps=steps)
+
+
+def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of the model from outside."""
+    trace = state.trace
+    if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
+        _refuse_gradients(args, kwargs)
+    run = Run(trace, state, module)
+    outer = getattr(_ACTIVE, "run", None)
+    _ACTIVE.run = run
+    try:
+        if run.watch is not None:
+            _watch_inputs(trace, run.watch, args, kwargs)
+        with Interception(run):
+            output = super(Intercepted, module).__call__(*args, **kwargs)
+        output = state.module_after_hook(output, run)
+    finally:
+        _ACTIVE.run = outer
+    if run.watch is not None:
+        trace.commit(run.watch.tally)
+    return output
+
+
+def _watch_inputs(trace: Trace, watch: Watch, args: Any, kwargs: Any) -> None:
+    leaves = pytree.tree_leaves((args, kwargs))
+    for index, groups in trace.watched.get(-1, {}).items():
+        if index < len(leaves):
+            watch.observe(groups, leaves[index], lambda index=index: f"input {index}")
+
+
+def _refuse_gradients(args: Any, kwargs: Any) -> None:
+    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs))):
+        raise InputError(
+            "an input asks for gradients, and kernels have none",
+            where="a converted model",
+            advice="call it under torch.no_grad(), or train what prepare(..., qat=True) gives",
+        )
+
+
+# -- tracing -----------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """Several runs of a model whose calls are written down."""
+
+    def __init__(self, model: nn.Module, trace: Trace) -> None:
+        self.trace = trace
+        self.recorder = Recorder(model)
+        self.types = {name: type(module).__mro__[2 if isinstance(module, Intercepted) else 0] for name, module in model.named_modules()}
+        self.paths: dict[int, tuple[Path, ...]] = {}
+        self.fixed: dict[int, tuple[tuple[Path, Any], ...]] = {}
+        self.contexts = 1
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model once; gives its result."""
+        state: AutoQuantizationState = model._modules[STATE]  # type: ignore[assignment]
+        self.trace.bound = None
+        run = Run(self.trace, state, model)
+        run.recording = self
+        run.frame.steps = []
+        self.recorder.begin(pytree.tree_leaves((args, kwargs)))
+        _ACTIVE.run = run
+        try:
+            with torch.no_grad(), Interception(run):
+                output = super(Intercepted, model).__call__(*args, **kwargs)
+        finally:
+            _ACTIVE.run = None
+            self.trace.bound = None
+        self.trace.context.sequences[tuple(run.frame.steps)] = None
+        return output
+
+    def enter(self, outer: Context, key: Key, state: AutoQuantizationState) -> Context:
+        """A module that is called from a place where it was not seen before."""
+        found = outer.around(state.path)
+        if found is None:
+            found = Context(state.path, FIRST_CHILD - self.contexts, outer)
+            self.contexts += 1
+            state.contexts.append(found)
+        outer.children[key] = found
+        return found
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Key, run: Run) -> Any:
+        """A torch function is called."""
+        output = func(*args, **kwargs)
+        given, results = (args, kwargs), tensors_in(output)
+        file, line = source_of_call(4)
+        if not results:
+            name = getattr(func, "__name__", "")
+            if name != "__set__":
+                self.recorder.read(tensors_in(given), f"{name} looks at numbers ({file.rsplit('/', 1)[-1]}:{line})")
+            if name != "__setitem__":
+                return output
+        context = run.frame.context
+        if context is None:
+            return output
+        site = context.ops.get(key)
+        if site is None:
+            leaf = str(key[0])
+            path = leaf or run.frame.state.path
+            kind = self.types.get(path, nn.Module)
+            origin = Origin(path, f"{kind.__module__}.{kind.__qualname__}", file, line)
+            call = self.recorder.see(func, given, output, origin)
+            site = OpSite(call.number, call.name, origin.source, leaf, is_product(func, args, kwargs))
+            context.ops[key] = site
+            self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)
+        else:
+            self.recorder.again(self.recorder.calls[site.number], given, output)
+        if run.frame.steps is not None:
+            run.frame.steps.append(site.number)
+        return output
+
+    def facts(self) -> tuple[CallFacts, ...]:
+        """What was seen of each call."""
+        rows = self.recorder.calls
+        return tuple(
+            CallFacts(
+                call.number,
+                call.name,
+                tuple(node.name for node in call.reads),
+                self.paths[call.number],
+                tuple(node.name if node is not None else "" for node in call.makes),
+                self.fixed[call.number],
+                call.writes_first,
+                any(node is not None and (node.users or self.recorder.is_read(node)) for node in call.makes),
+            )
+            for call in rows
+        )
+
+
+BOUNDARIES.update(function.__code__ for function in (Intercepted.__call__, _start, Recording.run))
+
+
+def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
+    """Where the tensors among the arguments of a call are, and what the others are."""
+    tensors: list[Path] = []
+    others: list[tuple[Path, Any]] = []
+    leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
+    for keys, leaf in leaves:
+        path = tuple(getattr(key, "idx", getattr(key, "key", None)) for key in keys)
+        if isinstance(leaf, Tensor):
+            tensors.append(path)
+        elif isinstance(leaf, int | float | str | bool | None):
+            others.append((path, leaf))
+    return tuple(tensors), tuple(others)
+
+
+def add_auto_observation(model: nn.Module, examples: Iterable[tuple[tuple[Any, ...], dict[str, Any]]], trace: Trace) -> Recording:
+    """Have the calls of a model intercepted, and trace it with examples: `first_call` captures, later calls observe.
+
+    Each module that holds others gets an `AutoQuantizationState` as a child; the model itself is changed."""
+    for name, module in list(model.named_modules()):
+        if name and not any(True for _ in module.children()):
+            continue  # a leaf: its calls are those of the module around it
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        state = AutoQuantizationState(trace, name, type(module).__name__)
+        module.__class__ = intercepted_class(type(module))
+        module.add_module(STATE, state)
+    root: AutoQuantizationState = model._modules[STATE]  # type: ignore[assignment]
+    root.contexts.append(trace.context)
+    recording = Recording(model, trace)
+    for args, kwargs in examples:
+        recording.last = recording.run(model, args, kwargs)
+    return recording
+
+
+def add_auto_convert(model: nn.Module, trace: Trace, program: Any) -> nn.Module:
+    """Have the intercepted calls of a model run quantized: what was prepared is put in their place."""
+    trace.converted(program)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+__all__ = [
+    "Interception",
+    "Intercepted",
+    "Recording",
+    "Run",
+    "STATE",
+    "Traced",
+    "add_auto_convert",
+    "add_auto_observation",
+    "floats_of",
+]

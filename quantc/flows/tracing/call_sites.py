@@ -1,0 +1,95 @@
+"""Where in a model a call is made: the modules it is inside of, each with the place it was called from, and the place
+of the call itself. Two turns of a loop are one place; two lines that call the same module are two."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+Key = tuple[Any, ...]
+START, END = -1, -2
+"""What comes before the first step of a module, and after its last."""
+FIRST_CHILD = -3
+BOUNDARIES: set[CodeType] = set()
+"""The code of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
+
+
+@dataclass(slots=True)
+class OpSite:
+    """A place where a torch function is called."""
+
+    number: int
+    """Of the call, in the order in which they were first made."""
+    name: str
+    where: str
+    """`model.py:12`."""
+    leaf: str = ""
+    """The module of torch.nn that makes the call, by its path."""
+    is_product: bool = False
+    """Whether it is an op that is quantized for its own sake: control flow over it is watched."""
+
+
+@dataclass(slots=True)
+class Context:
+    """A module as it is called from one place."""
+
+    path: str
+    number: int
+    parent: Context | None = None
+    ops: dict[Key, OpSite] = field(default_factory=dict)
+    children: dict[Key, Context] = field(default_factory=dict)
+    sequences: dict[tuple[int, ...], None] = field(default_factory=dict)
+    """The steps that were seen, run by run: numbers of calls, and of the modules that were called."""
+    steps: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Which steps may follow a step."""
+
+    def around(self, path: str) -> Context | None:
+        """This context or one it is inside of, if it is of the module at a path: recursion comes back to it."""
+        context: Context | None = self
+        while context is not None and context.path != path:
+            context = context.parent
+        return context
+
+    def walk(self) -> list[Context]:
+        """This context and all inside of it."""
+        found, pending = [], [self]
+        while pending:
+            context = pending.pop()
+            found.append(context)
+            pending.extend(context.children.values())
+        return found
+
+
+def place_of_call(depth: int, leaves: Mapping[int, str]) -> Key:
+    """The place of the call that is being intercepted, within the module it is made in: the module of torch.nn that makes
+    it, if one does, and the instruction in each function on the way. In recursion each function counts once."""
+    frame = sys._getframe(depth)
+    leaf = ""
+    found: list[int] = []
+    codes: list[CodeType] = []
+    while frame is not None:
+        code = frame.f_code
+        if code in BOUNDARIES:
+            break
+        if not any(code is known for known in codes):
+            codes.append(code)
+            found.append(id(code))
+            found.append(frame.f_lasti)
+            if not leaf and code.co_name == "forward":
+                leaf = leaves.get(id(frame.f_locals.get("self")), "")
+        frame = frame.f_back  # type: ignore[assignment]
+    return (leaf, *found)
+
+
+def source_of_call(depth: int) -> tuple[str, int]:
+    """The file and line of the user's code that makes the call that is being intercepted."""
+    frame = sys._getframe(depth)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if frame.f_code in BOUNDARIES or not module.startswith(("torch.", "quantc.flows.tracing")):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return "", 0

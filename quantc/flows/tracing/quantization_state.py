@@ -1,0 +1,281 @@
+"""`AutoQuantizationState`: what is known of one module, attached to it as a child, and the hooks around its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
+from quantc.flows.tracing.functions import is_product
+from quantc.flows.tracing.slicing import subgraph
+from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
+from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, call_on_floats, floats_of, to_be_fused
+from quantc.flows.tracing.units import Unit, reach
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.auto_trace import Run
+    from quantc.observe.observation import Observation
+    from quantc.program import Program
+
+MISSING = object()
+
+
+class AutoQuantizationState(nn.Module):
+    """The quantization state of its parent module: the ops that were seen in it, what is observed of them, and what runs
+    in their place. All states of a model share one trace."""
+
+    def __init__(self, trace: Trace, path: str, kind: str) -> None:
+        super().__init__()
+        self.trace = trace
+        self.path = path
+        self.kind = kind
+        """The class of the module."""
+        self.contexts: list[Context] = []
+        """The module as it is called from each place."""
+        self.is_idle = False
+        """Whether nothing in the module can be quantized, so that nothing in it is looked at."""
+        self._hooks: dict[Any, bool] = {}
+
+    # -- what it holds ---------------------------------------------------------------------------------------------
+
+    @property
+    def first_call(self) -> bool:
+        """Whether calls are being captured; later they are observed, or run quantized."""
+        return self.trace.phase is Phase.TRACING
+
+    @property
+    def calls(self) -> list[OpSite]:
+        """The places in the module where torch functions are called, in the order in which they were first seen."""
+        sites = {site.number: site for context in self.contexts for site in context.ops.values()}
+        return [sites[number] for number in sorted(sites)]
+
+    @property
+    def units(self) -> list[Unit]:
+        """The quantized ops of the module."""
+        found = [self.trace.units[site.number] for site in self.calls if site.number in self.trace.units]
+        return list({id(unit): unit for unit in found}.values())
+
+    @property
+    def subgraphs(self) -> list[Program]:
+        """The ops that were seen in the module, as programs: one for each place that it is called from."""
+        return [
+            subgraph(self.trace.held, {site.number for site in context.ops.values()}, f"{self.path}@{index}")
+            for index, context in enumerate(self.contexts)
+            if any(site.number in self.trace.units for site in context.ops.values())
+        ]
+
+    @property
+    def observers(self) -> dict[str, Observation]:
+        """The statistics of what the ops of the module read and give, by the name of the group that shares a scale."""
+        plan = self.trace.held.plan
+        names = {unit_node for unit in self.units for unit_node in unit.nodes}
+        groups = [group for group in plan.groups if any(site.node in names for site in group.places)]
+        return {group.name: plan.statistics[group.name] for group in groups if group.name in plan.statistics}
+
+    @property
+    def fake_quants(self) -> dict[str, nn.Module]:
+        """What rounds in training, by name."""
+        from quantc.program import TRAINED
+
+        holder = self.trace.held.root._modules.get(TRAINED)
+        names = {name for unit in self.units for name in unit.fake_quantizers(self.trace.held)}
+        return {name: module for name, module in holder.named_children() if name in names} if holder else {}
+
+    # -- which calls, and whether they are those that were seen ------------------------------------------------------
+
+    def cur_op_needs_hooks(self, func: Callable[..., Any]) -> bool:
+        """Whether a function may be quantized; all others run untouched."""
+        return self.trace.kind_of(func).value == "may be quantized"
+
+    def validate_cur_op(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: Key, run: Run
+    ) -> OpSite | None:
+        """The place of a call, if it is one that was seen. UnseenOpError if the model went another way to it, or never
+        was there, and it is one that is quantized."""
+        frame = run.frame
+        site = frame.context.ops.get(key) if frame.context is not None else None
+        if site is None:
+            if is_product(func, args, kwargs) and not run.is_left_float(key[0]):
+                raise self._unseen(getattr(func, "__name__", str(func)), run, key[0])
+            return None
+        if site.number in self.trace.busy:
+            self._step(site.number, f"{site.name} at {site.where}", run)
+        return site
+
+    def _step(self, number: int, seen: str, run: Run) -> None:
+        frame = run.frame
+        context = frame.context
+        if context is None:
+            return
+        if number not in context.steps.get(frame.previous, ()):
+            raise self._unseen(seen, run, "")
+        frame.previous = number
+
+    def _unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError:
+        file, line = source_of_call(4)
+        frame = run.frame
+        allowed = frame.context.steps.get(frame.previous, frozenset()) if frame.context is not None else frozenset()
+        expected = [run.step_name(number) for number in sorted(allowed)]
+        module = f"{self.path or 'the model'} ({self.kind})"
+        by = f" of {leaf}" if leaf else ""
+        return UnseenOpError(
+            f"control flow over quantizable ops that was never seen, in {module}: "
+            f"expected {' or '.join(expected) or 'no quantizable op'}, seen {seen}{by}",
+            where=f"{file.rsplit('/', 1)[-1]}:{line}",
+            advice="give prepare an example that takes this way too: prepare(model, [example, other_example]); "
+            "or leave the module float with a config",
+        )
+
+    # -- hooks around a call ---------------------------------------------------------------------------------------
+
+    def op_prepare_before_hook(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Observe what a quantized op reads. Arguments that wait to be fused stay as they are."""
+        unit = self.trace.units.get(site.number)
+        if unit is None:
+            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+        if run.watch is not None:
+            for number, path in unit.by_call.get(site.number, ()):
+                x = reach(args, kwargs, path)
+                run.watch.observe(unit.operands[number].groups, floats_of(x), lambda: f"{site.name} at {site.where}")
+        return args, kwargs
+
+    def op_prepare_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any]:
+        """The function itself, or what stands for it where several calls are one op or are trained."""
+        unit = self.trace.units.get(site.number)
+        if unit is None or not (unit.is_fused or self.trace.phase is Phase.TRAINING):
+            return lambda *args, **kwargs: call_on_floats(func, args, kwargs)
+        return lambda *args, **kwargs: self._advance(unit, site, func, args, kwargs, run)
+
+    def op_prepare_after_hook(
+        self,
+        func: Callable[..., Any],
+        output: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        site: OpSite,
+        run: Run,
+    ) -> Any:
+        """Observe what a call gave, where what is quantized reads it."""
+        watched = self.trace.watched.get(site.number)
+        if watched and run.watch is not None:
+            results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            for index, groups in watched.items():
+                if index < len(results) and not _waits(results[index]):
+                    run.watch.observe(groups, floats_of(results[index]), lambda: f"{site.name} at {site.where}")
+        return output
+
+    def op_convert_before_hook(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Check that a quantized op is given the weights it was quantized with; float ops are given floats."""
+        unit = self.trace.units.get(site.number)
+        if unit is None:
+            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+        for path, name in unit.constants_of(site.number):
+            if reach(args, kwargs, path) is not run.constants[name]:
+                raise self._unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
+        for path, value in self.trace.fixed[site.number]:
+            if reach(args, kwargs, path) != value:
+                raise self._unseen(f"{site.name} with {reach(args, kwargs, path)!r} for {value!r}", run, site.leaf)
+        return args, kwargs
+
+    def op_convert_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any] | None:
+        """What stands for a function where it is quantized: a kernel. None if the function itself is called."""
+        unit = self.trace.units.get(site.number)
+        if unit is None:
+            return None
+        return lambda *args, **kwargs: self._advance(unit, site, func, args, kwargs, run)
+
+    def op_convert_after_hook(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...], site: OpSite) -> Any:
+        """A tensor that was written in place is what it is now."""
+        unit = self.trace.units.get(site.number)
+        if unit is not None and site.number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
+            become(args[0], output)
+        return output
+
+    def _advance(
+        self, unit: Unit, site: OpSite, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, run: Run
+    ) -> Any:
+        """One call of those that a fused op is made of. The op runs when all its operands are there."""
+        call = site.number
+        if not unit.is_fused:
+            return self._run(unit, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
+        before = _waiting_for(unit, args, kwargs)
+        if call != unit.members[0] and before is None:
+            return call_on_floats(func, args, kwargs)  # called on something else than when it was recorded
+        operands = dict(before.operands) if before is not None else {}
+        for number, path in unit.by_call.get(call, ()):
+            operands[number] = reach(args, kwargs, path)
+        result = before.result if before is not None else None
+        if call == unit.trigger:
+            if len(operands) != len(unit.operands):
+                return call_on_floats(func, args, kwargs)
+            result = self._run(unit, operands)
+        if call == unit.members[-1]:
+            return result if result is not None else call_on_floats(func, args, kwargs)
+        waiting = Waiting(unit, call, func, args, kwargs, operands, result)
+        shape = result if result is not None else run.shape_of_result(unit, call, func, args, kwargs)
+        if type(shape) is Traced:
+            shape = shape.levels
+        return to_be_fused(shape.detach(), waiting)
+
+    def _run(self, unit: Unit, operands: dict[int, Any]) -> Any:
+        trace = self.trace
+        with torch._C.DisableTorchFunctionSubclass():
+            if trace.phase is Phase.CONVERTED:
+                return unit.run_quantized(trace.held, operands, trace.target)
+            return unit.run_float(trace.held, operands)
+
+    # -- hooks around the module -----------------------------------------------------------------------------------
+
+    def module_before_hook(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> tuple[Any, Any]:
+        """What a module is called with: floats, if nothing in it is quantized."""
+        if self.is_idle:
+            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+        frame = run.frame
+        if frame.context is not None and frame.context.number in self.trace.busy and frame.parent is not None:
+            parent = frame.parent
+            if parent.context is not None:
+                run.frame = parent
+                try:
+                    parent.state._step(frame.context.number, f"a call of {self.path}", run)
+                finally:
+                    run.frame = frame
+        return args, kwargs
+
+    def module_after_hook(self, output: Any, run: Run) -> Any:
+        """What a module gives: as it is to the module around it, floats to the caller of the model."""
+        if run.trace.phase is not Phase.TRACING:
+            self._step_end(run)
+        if run.frame.parent is not None:
+            return output
+        return floats_of(output) if isinstance(output, Tensor) else pytree.tree_map(floats_of, output)
+
+    def _step_end(self, run: Run) -> None:
+        if run.frame.context is not None and run.frame.context.steps:
+            self._step(END, "the end of forward", run)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.calls)} calls, {len(self.units)} quantized ops"
+
+
+def _waits(x: Any) -> bool:
+    return type(x) is Traced and x.waiting is not None
+
+
+def _waiting_for(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Waiting | None:
+    """The part of a fused op that was done before, among the arguments of the next call."""
+    found: Waiting | None = None
+    for x in (*args, *kwargs.values()):
+        if type(x) is Traced and x.waiting is not None and x.waiting.unit is unit:
+            if found is None:
+                found = x.waiting
+            else:  # two branches of one op
+                found.operands.update(x.waiting.operands)
+    return found

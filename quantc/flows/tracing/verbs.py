@@ -1,0 +1,170 @@
+"""`prepare` and `convert` of the dynamic tracing flow, and what one can ask of such a model."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from quantc import api, pipelines
+from quantc.capture.literals import name_literals
+from quantc.capture.tracing import tensors_in
+from quantc.config import QuantConfig
+from quantc.errors import CalibrationError, CaptureError, InputError, QuantcError
+from quantc.flows.tracing.auto_trace import STATE, Intercepted, Recording, add_auto_convert, add_auto_observation
+from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
+from quantc.flows.tracing.quantization_state import AutoQuantizationState
+from quantc.flows.tracing.trace import Phase, Trace
+from quantc.flows.tracing.units import Units
+from quantc.kernels.table import KERNELS
+from quantc.outcomes import FLOAT
+from quantc.passes.canonicalize import Canonicalize
+from quantc.pipeline import Pipeline
+from quantc.program import Program
+from quantc.quantizer import mode_config, quantizer_of
+
+if TYPE_CHECKING:
+    from quantc.inspect.coverage import Coverage
+    from quantc.inspect.explain import Explanation
+
+Mode = Literal["static", "dynamic", "weight-only"]
+
+
+def prepare(
+    model: nn.Module,
+    example_inputs: Any,
+    backend: Any = "x86",
+    *,
+    config: QuantConfig | None = None,
+    qat: bool = False,
+    mode: Mode = "static",
+    allow_empty: bool = False,
+) -> nn.Module:
+    """A copy of a model that is ready to be calibrated: call it with data, then `convert` it.
+
+    `example_inputs` is a tensor, a tuple of arguments, a dict of keywords, or a list of such examples: each is run once,
+    and the ways that the model takes with them are those it may take later. No line of the model is rewritten, and any
+    Python in it works. `backend`, `config` and `qat` are those of `qc.prepare`; `mode` is that of `qc.quantize`.
+    """
+    examples = _examples(example_inputs)
+    own = copy.deepcopy(model)
+    quantizer = quantizer_of(backend)
+    trace = Trace(Context("", FIRST_CHILD), _target(quantizer.name))
+    training = own.training
+    if not qat and training:
+        raise CaptureError(
+            f"{type(model).__name__} is in training mode",
+            where="static quantization is for inference",
+            advice="call model.eval() first, or give qat=True",
+        )
+    own.eval()
+    recording = add_auto_observation(own, examples, trace)
+    trace.captured = _captured(recording, type(model).__name__)
+    trace.calls, trace.reasons = recording.facts(), _why_not_stable(recording)
+    asked = mode_config(quantizer, mode) + (config or QuantConfig()) if mode != "static" else config or QuantConfig()
+    prepared = api.prepare(
+        trace.captured, backend, config=_with_whole_calls(trace, asked), qat=qat, allow_empty=allow_empty
+    )
+    trace.decided(prepared, Phase.TRAINING if qat else Phase.OBSERVING)
+    _find_idle(own, trace)
+    return own
+
+
+def _examples(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    rows = given if isinstance(given, list) else [given]
+    if not rows:
+        raise InputError("there are no examples", where="example_inputs", advice="give at least one")
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for row in rows:
+        if isinstance(row, dict):
+            found.append(((), row))
+        else:
+            found.append((row if isinstance(row, tuple) else (row,), {}))
+    return found
+
+
+def _target(name: str) -> str:
+    return name if name in KERNELS else "x86"
+
+
+def _captured(recording: Recording, name: str) -> Program:
+    program = recording.recorder.program(name, tensors_in(recording.last))
+    Pipeline((Canonicalize(),)).run(program)
+    name_literals(program)
+    return program
+
+
+def _why_not_stable(recording: Recording) -> tuple[str, ...]:
+    repeated = [f"{call.name} was called {call.times} times" for call in recording.recorder.calls if call.times > 1]
+    return tuple(dict.fromkeys([*recording.recorder.reasons, *repeated]))
+
+
+def _with_whole_calls(trace: Trace, config: QuantConfig) -> QuantConfig:
+    """Leave float what one call of the model became several ops of: they cannot be run apart."""
+    tidy = pipelines.inference().run_on_copy(trace.captured)
+    for name in Units(tidy, trace.calls).several():
+        config = config.set_node(name, FLOAT)
+    return config
+
+
+def _find_idle(model: nn.Module, trace: Trace) -> None:
+    """Modules in which nothing can be quantized are not looked into."""
+    for _, module in model.named_modules():
+        if not isinstance(module, Intercepted) or not isinstance(module, nn.Module):
+            continue
+        state = _state(module)
+        within = [child for child in module.modules() if isinstance(child, AutoQuantizationState)]
+        seen = any(site.number in trace.units or site.is_product for child in within for site in child.calls)
+        state.is_idle = not seen and bool(state.path) and not any(True for _ in module.parameters())
+
+
+def _state(model: nn.Module) -> AutoQuantizationState:
+    found = model._modules.get(STATE) if isinstance(model, nn.Module) else None
+    if not isinstance(found, AutoQuantizationState):
+        raise QuantcError(
+            f"{type(model).__name__} was not prepared by this flow",
+            where="quantc.flows.tracing",
+            advice="call prepare(model, example_inputs) first",
+        )
+    return found
+
+
+def convert(prepared: nn.Module) -> nn.Module:
+    """The quantized model: a copy of what was prepared and calibrated, whose quantizable ops run on int8 kernels."""
+    trace = _state(prepared).trace
+    if trace.phase is Phase.CONVERTED:
+        raise QuantcError("the model is converted already", advice="convert what prepare gave")
+    quantized = api.convert(trace.held)
+    own = copy.deepcopy(prepared)
+    own.eval()
+    return add_auto_convert(own, _state(own).trace, quantized)
+
+
+def to_program(model: nn.Module) -> Program:
+    """The recorded calls as a normal Program, to prepare or lower like any other. CaptureError if the trace is not
+    stable: if Python looked at numbers, or a call was made more than once from one place."""
+    trace = _state(model).trace
+    if trace.reasons:
+        raise CaptureError(
+            f"the trace of {type(model).__name__} is not stable: {trace.reasons[0]}",
+            where="; ".join(trace.reasons[:5]),
+            advice="use the model as it is: convert(prepared)",
+        )
+    program = trace.captured if trace.phase is Phase.TRACING else trace.held
+    return program.clone()
+
+
+def coverage(model: nn.Module) -> Coverage:
+    """What became of every op that was seen."""
+    return _state(model).trace.held.coverage()
+
+
+def explain(model: nn.Module, node: fx.Node | str) -> Explanation:
+    """What became of one op, and why."""
+    return _state(model).trace.held.explain(node)
+
+
+__all__ = ["CalibrationError", "Mode", "Tensor", "convert", "coverage", "explain", "prepare", "pytree", "to_program", "torch"]
