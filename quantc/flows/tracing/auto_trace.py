@@ -7,7 +7,7 @@ alike. From there the hooks of `AutoQuantizationState` are called: see `Intercep
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +137,8 @@ class Interception(TorchFunctionMode):
             if kind is Kind.OPENED:
                 with self:
                     return opened(func)(*args, **kwargs)
-            return self._hooked(func, args, kwargs)
+            with torch._C.DisableTorchFunctionSubclass():
+                return self._hooked(func, args, kwargs)
         if not types:
             if kind is not Kind.OPENED:
                 return func(*args, **kwargs)
@@ -193,9 +194,29 @@ class Intercepted:
                 run.frame.context.sequences[tuple(run.frame.steps)] = None
             run.frame = outer
 
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The children that the module had before: models go through them to call them."""
+        rows: Iterable[tuple[str, nn.Module]] = super().named_children()  # type: ignore[misc]
+        return (row for row in rows if row[0] != STATE)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
-        return (_same_class_again, (made[1][0].__mro__[2], *made[1][1:]), *made[2:])
+        return (_same_class_again, (own_class(made[1][0]), *made[1][1:]), *made[2:])
+
+
+class InterceptedSequential(Intercepted):
+    """The same for `nn.Sequential`, which calls all of its children."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter([child for _, child in self.named_children()])
+
+    def __len__(self) -> int:
+        return len(self._modules) - 1  # type: ignore[attr-defined]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return nn.Sequential(*list(self)[index])
+        return super().__getitem__(index)  # type: ignore[misc]
 
 
 def _same_class_again(cls: type[nn.Module]) -> Any:
@@ -210,8 +231,14 @@ def intercepted_class(cls: type[nn.Module]) -> type[nn.Module]:
     """A class like `cls`, under the same name, whose calls are seen."""
     if cls not in _CLASSES:
         names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-        _CLASSES[cls] = type(cls.__name__, (Intercepted, cls), names)
+        before = InterceptedSequential if issubclass(cls, nn.Sequential) else Intercepted
+        _CLASSES[cls] = type(cls.__name__, (before, cls), names)
     return _CLASSES[cls]
+
+
+def own_class(cls: type) -> type:
+    """The class that a module had before it was intercepted."""
+    return next(base for base in cls.__mro__ if not issubclass(base, Intercepted)) if issubclass(cls, Intercepted) else cls
 
 
 def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
@@ -274,7 +301,7 @@ class Recording:
     def __init__(self, model: nn.Module, trace: Trace) -> None:
         self.trace = trace
         self.recorder = Recorder(model)
-        self.types = {name: type(module).__mro__[2 if isinstance(module, Intercepted) else 0] for name, module in model.named_modules()}
+        self.types = {name: own_class(type(module)) for name, module in model.named_modules()}
         self.paths: dict[int, tuple[Path, ...]] = {}
         self.fixed: dict[int, tuple[tuple[Path, Any], ...]] = {}
         self.contexts = 1
@@ -355,7 +382,7 @@ class Recording:
         )
 
 
-BOUNDARIES.update(function.__code__ for function in (Intercepted.__call__, _start, Recording.run))
+BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start, Recording.run))
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
@@ -379,8 +406,8 @@ def add_auto_observation(model: nn.Module, examples: Iterable[tuple[tuple[Any, .
     for name, module in list(model.named_modules()):
         if name and not any(True for _ in module.children()):
             continue  # a leaf: its calls are those of the module around it
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
+        if isinstance(module, nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule):
+            continue  # never called, or not Python
         state = AutoQuantizationState(trace, name, type(module).__name__)
         module.__class__ = intercepted_class(type(module))
         module.add_module(STATE, state)

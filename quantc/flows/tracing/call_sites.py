@@ -6,15 +6,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
 Key = tuple[Any, ...]
 START, END = -1, -2
 """What comes before the first step of a module, and after its last."""
 FIRST_CHILD = -3
-BOUNDARIES: set[CodeType] = set()
-"""The code of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
+BOUNDARIES: set[int] = set()
+"""The code, by id, of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
 
 
 @dataclass(slots=True)
@@ -68,20 +67,19 @@ def place_of_call(depth: int, leaves: Mapping[int, str]) -> Key:
     it, if one does, and the instruction in each function on the way. In recursion each function counts once."""
     frame = sys._getframe(depth)
     leaf = ""
-    found: list[int] = []
-    codes: list[CodeType] = []
+    found: list[Any] = [leaf]
     while frame is not None:
         code = frame.f_code
-        if code in BOUNDARIES:
+        number = id(code)
+        if number in BOUNDARIES:
             break
-        if not any(code is known for known in codes):
-            codes.append(code)
-            found.append(id(code))
+        if number not in found:
+            found.append(number)
             found.append(frame.f_lasti)
             if not leaf and code.co_name == "forward":
-                leaf = leaves.get(id(frame.f_locals.get("self")), "")
+                leaf = found[0] = leaves.get(id(frame.f_locals.get("self")), "")
         frame = frame.f_back  # type: ignore[assignment]
-    return (leaf, *found)
+    return tuple(found)
 
 
 def source_of_call(depth: int) -> tuple[str, int]:
@@ -89,7 +87,7 @@ def source_of_call(depth: int) -> tuple[str, int]:
     frame = sys._getframe(depth)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if frame.f_code in BOUNDARIES or not module.startswith(("torch.", "quantc.flows.tracing")):
+        if id(frame.f_code) in BOUNDARIES or not module.startswith(("torch.", "quantc.flows.tracing")):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return "", 0
