@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -54,6 +55,16 @@ class Frame:
     """What was called, while the model is traced."""
 
 
+@dataclass(slots=True)
+class LeafCall:
+    """A call of a module of torch.nn, which holds no others."""
+
+    path: str
+    key: Key
+    count: int = 0
+    """How many torch functions it has called."""
+
+
 class Run:
     """One call of a model: where it is, and what it has seen. Each thread has its own."""
 
@@ -62,10 +73,20 @@ class Run:
         self.frame = Frame(state, state.contexts[0] if state.contexts else None, None)
         self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
         self.recording: Recording | None = None
+        self.is_quick = trace.phase is Phase.CONVERTED
+        """Whether modules of torch.nn need not be called where a kernel does their work."""
+        self.leaf: LeafCall | None = None
         if trace.bound is None:
             trace.bound = Bound(trace, model)
-        self.leaves: dict[int, str] = trace.bound.leaves
         self.constants: dict[str, Tensor] = trace.bound.constants
+
+    def key(self, depth: int) -> Key:
+        """The place of the torch function that is called."""
+        leaf = self.leaf
+        if leaf is None:
+            return ("", *place_of_call(depth + 1))
+        leaf.count += 1
+        return (leaf.path, *leaf.key, leaf.count)
 
     def is_left_float(self, leaf: str) -> bool:
         """Whether the config leaves a module float, so that it may be called from anywhere."""
@@ -84,33 +105,30 @@ class Run:
     def shape_of_result(self, unit: Unit, call: int, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
         """A tensor without numbers that has the shape of what a call would give."""
         shapes: dict[Any, Tensor] = self.trace.bound.shapes
-        given = tuple(tuple(x.shape) for x in args if isinstance(x, Tensor))
+        given = args[0].shape
         found = shapes.get((call, given))
         if found is None:
-            with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            fakes = FakeTensorMode(allow_non_fake_inputs=True)
+            with torch._C.DisableTorchFunction(), torch.no_grad(), torch.inference_mode(False), fakes:
                 metas = pytree.tree_map(_without_numbers, (args, kwargs))
-                made = func(*metas[0], **metas[1])
-            found = torch.zeros(()).expand(made.shape)
+                shape = func(*metas[0], **metas[1]).shape
+            found = torch.zeros(()).expand(tuple(shape))
             if len(shapes) < MOST_SHAPES:
                 shapes[call, given] = found
         return found
 
 
 def _without_numbers(x: Any) -> Any:
-    return torch.empty(x.shape, device="meta") if isinstance(x, Tensor) else x
+    return torch.empty(tuple(x.shape)) if isinstance(x, Tensor) else x
 
 
 class Bound:
     """What a trace needs of the model it is attached to."""
 
     def __init__(self, trace: Trace, model: nn.Module) -> None:
-        root = model
-        self.leaves = {
-            id(module): name for name, module in root.named_modules() if not isinstance(module, Intercepted) and name
-        }
         self.constants = {
-            **dict(root.named_parameters(remove_duplicate=False)),
-            **dict(root.named_buffers(remove_duplicate=False)),
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
         }
         contexts = trace.context.walk()
         self.sites = {site.number: site for context in contexts for site in context.ops.values()}
@@ -154,7 +172,7 @@ class Interception(TorchFunctionMode):
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
-        key = place_of_call(3, run.leaves)
+        key = run.key(3)
         if state.first_call:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
         # raises where control flow over quantizable ops is another than was seen
@@ -204,6 +222,28 @@ class Intercepted:
         return (_same_class_again, (own_class(made[1][0]), *made[1][1:]), *made[2:])
 
 
+class InterceptedLeaf(Intercepted):
+    """Stands before the class of a module of torch.nn that holds no others. It has no state: its calls are those of the
+    module around it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run: Run | None = getattr(_ACTIVE, "run", None)
+        if run is None:
+            return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
+        key = place_of_call(2)
+        if run.is_quick and len(args) == 1 and not kwargs and run.frame.context is not None:
+            site = run.frame.context.ops.get((self._auto_quant_path, *key, 1))  # type: ignore[attr-defined]
+            unit = run.trace.alone.get(site.number) if site is not None else None
+            if unit is not None and not self._forward_hooks and not self._forward_pre_hooks:  # type: ignore[attr-defined]
+                with torch._C.DisableTorchFunction():
+                    return run.frame.state.leaf_convert(self, unit, site, args, run)
+        before, run.leaf = run.leaf, LeafCall(self._auto_quant_path, key)  # type: ignore[attr-defined]
+        try:
+            return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            run.leaf = before
+
+
 class InterceptedSequential(Intercepted):
     """The same for `nn.Sequential`, which calls all of its children."""
 
@@ -232,8 +272,17 @@ def intercepted_class(cls: type[nn.Module]) -> type[nn.Module]:
     if cls not in _CLASSES:
         names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
         before = InterceptedSequential if issubclass(cls, nn.Sequential) else Intercepted
+        if is_leaf_class(cls):
+            before = InterceptedLeaf
         _CLASSES[cls] = type(cls.__name__, (before, cls), names)
     return _CLASSES[cls]
+
+
+def is_leaf_class(cls: type) -> bool:
+    """Whether a class is one of torch.nn's own that makes its calls itself."""
+    holds_others = (nn.Sequential, nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
+    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    return cls.__module__.startswith("torch.nn.modules") and not issubclass(cls, holds_others + layers)
 
 
 def own_class(cls: type) -> type:
@@ -246,7 +295,7 @@ def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
     steps: list[int] | None = [] if run.recording is not None else None
     if outer.context is None:
         return Frame(state, None, outer, steps=steps)
-    key = (*place_of_call(3, run.leaves), state.path)
+    key = (*place_of_call(3), state.path)
     context = outer.context.children.get(key)
     if context is None and run.recording is not None:
         context = run.recording.enter(outer.context, key, state)
@@ -404,10 +453,12 @@ def add_auto_observation(model: nn.Module, examples: Iterable[tuple[tuple[Any, .
 
     Each module that holds others gets an `AutoQuantizationState` as a child; the model itself is changed."""
     for name, module in list(model.named_modules()):
-        if name and not any(True for _ in module.children()):
-            continue  # a leaf: its calls are those of the module around it
         if isinstance(module, nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule):
             continue  # never called, or not Python
+        if name and is_leaf_class(type(module)):
+            module.__class__ = intercepted_class(type(module))
+            object.__setattr__(module, "_auto_quant_path", name)
+            continue  # its calls are those of the module around it
         state = AutoQuantizationState(trace, name, type(module).__name__)
         module.__class__ = intercepted_class(type(module))
         module.add_module(STATE, state)

@@ -4,7 +4,6 @@ of the call itself. Two turns of a loop are one place; two lines that call the s
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,22 +61,18 @@ class Context:
         return found
 
 
-def place_of_call(depth: int, leaves: Mapping[int, str]) -> Key:
-    """The place of the call that is being intercepted, within the module it is made in: the module of torch.nn that makes
-    it, if one does, and the instruction in each function on the way. In recursion each function counts once."""
+def place_of_call(depth: int) -> Key:
+    """The place of the call that is being intercepted, within the module it is made in: the instruction in each function
+    on the way. In recursion each function counts once."""
     frame = sys._getframe(depth)
-    leaf = ""
-    found: list[Any] = [leaf]
+    found: list[int] = []
     while frame is not None:
-        code = frame.f_code
-        number = id(code)
+        number = id(frame.f_code)
         if number in BOUNDARIES:
             break
         if number not in found:
             found.append(number)
             found.append(frame.f_lasti)
-            if not leaf and code.co_name == "forward":
-                leaf = found[0] = leaves.get(id(frame.f_locals.get("self")), "")
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(found)
 

@@ -116,7 +116,7 @@ class AutoQuantizationState(nn.Module):
         frame.previous = number
 
     def _unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError:
-        file, line = source_of_call(4)
+        file, line = source_of_call(3)
         frame = run.frame
         allowed = frame.context.steps.get(frame.previous, frozenset()) if frame.context is not None else frozenset()
         expected = [run.step_name(number) for number in sorted(allowed)]
@@ -199,6 +199,16 @@ class AutoQuantizationState(nn.Module):
             become(args[0], output)
         return output
 
+    def leaf_convert(self, leaf: Any, unit: Unit, site: OpSite, args: tuple[Any, ...], run: Run) -> Any:
+        """A module of torch.nn whose one call is quantized: it need not be called itself."""
+        number = site.number
+        if number in self.trace.busy:
+            self._step(number, f"{site.name} at {site.where}", run)
+        output = self._advance(unit, site, leaf.forward, args, {}, run)
+        if number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
+            become(args[0], output)
+        return output
+
     def _advance(
         self, unit: Unit, site: OpSite, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, run: Run
     ) -> Any:
@@ -206,6 +216,13 @@ class AutoQuantizationState(nn.Module):
         call = site.number
         if not unit.is_fused:
             return self._run(unit, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
+        first = args[0] if args else None
+        waiting = first.waiting if type(first) is Traced else None
+        if call > unit.trigger and waiting is not None and waiting.unit is unit and waiting.result is not None:
+            if call == unit.members[-1]:
+                return waiting.result
+            inside = Waiting(unit, call, func, args, kwargs, waiting.operands, waiting.result)
+            return to_be_fused(_body(waiting.result), inside)
         before = _waiting_for(unit, args, kwargs)
         if call != unit.members[0] and before is None:
             return call_on_floats(func, args, kwargs)  # called on something else than when it was recorded
@@ -220,10 +237,8 @@ class AutoQuantizationState(nn.Module):
         if call == unit.members[-1]:
             return result if result is not None else call_on_floats(func, args, kwargs)
         waiting = Waiting(unit, call, func, args, kwargs, operands, result)
-        shape = result if result is not None else run.shape_of_result(unit, call, func, args, kwargs)
-        if type(shape) is Traced:
-            shape = shape.levels
-        return to_be_fused(shape.detach(), waiting)
+        shape = _body(result) if result is not None else run.shape_of_result(unit, call, func, args, kwargs)
+        return to_be_fused(shape, waiting)
 
     def _run(self, unit: Unit, operands: dict[int, Any]) -> Any:
         trace = self.trace
@@ -263,6 +278,11 @@ class AutoQuantizationState(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.calls)} calls, {len(self.units)} quantized ops"
+
+
+def _body(x: Any) -> Any:
+    """A plain tensor of the same shape."""
+    return x.levels if type(x) is Traced else x
 
 
 def _waits(x: Any) -> bool:

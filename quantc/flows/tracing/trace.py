@@ -88,6 +88,14 @@ class Trace:
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
         self._find_shared_rounding()
+        self.alone = {
+            number: unit
+            for number, unit in self.units.items()
+            if all(path == (0, 0) for _, path in unit.by_call.get(number, ())) and number not in unit.in_place - set(unit.members[1:])
+        }
+
+    alone: dict[int, Unit] = {}
+    """The calls whose only operand, if they have one, comes first."""
 
     def _find_shared_rounding(self) -> None:
         readers: dict[tuple[str, Any], int] = {}
@@ -185,7 +193,7 @@ def _copied_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
     for number, unit in units.items():
         if id(unit) not in copies:
             twin = copy.copy(unit)
-            twin.computes, twin._building = {}, threading.Lock()
+            twin.computes, twin.direct, twin._building = {}, None, threading.Lock()
             copies[id(unit)] = twin
         made[number] = copies[id(unit)]
     return made

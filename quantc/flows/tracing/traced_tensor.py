@@ -123,11 +123,18 @@ def _floats(x: Traced) -> Tensor:
     return made
 
 
+def float32_of(x: Any) -> Any:
+    """What a kernel reads: autocast may have made it of another float type."""
+    floats = floats_of(x)
+    is_other = isinstance(floats, Tensor) and floats.is_floating_point() and floats.dtype is not torch.float32
+    return floats.float() if is_other else floats
+
+
 def levels_on(x: Any, grid: Grid) -> Tensor:
     """The bytes of a tensor on a grid: as they are, or rounded."""
     if type(x) is Traced and x.levels is not None and x.grid == grid:
         return x.levels
-    floats = floats_of(x)
+    floats = float32_of(x)
     held = getattr(floats, "_quantc_levels", None)
     if held is not None and held[0] == grid and held[1] == floats._version:
         return held[2]  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from quantc.capture.tracing import SeenAt
 from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
-from quantc.flows.tracing.traced_tensor import Grid, Traced, floats_of, levels_on, on_grid
+from quantc.flows.tracing.traced_tensor import Grid, Traced, float32_of, floats_of, levels_on, on_grid
 from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
 from quantc.plan import Part
@@ -133,6 +133,7 @@ class Unit:
         self.grids = tuple(grids.get(operand.value) for operand in self.operands)
         self.out_grid = grid_made(nodes[self.root])
         self.computes.clear()
+        self.direct = None
 
     def compute(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         """What computes it from operands in the form they are given in."""
@@ -167,24 +168,39 @@ class Unit:
     def run_quantized(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
         """Compute it on a kernel. Bytes are read as they come; floats are rounded, by the kernel if nobody else reads
         them."""
+        direct = self.direct
+        if direct is not None:
+            levels = []
+            for x, grid in zip((operands[0], operands[1]) if len(operands) == 2 else (operands[0],), self.grids, strict=True):
+                if type(x) is not Traced or x.grid != grid:
+                    break
+                levels.append(x.levels)
+            else:
+                made = direct(*levels)
+                return made if self.out_grid is None else on_grid(made, self.out_grid)
+        return self._run_as_given(program, operands, target)
+
+    def _run_as_given(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
         values: dict[str, Any] = {}
-        forms: list[Grid | None] = []
+        forms: dict[str, Grid | None] = {}
         for number, (operand, grid) in enumerate(zip(self.operands, self.grids, strict=True)):
             x = operands[number]
             if operand.value in values:
-                forms.append(forms[[row.value for row in self.operands].index(operand.value)])
-            elif grid is None:
-                values[operand.value] = floats_of(x)
-                forms.append(None)
-            elif (type(x) is Traced and x.grid is not None) or self.shares_rounding[number]:
-                values[operand.value] = levels_on(x, grid)
-                forms.append(grid)
+                continue
+            comes_as_bytes = grid is not None and type(x) is Traced and x.grid is not None
+            if grid is not None and (comes_as_bytes or self.shares_rounding[number]):
+                values[operand.value], forms[operand.value] = levels_on(x, grid), grid
             else:
-                values[operand.value] = floats_of(x)
-                forms.append(None)
-        made = self.compute(program, tuple(forms), target).forward(*values.values())
+                values[operand.value], forms[operand.value] = float32_of(x), None
+        given = tuple(forms[operand.value] for operand in self.operands)
+        compute = self.compute(program, given, target)
+        if given == self.grids and len(values) == len(self.operands) <= 2 and None not in given:
+            self.direct = compute.direct
+        made = compute.forward(*values.values())
         return made if self.out_grid is None else on_grid(made, self.out_grid)
 
+    direct: Any = None
+    """What computes it from bytes on its grids, where one or two are all it reads."""
     shares_rounding: tuple[bool, ...] = ()
     """For each operand: whether other ops read the same tensor on the same grid."""
 

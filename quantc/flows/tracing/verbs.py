@@ -14,7 +14,7 @@ from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, CaptureError, InputError, QuantcError
-from quantc.flows.tracing.auto_trace import STATE, Intercepted, Recording, add_auto_convert, add_auto_observation
+from quantc.flows.tracing.auto_trace import STATE, InterceptedLeaf, Recording, add_auto_convert, add_auto_observation, own_class
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace
@@ -112,8 +112,11 @@ def _with_whole_calls(trace: Trace, config: QuantConfig) -> QuantConfig:
 
 def _find_idle(model: nn.Module, trace: Trace) -> None:
     """Modules in which nothing can be quantized are not looked into."""
-    for _, module in model.named_modules():
-        if not isinstance(module, Intercepted) or not isinstance(module, nn.Module):
+    busy = {site.leaf for context in trace.context.walk() for site in context.ops.values() if site.number in trace.units}
+    for name, module in model.named_modules():
+        if isinstance(module, InterceptedLeaf) and name not in busy and not module._parameters:  # type: ignore[attr-defined]
+            module.__class__ = own_class(type(module))
+        if STATE not in module._modules:
             continue
         state = _state(module)
         within = [child for child in module.modules() if isinstance(child, AutoQuantizationState)]
