@@ -40,6 +40,8 @@ from quantc.sites import Origin
 STATE = "_auto_quant_state"
 """The name under which a module has its state."""
 _ACTIVE = threading.local()
+_HOOKS: Any = torch.nn.modules.module
+_WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
 MOST_SHAPES = 256
 
 
@@ -189,6 +191,20 @@ class Interception(TorchFunctionMode):
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
 
 
+def has_hooks(module: Any) -> bool:
+    """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _HOOKS._global_forward_hooks
+        or _HOOKS._global_forward_pre_hooks
+        or _HOOKS._global_backward_hooks
+        or _HOOKS._global_backward_pre_hooks
+    )
+
+
 class Intercepted:
     """Stands before the class of a module: its calls are seen."""
 
@@ -205,7 +221,10 @@ class Intercepted:
         run.frame = _entered(state, outer, run)
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
-            output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            if has_hooks(self):
+                output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            else:
+                output = self.forward(*args, **kwargs)  # type: ignore[attr-defined]
             return state.module_after_hook(output, run)
         finally:
             if run.frame.steps is not None and run.frame.context is not None:
@@ -231,12 +250,16 @@ class InterceptedLeaf(Intercepted):
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         key = place_of_call(2)
-        if run.is_quick and len(args) == 1 and not kwargs and run.frame.context is not None:
-            site = run.frame.context.ops.get((self._auto_quant_path, *key, 1))  # type: ignore[attr-defined]
-            unit = run.trace.alone.get(site.number) if site is not None else None
-            if unit is not None and not self._forward_hooks and not self._forward_pre_hooks:  # type: ignore[attr-defined]
-                with torch._C.DisableTorchFunction():
-                    return run.frame.state.leaf_convert(self, unit, site, args, run)
+        frame = run.frame
+        if run.is_quick and len(args) == 1 and not kwargs and frame.context is not None:
+            quick = frame.context.quick.get((self._auto_quant_path, *key, 1))  # type: ignore[attr-defined]
+            if quick is not None and not has_hooks(self):
+                if quick.number not in frame.context.steps.get(frame.previous, ()) and quick.is_watched:
+                    raise frame.state.unseen(f"{quick.site.name} at {quick.site.where}", run, "")
+                if quick.is_watched:
+                    frame.previous = quick.number
+                with _WITHOUT_INTERCEPTION():
+                    return quick.call(self, args, run)
         before, run.leaf = run.leaf, LeafCall(self._auto_quant_path, key)  # type: ignore[attr-defined]
         try:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]

@@ -7,12 +7,19 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 Key = tuple[Any, ...]
 START, END = -1, -2
 """What comes before the first step of a module, and after its last."""
 FIRST_CHILD = -3
 BOUNDARIES: set[int] = set()
 """The code, by id, of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
+
+SKIPPED: frozenset[int] = frozenset(
+    id(function.__code__) for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)
+)
+"""The code, by id, through which a module calls its `forward` if it has hooks."""
 
 
 @dataclass(slots=True)
@@ -44,6 +51,9 @@ class Context:
     steps: dict[int, frozenset[int]] = field(default_factory=dict)
     """Which steps may follow a step."""
 
+    quick: dict[Key, Any] = field(default_factory=dict)
+    """What modules of torch.nn that are called in it run instead, once it is converted."""
+
     def around(self, path: str) -> Context | None:
         """This context or one it is inside of, if it is of the module at a path: recursion comes back to it."""
         context: Context | None = self
@@ -70,7 +80,7 @@ def place_of_call(depth: int) -> Key:
         number = id(frame.f_code)
         if number in BOUNDARIES:
             break
-        if number not in found:
+        if number not in found and number not in SKIPPED:
             found.append(number)
             found.append(frame.f_lasti)
         frame = frame.f_back  # type: ignore[assignment]

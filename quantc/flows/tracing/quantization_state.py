@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
+from quantc.flows.tracing.quick import advance
 from quantc.flows.tracing.slicing import subgraph
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
-from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, call_on_floats, floats_of, to_be_fused
+from quantc.flows.tracing.traced_tensor import Traced, become, call_on_floats, floats_of
 from quantc.flows.tracing.units import Unit, reach
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class AutoQuantizationState(nn.Module):
         site = frame.context.ops.get(key) if frame.context is not None else None
         if site is None:
             if is_product(func, args, kwargs) and not run.is_left_float(key[0]):
-                raise self._unseen(getattr(func, "__name__", str(func)), run, key[0])
+                raise self.unseen(getattr(func, "__name__", str(func)), run, key[0])
             return None
         if site.number in self.trace.busy:
             self._step(site.number, f"{site.name} at {site.where}", run)
@@ -112,10 +112,10 @@ class AutoQuantizationState(nn.Module):
         if context is None:
             return
         if number not in context.steps.get(frame.previous, ()):
-            raise self._unseen(seen, run, "")
+            raise self.unseen(seen, run, "")
         frame.previous = number
 
-    def _unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError:
+    def unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError:
         file, line = source_of_call(3)
         frame = run.frame
         allowed = frame.context.steps.get(frame.previous, frozenset()) if frame.context is not None else frozenset()
@@ -150,7 +150,7 @@ class AutoQuantizationState(nn.Module):
         unit = self.trace.units.get(site.number)
         if unit is None or not (unit.is_fused or self.trace.phase is Phase.TRAINING):
             return lambda *args, **kwargs: call_on_floats(func, args, kwargs)
-        return lambda *args, **kwargs: self._advance(unit, site, func, args, kwargs, run)
+        return lambda *args, **kwargs: advance(self.trace, unit, site.number, func, args, kwargs, run)
 
     def op_prepare_after_hook(
         self,
@@ -179,10 +179,10 @@ class AutoQuantizationState(nn.Module):
             return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
         for path, name in unit.constants_of(site.number):
             if reach(args, kwargs, path) is not run.constants[name]:
-                raise self._unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
+                raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
         for path, value in self.trace.fixed[site.number]:
             if reach(args, kwargs, path) != value:
-                raise self._unseen(f"{site.name} with {reach(args, kwargs, path)!r} for {value!r}", run, site.leaf)
+                raise self.unseen(f"{site.name} with {reach(args, kwargs, path)!r} for {value!r}", run, site.leaf)
         return args, kwargs
 
     def op_convert_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any] | None:
@@ -190,7 +190,7 @@ class AutoQuantizationState(nn.Module):
         unit = self.trace.units.get(site.number)
         if unit is None:
             return None
-        return lambda *args, **kwargs: self._advance(unit, site, func, args, kwargs, run)
+        return lambda *args, **kwargs: advance(self.trace, unit, site.number, func, args, kwargs, run)
 
     def op_convert_after_hook(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...], site: OpSite) -> Any:
         """A tensor that was written in place is what it is now."""
@@ -198,54 +198,6 @@ class AutoQuantizationState(nn.Module):
         if unit is not None and site.number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
             become(args[0], output)
         return output
-
-    def leaf_convert(self, leaf: Any, unit: Unit, site: OpSite, args: tuple[Any, ...], run: Run) -> Any:
-        """A module of torch.nn whose one call is quantized: it need not be called itself."""
-        number = site.number
-        if number in self.trace.busy:
-            self._step(number, f"{site.name} at {site.where}", run)
-        output = self._advance(unit, site, leaf.forward, args, {}, run)
-        if number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
-            become(args[0], output)
-        return output
-
-    def _advance(
-        self, unit: Unit, site: OpSite, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, run: Run
-    ) -> Any:
-        """One call of those that a fused op is made of. The op runs when all its operands are there."""
-        call = site.number
-        if not unit.is_fused:
-            return self._run(unit, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
-        first = args[0] if args else None
-        waiting = first.waiting if type(first) is Traced else None
-        if call > unit.trigger and waiting is not None and waiting.unit is unit and waiting.result is not None:
-            if call == unit.members[-1]:
-                return waiting.result
-            inside = Waiting(unit, call, func, args, kwargs, waiting.operands, waiting.result)
-            return to_be_fused(_body(waiting.result), inside)
-        before = _waiting_for(unit, args, kwargs)
-        if call != unit.members[0] and before is None:
-            return call_on_floats(func, args, kwargs)  # called on something else than when it was recorded
-        operands = dict(before.operands) if before is not None else {}
-        for number, path in unit.by_call.get(call, ()):
-            operands[number] = reach(args, kwargs, path)
-        result = before.result if before is not None else None
-        if call == unit.trigger:
-            if len(operands) != len(unit.operands):
-                return call_on_floats(func, args, kwargs)
-            result = self._run(unit, operands)
-        if call == unit.members[-1]:
-            return result if result is not None else call_on_floats(func, args, kwargs)
-        waiting = Waiting(unit, call, func, args, kwargs, operands, result)
-        shape = _body(result) if result is not None else run.shape_of_result(unit, call, func, args, kwargs)
-        return to_be_fused(shape, waiting)
-
-    def _run(self, unit: Unit, operands: dict[int, Any]) -> Any:
-        trace = self.trace
-        with torch._C.DisableTorchFunctionSubclass():
-            if trace.phase is Phase.CONVERTED:
-                return unit.run_quantized(trace.held, operands, trace.target)
-            return unit.run_float(trace.held, operands)
 
     # -- hooks around the module -----------------------------------------------------------------------------------
 
@@ -280,22 +232,5 @@ class AutoQuantizationState(nn.Module):
         return f"{len(self.calls)} calls, {len(self.units)} quantized ops"
 
 
-def _body(x: Any) -> Any:
-    """A plain tensor of the same shape."""
-    return x.levels if type(x) is Traced else x
-
-
 def _waits(x: Any) -> bool:
     return type(x) is Traced and x.waiting is not None
-
-
-def _waiting_for(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Waiting | None:
-    """The part of a fused op that was done before, among the arguments of the next call."""
-    found: Waiting | None = None
-    for x in (*args, *kwargs.values()):
-        if type(x) is Traced and x.waiting is not None and x.waiting.unit is unit:
-            if found is None:
-                found = x.waiting
-            else:  # two branches of one op
-                found.operands.update(x.waiting.operands)
-    return found

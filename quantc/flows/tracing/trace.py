@@ -16,6 +16,7 @@ from torch import Tensor
 from quantc.errors import CalibrationError, DataError, QuantcError
 from quantc.flows.tracing.call_sites import END, START, Context
 from quantc.flows.tracing.functions import Kind, kind_of
+from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.units import CallFacts, Unit, Units
 from quantc.observe.observation import Order
 from quantc.program import Program, Stage
@@ -88,14 +89,20 @@ class Trace:
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
         self._find_shared_rounding()
-        self.alone = {
-            number: unit
-            for number, unit in self.units.items()
-            if all(path == (0, 0) for _, path in unit.by_call.get(number, ())) and number not in unit.in_place - set(unit.members[1:])
-        }
+        self.find_quick()
 
-    alone: dict[int, Unit] = {}
-    """The calls whose only operand, if they have one, comes first."""
+    def find_quick(self) -> None:
+        """The modules of torch.nn that need not be called: their one call is part of a quantized op."""
+        for context in self.context.walk():
+            context.quick = {
+                key: Quick(site, self.units[site.number], self, site.number in self.busy)
+                for key, site in context.ops.items()
+                if site.leaf and site.number in self.units and self._is_plain(site.number) and key[-1] == 1
+            }
+
+    def _is_plain(self, number: int) -> bool:
+        """Whether the only operand of a call, if it has one, comes first."""
+        return all(path == (0, 0) for _, path in self.units[number].by_call.get(number, ()))
 
     def _find_shared_rounding(self) -> None:
         readers: dict[tuple[str, Any], int] = {}
@@ -163,6 +170,10 @@ class Trace:
             program.stage = max(program.stage, Stage.CALIBRATED)
 
     @property
+    def is_converted(self) -> bool:
+        return self.phase is Phase.CONVERTED
+
+    @property
     def held(self) -> Program:
         if self.program is None:
             raise CalibrationError("the model was not traced", advice="call prepare(model, example_inputs) first")
@@ -183,6 +194,7 @@ class Trace:
         twin.program = None if self.program is None else self.program.clone()
         if twin.program is not None:
             twin.units = _copied_units(self.units)
+            twin.find_quick()
         return twin
 
 
