@@ -6,6 +6,7 @@ alike. From there the hooks of `AutoQuantizationState` are called: see `Intercep
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Run:
         self.frame = Frame(state, state.contexts[0] if state.contexts else None, None)
         self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
         self.recording: Recording | None = None
-        self.is_quick = trace.phase is Phase.CONVERTED
+        self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()
         """Whether modules of torch.nn need not be called where a kernel does their work."""
         self.leaf: LeafCall | None = None
         if trace.bound is None:
@@ -191,18 +192,20 @@ class Interception(TorchFunctionMode):
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
 
 
-def has_hooks(module: Any) -> bool:
-    """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
+def has_global_hooks() -> bool:
+    """Whether torch has hooks on the calls of all modules."""
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or _HOOKS._global_forward_hooks
+        _HOOKS._global_forward_hooks
         or _HOOKS._global_forward_pre_hooks
         or _HOOKS._global_backward_hooks
         or _HOOKS._global_backward_pre_hooks
     )
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or has_global_hooks()
 
 
 class Intercepted:
@@ -249,18 +252,24 @@ class InterceptedLeaf(Intercepted):
         run: Run | None = getattr(_ACTIVE, "run", None)
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
-        key = place_of_call(2)
         frame = run.frame
-        if run.is_quick and len(args) == 1 and not kwargs and frame.context is not None:
-            quick = frame.context.quick.get((self._auto_quant_path, *key, 1))  # type: ignore[attr-defined]
-            if quick is not None and not has_hooks(self):
-                if quick.number not in frame.context.steps.get(frame.previous, ()) and quick.is_watched:
-                    raise frame.state.unseen(f"{quick.site.name} at {quick.site.where}", run, "")
-                if quick.is_watched:
-                    frame.previous = quick.number
+        context = frame.context
+        path = self._auto_quant_path  # type: ignore[attr-defined]
+        is_quick = run.is_quick and context is not None and len(args) == 1 and not kwargs
+        if is_quick and not (self._forward_hooks or self._forward_pre_hooks):  # type: ignore[attr-defined]
+            quick = context.expected.get(frame.previous)  # type: ignore[union-attr]
+            caller = sys._getframe(1)
+            if quick is None or quick.where != (path, id(caller.f_code), caller.f_lasti):
+                quick = context.quick.get((path, *place_of_call(2), 1))  # type: ignore[union-attr]
+                if quick is not None:
+                    frame.state.step_to(quick.site, run)
+            else:
+                frame.previous = quick.number
+            if quick is not None:
                 with _WITHOUT_INTERCEPTION():
                     return quick.call(self, args, run)
-        before, run.leaf = run.leaf, LeafCall(self._auto_quant_path, key)  # type: ignore[attr-defined]
+        key = place_of_call(2)
+        before, run.leaf = run.leaf, LeafCall(path, key)
         try:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         finally:

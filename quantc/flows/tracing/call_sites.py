@@ -54,6 +54,9 @@ class Context:
     quick: dict[Key, Any] = field(default_factory=dict)
     """What modules of torch.nn that are called in it run instead, once it is converted."""
 
+    expected: dict[int, Any] = field(default_factory=dict)
+    """For a step after which only one other can come: what runs that."""
+
     def around(self, path: str) -> Context | None:
         """This context or one it is inside of, if it is of the module at a path: recursion comes back to it."""
         context: Context | None = self

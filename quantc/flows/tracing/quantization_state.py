@@ -102,9 +102,17 @@ class AutoQuantizationState(nn.Module):
             if is_product(func, args, kwargs) and not run.is_left_float(key[0]):
                 raise self.unseen(getattr(func, "__name__", str(func)), run, key[0])
             return None
-        if site.number in self.trace.busy:
-            self._step(site.number, f"{site.name} at {site.where}", run)
+        self.step_to(site, run)
         return site
+
+    def step_to(self, site: OpSite, run: Run) -> None:
+        """Go on to a call, if it may follow the one before."""
+        frame = run.frame
+        if site.number not in self.trace.busy or frame.context is None:
+            return
+        if site.number not in frame.context.steps.get(frame.previous, ()):
+            raise self.unseen(f"{site.name} at {site.where}", run, "")
+        frame.previous = site.number
 
     def _step(self, number: int, seen: str, run: Run) -> None:
         frame = run.frame

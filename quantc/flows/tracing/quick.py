@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quantc.flows.tracing.call_sites import OpSite
+from quantc.flows.tracing.call_sites import Key, OpSite
 from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, call_on_floats, to_be_fused
 from quantc.flows.tracing.units import Unit, reach
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 class Quick:
     """What runs instead of a module of torch.nn whose one call is part of a quantized op."""
 
-    __slots__ = ("follows", "is_alone", "is_last", "is_watched", "number", "site", "trace", "unit", "writes")
+    __slots__ = ("follows", "is_alone", "is_last", "number", "site", "trace", "unit", "where", "writes")
 
-    def __init__(self, site: OpSite, unit: Unit, trace: Trace, is_watched: bool) -> None:
-        self.site, self.unit, self.trace, self.is_watched = site, unit, trace, is_watched
+    def __init__(self, site: OpSite, unit: Unit, trace: Trace, key: Key) -> None:
+        self.site, self.unit, self.trace = site, unit, trace
+        self.where = key[:-1]
+        """The module that is called, and the place that calls it."""
         self.number = site.number
         self.is_alone = not unit.is_fused
         self.follows = unit.is_fused and site.number > unit.trigger

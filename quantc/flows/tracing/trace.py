@@ -95,9 +95,16 @@ class Trace:
         """The modules of torch.nn that need not be called: their one call is part of a quantized op."""
         for context in self.context.walk():
             context.quick = {
-                key: Quick(site, self.units[site.number], self, site.number in self.busy)
+                key: Quick(site, self.units[site.number], self, key)
                 for key, site in context.ops.items()
                 if site.leaf and site.number in self.units and self._is_plain(site.number) and key[-1] == 1
+            }
+
+            near = {row.number: row for key, row in context.quick.items() if len(key) == 4}
+            context.expected = {
+                step: near[next(iter(after))]
+                for step, after in context.steps.items()
+                if len(after) == 1 and next(iter(after)) in near
             }
 
     def _is_plain(self, number: int) -> bool:
