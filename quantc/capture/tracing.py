@@ -22,6 +22,11 @@ from quantc.program import Program
 from quantc.signature import Signature
 from quantc.sites import Origin
 
+INPUT = "input_"
+"""What the names of the model's own inputs begin with; their number follows."""
+SCALED = frozenset("add sub mul div __add__ __sub__ __mul__ __truediv__ __radd__ __rmul__ __rsub__ __iadd__".split())
+"""Calls whose numbers could come from data, if the model looks at numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeenAt(Origin):
@@ -32,12 +37,13 @@ class SeenAt(Origin):
 
 @dataclass(slots=True)
 class SeenCall:
-    """One call from one place in the model: what it read the first time, and the nodes it became."""
+    """One call from one place in the model: what it read, and the nodes it became."""
 
     number: int
     name: str
     reads: tuple[fx.Node, ...]
-    """The node of each tensor among its arguments, in their flat order."""
+    """The node of each tensor among its arguments, in their flat order; where these differ from one time to the next, an
+    input that stands for any of them."""
     makes: tuple[fx.Node | None, ...]
     """The node of each tensor that it gave."""
     writes_first: bool
@@ -92,7 +98,7 @@ class Recorder:
         self._first_runs = not self._inputs
         for position, leaf in enumerate(leaves):
             if self._first_runs or position >= len(self._inputs):
-                self._inputs.append((self._placeholder(f"input_{position}", leaf), leaf))
+                self._inputs.append((self._placeholder(f"{INPUT}{position}", leaf), leaf))
             if isinstance(leaf, Tensor):
                 self._values[id(leaf)] = Value(leaf, self._inputs[position][0])
 
@@ -163,10 +169,23 @@ class Recorder:
         reads = [self._node_of(tensor) for tensor in tensors_in(given)]
         if len(reads) != len(call.reads):
             self._read.update(dict.fromkeys(reads))
-        for node, first in zip(reads, call.reads, strict=False):
+        for position, (node, first) in enumerate(zip(reads, call.reads, strict=False)):
             if node is not first:
                 self._read[node] = None
+                self._merge(call, position, first)
         self._learn(call, output)
+
+    def _merge(self, call: SeenCall, position: int, first: fx.Node) -> None:
+        """A call reads one tensor this time and another the next: nothing is known of it but what it is like."""
+        if first.name.startswith("merged_"):
+            return
+        self._read[first] = None
+        node = self._placeholder(f"merged_{call.number}_{position}", first.meta.get("val"))
+        self._inputs.append((node, first.meta.get("val")))
+        for reader, origin in self._origins.items():
+            if origin.call == call.number:
+                reader.replace_input_with(first, node)
+        call.reads = (*call.reads[:position], node, *call.reads[position + 1 :])
 
     def read(self, tensors: Iterable[Tensor], why: str = "") -> None:
         """Tensors whose values Python looks at."""
@@ -179,6 +198,12 @@ class Recorder:
     def is_read(self, node: fx.Node) -> bool:
         """Whether the value of a node is used in ways that the graph does not show."""
         return node in self._read
+
+    def _guard_numbers(self) -> None:
+        """Where the model looks at numbers, those that it calculates with may come from data: they are no constants."""
+        if any("looks at numbers" in reason for reason in self.reasons):
+            scaled = [call for call in self.calls if call.name in SCALED and len(call.reads) == 1]
+            self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
 
     def _learn(self, call: SeenCall, output: Any) -> None:
         for tensor, node in zip(tensors_in(output), call.makes, strict=False):
@@ -246,28 +271,40 @@ class Recorder:
 
     # -- what comes out --------------------------------------------------------------------------------------------
 
-    def program(self, name: str, outputs: Iterable[Tensor], trees: tuple[Any, Any] | None = None) -> Program:
-        """All calls as one program. Its results are `outputs`, and whatever is read in ways that it does not show."""
+    def program(self, name: str, outputs: Iterable[Tensor], *, is_straight: bool = False) -> Program:
+        """All calls as one program. Its results are `outputs`, and whatever is read in ways that it does not show.
+
+        Tensors that the model makes of nothing may be other ones the next time, and so are inputs, unless the program
+        `is_straight`: then it is what the model did, once."""
         results = dict.fromkeys(self._node_of(tensor) for tensor in outputs)
         self._read.update(results)
+        if not is_straight:
+            self._guard_numbers()
+        made_of_nothing = {node for call in self.calls if not call.reads for node in call.makes} - {None}
         graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+        inputs = dict(self._inputs)
+        if not is_straight:
+            inputs |= {node: node.meta.get("val") for node in made_of_nothing if node is not None}
         for node in self.graph.nodes:
-            nodes[node] = graph.node_copy(node, nodes.__getitem__)
-            nodes[node].meta = dict(node.meta)
+            if node in inputs:
+                nodes[node] = graph.placeholder(node.name)
+                nodes[node].meta = dict(node.meta)
+        for node in self.graph.nodes:
+            if node not in nodes:
+                nodes[node] = graph.node_copy(node, nodes.__getitem__)
+                nodes[node].meta = dict(node.meta)
         extra = [node for node in self._read if node not in results and node.op != "get_attr"]
         made = tuple(nodes[node] for node in (*results, *extra))
         graph.output(made)
-        leaves = [leaf for _, leaf in self._inputs]
-        order = {node: place for place, node in enumerate(graph.find_nodes(op="placeholder"))}
-        leaves = [leaf for _, leaf in sorted(self._inputs, key=lambda row: order[nodes[row[0]]])]
-        in_spec = trees[0] if trees else pytree.tree_flatten((tuple(leaves), {}))[1]
-        out_spec = trees[1] if trees else pytree.tree_flatten(list(made))[1]
+        leaves = [inputs[node] for node in self.graph.nodes if node in inputs]
+        in_spec = pytree.tree_flatten((tuple(leaves), {}))[1]
+        out_spec = pytree.tree_flatten(list(made))[1]
 
         def signature(names: SymbolNames) -> Signature:
             placeholders = graph.find_nodes(op="placeholder")
             return Signature(inputs_of(placeholders, leaves, names), in_spec, out_spec)
 
-        origins: Mapping[fx.Node, SeenAt] = {nodes[node]: row for node, row in self._origins.items()}
+        origins: Mapping[fx.Node, SeenAt] = {nodes[node]: row for node, row in self._origins.items() if node not in inputs}
         return assemble(
             graph,
             self.model,

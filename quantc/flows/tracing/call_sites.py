@@ -66,12 +66,14 @@ class Context:
 
     def walk(self) -> list[Context]:
         """This context and all inside of it."""
-        found, pending = [], [self]
+        found: dict[int, Context] = {}
+        pending = [self]
         while pending:
             context = pending.pop()
-            found.append(context)
-            pending.extend(context.children.values())
-        return found
+            if context.number not in found:
+                found[context.number] = context
+                pending.extend(context.children.values())
+        return list(found.values())
 
 
 def place_of_call(depth: int) -> Key:

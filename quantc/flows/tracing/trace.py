@@ -127,13 +127,9 @@ class Trace:
         """Which steps may follow which: those over products that are quantized, and over modules that have some."""
         contexts = self.context.walk()
         busy = {number for number, unit in self.units.items() if unit.is_product}
-        for context in reversed(contexts):
-            ops = {site.number for site in context.ops.values()}
-            within = {child.number for child in context.children.values()} & busy
-            if ops & busy or within:
-                busy.add(context.number)
+        busy |= {row.number for row in contexts if any(site.number in busy for site in row.ops.values())}
         changed = True
-        while changed:  # recursion makes a module busy through itself
+        while changed:  # modules around busy ones are, and recursion may go round
             changed = False
             for context in contexts:
                 if context.number not in busy and any(child.number in busy for child in context.children.values()):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from quantc.capture.tracing import SeenAt
+from quantc.capture.tracing import INPUT, SeenAt
 from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
 from quantc.flows.tracing.traced_tensor import Grid, Traced, float32_of, floats_of, levels_on, on_grid
@@ -297,8 +297,9 @@ class Units:
                 node = self.value(name) if call.number in self.of_call else None
                 if node in self.observed:
                     found.setdefault(call.number, {})[index] = tuple(group.name for group in self.observed[node])
-        for index, node in enumerate(self.program.graph.find_nodes(op="placeholder")):
-            if node in self.observed:
+        for node in self.program.graph.find_nodes(op="placeholder"):
+            if node in self.observed and str(node.target).startswith(INPUT):
+                index = int(str(node.target).removeprefix(INPUT))
                 found.setdefault(-1, {})[index] = tuple(group.name for group in self.observed[node])
         return found
 
