@@ -195,6 +195,11 @@ class Recorder:
                 if why and why not in self.reasons:
                     self.reasons.append(why)
 
+    def parameter(self, node: fx.Node) -> str:
+        """What a node is called in the model, if it is a parameter or buffer."""
+        is_own = node.op == "get_attr" and str(node.target) not in self._constants
+        return str(node.target) if is_own else ""
+
     def is_read(self, node: fx.Node) -> bool:
         """Whether the value of a node is used in ways that the graph does not show."""
         return node in self._read

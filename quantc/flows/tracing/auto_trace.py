@@ -79,6 +79,8 @@ class Run:
         self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()
         """Whether modules of torch.nn need not be called where a kernel does their work."""
         self.leaf: LeafCall | None = None
+        self.rounded: dict[Any, Any] = {}
+        """In training: what was rounded in this run, by what rounds it."""
         if trace.bound is None:
             trace.bound = Bound(trace, model)
         self.constants: dict[str, Tensor] = trace.bound.constants
@@ -403,6 +405,7 @@ class Recording:
             _ACTIVE.run = None
             self.trace.bound = None
         self.trace.context.sequences[tuple(run.frame.steps)] = None
+        self.recorder.read(tensors_in(output))
         return output
 
     def enter(self, outer: Context, key: Key, state: AutoQuantizationState) -> Context:
@@ -453,6 +456,7 @@ class Recording:
                 call.number,
                 call.name,
                 tuple(node.name for node in call.reads),
+                tuple(self.recorder.parameter(node) for node in call.reads),
                 self.paths[call.number],
                 tuple(node.name if node is not None else "" for node in call.makes),
                 self.fixed[call.number],

@@ -97,7 +97,7 @@ def source_of_call(depth: int) -> tuple[str, int]:
     frame = sys._getframe(depth)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if id(frame.f_code) in BOUNDARIES or not module.startswith(("torch.", "quantc.flows.tracing")):
+        if not module.startswith(("torch.", "quantc.flows.tracing")):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return "", 0

@@ -14,7 +14,7 @@ from quantc.flows.tracing.quick import advance
 from quantc.flows.tracing.slicing import subgraph
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
 from quantc.flows.tracing.traced_tensor import Traced, become, call_on_floats, floats_of
-from quantc.flows.tracing.units import Unit, reach
+from quantc.flows.tracing.units import Unit, reach, rounded_once
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.auto_trace import Run
@@ -146,12 +146,23 @@ class AutoQuantizationState(nn.Module):
         """Observe what a quantized op reads. Arguments that wait to be fused stay as they are."""
         unit = self.trace.units.get(site.number)
         if unit is None:
-            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+            rows = self.trace.rounding.get(site.number)
+            plain = pytree.tree_map(floats_of, (args, kwargs))
+            return plain if rows is None else self._rounded(plain, rows, run)  # type: ignore[no-any-return]
         if run.watch is not None:
             for number, path in unit.by_call.get(site.number, ()):
                 x = reach(args, kwargs, path)
                 run.watch.observe(unit.operands[number].groups, floats_of(x), lambda: f"{site.name} at {site.where}")
         return args, kwargs
+
+    def _rounded(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
+        """Arguments as they are rounded in training."""
+        leaves, spec = pytree.tree_flatten(given)
+        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for position, target in rows:
+            place = places[position]
+            leaves[place] = rounded_once(self.trace.held, target, leaves[place], run.rounded)
+        return pytree.tree_unflatten(leaves, spec)
 
     def op_prepare_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any]:
         """The function itself, or what stands for it where several calls are one op or are trained."""

@@ -50,7 +50,7 @@ class Quick:
                     become(x, result)
                 return result
         if self.is_alone:
-            return run_unit(self.trace, unit, {0: x})
+            return run_unit(self.trace, unit, run, {0: x})
         output = advance(self.trace, unit, self.number, leaf.forward, args, {}, run)
         if self.writes and type(x) is Traced and output is not x:
             become(x, output)
@@ -68,7 +68,7 @@ def advance(
 ) -> Any:
     """Any call of those that a fused op is made of."""
     if not unit.is_fused:
-        return run_unit(trace, unit, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
+        return run_unit(trace, unit, run, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
     before = _waiting_for(unit, args, kwargs)
     if call != unit.members[0] and before is None:
         return call_on_floats(func, args, kwargs)  # called on something else than when it was recorded
@@ -79,7 +79,7 @@ def advance(
     if call == unit.trigger:
         if len(operands) != len(unit.operands):
             return call_on_floats(func, args, kwargs)
-        result = run_unit(trace, unit, operands)
+        result = run_unit(trace, unit, run, operands)
     if call == unit.members[-1]:
         return result if result is not None else call_on_floats(func, args, kwargs)
     waiting = Waiting(unit, call, func, args, kwargs, operands, result)
@@ -87,10 +87,13 @@ def advance(
     return to_be_fused(shape, waiting)
 
 
-def run_unit(trace: Trace, unit: Unit, operands: dict[int, Any]) -> Any:
-    """Compute a fused op, as far as the model has come: in float, or on a kernel."""
+def run_unit(trace: Trace, unit: Unit, run: Run, operands: dict[int, Any]) -> Any:
+    """Compute a fused op, as far as the model has come: in float, as it is trained, or on a kernel."""
     if trace.is_converted:
         return unit.run_quantized(trace.held, operands, trace.target)
+    if trace.held.is_live:
+        with torch._C.DisableTorchFunctionSubclass():
+            return unit.run_trained(trace.held, operands, run.rounded)
     with torch._C.DisableTorchFunctionSubclass():
         return unit.run_float(trace.held, operands)
 

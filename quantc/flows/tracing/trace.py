@@ -58,6 +58,8 @@ class Trace:
         """The arguments of each call that are no tensors."""
         self.hooked: frozenset[str] = frozenset()
         """The names of functions that are part of quantized ops."""
+        self.rounding: dict[int, list[tuple[int, str]]] = {}
+        """In training: what rounds the tensors that other calls read."""
         self.bound: Any = None
         """What is looked up in the model itself, once it is known which."""
         self._kinds: dict[Any, Kind] = {}
@@ -78,6 +80,10 @@ class Trace:
         found = Units(program, self.calls)
         self.units = found.build()
         self.watched = found.watched() if phase is Phase.OBSERVING else {}
+        if phase is Phase.TRAINING:
+            for unit in {id(unit): unit for unit in self.units.values()}.values():
+                unit.settle_training(program)
+            self.rounding = {call: rows for call, rows in found.rounding().items() if call not in self.units}
         self.fixed = {call.number: call.fixed for call in self.calls}
         self.hooked = frozenset(self.calls[number].name for number in self.units)
         self._kinds = {}
@@ -85,6 +91,8 @@ class Trace:
 
     def converted(self, program: Program) -> None:
         """Take the program that was made of it by `convert`."""
+        if self.phase is Phase.TRAINING:  # dropout is gone
+            self.units = Units(program, self.calls).build()
         self.program, self.phase = program, Phase.CONVERTED
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
@@ -195,8 +203,13 @@ class Trace:
         twin.bound, twin._kinds = None, {}
         twin.units = {}
         twin.program = None if self.program is None else self.program.clone()
-        if twin.program is not None:
+        if twin.program is not None and self.program is not None:
+            if twin.program.is_live:  # the model trains the very tensors of the program
+                twin.program.root = copy.deepcopy(self.program.root, memo)
             twin.units = _copied_units(self.units)
+            if twin.phase is Phase.TRAINING:
+                for unit in twin.units.values():
+                    unit.settle_training(twin.program)
             twin.find_quick()
         return twin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from quantc.flows.tracing.traced_tensor import Grid, Traced, float32_of, floats_
 from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
 from quantc.plan import Part
-from quantc.program import Program, Stage
+from quantc.program import TRAINED, Program, Stage
+from quantc.qdq import belongs_to_qdq
+from quantc.qat.insertion import MODES, NORMS
 
 Path = tuple[Any, ...]
 """How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
@@ -35,6 +38,8 @@ class CallFacts:
     name: str
     reads: tuple[str, ...]
     """The node of each tensor that it was given, by name."""
+    parameters: tuple[str, ...]
+    """What each is called in the model, if it is a parameter or buffer."""
     paths: tuple[Path, ...]
     """Where among its arguments these are."""
     makes: tuple[str, ...]
@@ -135,6 +140,46 @@ class Unit:
         self.computes.clear()
         self.direct = None
 
+    def settle_training(self, program: Program) -> None:
+        """Read off a program that is trained what rounds its operands, and where its norm is."""
+        nodes = {node.name: node for node in program.graph.nodes}
+        inside = set(self.own)
+        pending, seen = [nodes[self.root]], set[fx.Node]()
+        wanted = {operand.value for operand in self.operands}
+        rounders: dict[str, fx.Node] = {}
+        while pending:
+            node = pending.pop()
+            if node in seen or node.name in wanted:
+                continue
+            seen.add(node)
+            source = node.args[0] if node.args and node.op == "call_module" else None
+            if isinstance(source, fx.Node) and source.name in wanted and TRAINED in str(node.target):
+                rounders[source.name] = node
+                continue
+            pending.extend(node.all_input_nodes)
+        self.rounders = tuple(rounders.get(operand.value) for operand in self.operands)
+        last = nodes[self.root]
+        behind = [user for user in last.users if user.op == "call_module" and NORMS in str(user.target)]
+        self.trained_root = behind[0].name if behind and self.root in inside else self.root
+
+    rounders: tuple[fx.Node | None, ...] = ()
+    """In training: the node that rounds each operand."""
+    trained_root: str = ""
+
+    def run_trained(self, program: Program, operands: Mapping[int, Any], cache: dict[Any, Any]) -> Any:
+        """Compute it as it will be rounded. A tensor that several ops read is rounded once."""
+        values: dict[str, Any] = {}
+        for number, (operand, rounder) in enumerate(zip(self.operands, self.rounders, strict=True)):
+            x = floats_of(operands[number])
+            name = operand.value if rounder is None else rounder.name
+            if rounder is not None:
+                x = rounded_once(program, str(rounder.target), x, cache)
+            values.setdefault(name, x)
+        if () not in self.computes:
+            made = cut(program, self.trained_root, list(values), {}, None, self.root)
+            self.computes[()] = Compute(made, None)
+        return self.computes[()].forward(*values.values())
+
     def compute(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         """What computes it from operands in the form they are given in."""
         found = self.computes.get(given)
@@ -215,7 +260,7 @@ class Units:
         self.of_call: dict[int, list[fx.Node]] = {}
         for node in program.graph.nodes:
             origin = program.origins.get(node)
-            if isinstance(origin, SeenAt) and node.op in ("call_function", "call_module"):
+            if isinstance(origin, SeenAt) and node.op in ("call_function", "call_module") and not is_put_in(node):
                 self.of_call.setdefault(origin.call, []).append(node)
         self.owner = {name: call.number for call in calls for name in call.makes}
         self.observed = observed_tensors(program) if program.stage >= Stage.SHARED else {}
@@ -273,17 +318,17 @@ class Units:
             return None
         claim = self.program.plan.claims[last]
         constants = tuple(
-            (number, path, self.nodes[name].target)
+            (number, path, name)
             for number in members
-            for name, path in zip(self.calls[number].reads, self.calls[number].paths, strict=True)
-            if name in self.nodes and self.nodes[name].op == "get_attr" and number in calls
+            for name, path in zip(self.calls[number].parameters, self.calls[number].paths, strict=True)
+            if name and number in calls
         )
         return Unit(
             root,
             f"{claim.rule} of {claim.quantizer}",
             tuple(members),
             tuple(operand for operand in operands if operand is not None),
-            tuple((number, path, str(target)) for number, path, target in constants),
+            constants,
             frozenset(number for number in members if self.calls[number].writes_first),
             frozenset(node.name for node in nodes),
             is_product=claim.part is Part.QUANTIZED and bool(constants),
@@ -303,6 +348,18 @@ class Units:
                 found.setdefault(-1, {})[index] = tuple(group.name for group in self.observed[node])
         return found
 
+    def rounding(self) -> dict[int, list[tuple[int, str]]]:
+        """In training: what rounds the tensors that calls outside of fused ops read, by position."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        for number, nodes in self.of_call.items():
+            reads = [self.value(name) for name in self.calls[number].reads]
+            for node in nodes:
+                for read in operand_nodes(node):
+                    value = behind_put_in(read)
+                    if read.op == "call_module" and TRAINED in str(read.target) and value in reads:
+                        found.setdefault(number, []).append((reads.index(value), str(read.target)))
+        return found
+
     def _folded(self, own: set[fx.Node]) -> Iterable[int]:
         for call in self.calls:
             if call.number in self.of_call or call.name not in FOLDED or not call.is_used or not call.reads:
@@ -314,8 +371,9 @@ class Units:
         for node in nodes:
             call = self.calls[_call_of(self.program, node) or 0]
             taken: set[int] = set()
-            for value in operand_nodes(node):
-                if value in own or value.op == "get_attr":
+            for read in operand_nodes(node):
+                value = behind_put_in(read)
+                if value in own or value.op == "get_attr" or is_put_in(value):
                     continue
                 position = next(
                     (
@@ -331,6 +389,29 @@ class Units:
                 taken.add(position)
                 groups = tuple(group.name for group in self.observed.get(value, ()))
                 yield Operand(call.number, position, call.paths[position], value.name, groups)
+
+
+def rounded_once(program: Program, target: str, x: Tensor, cache: dict[Any, Any]) -> Any:
+    """A tensor as it is rounded in training; the same for all who read it, so that it is observed once."""
+    if (target, id(x)) not in cache:
+        cache[target, id(x)] = (program.root.get_submodule(target)(x), x)
+    return cache[target, id(x)][0]
+
+
+def is_put_in(node: fx.Node) -> bool:
+    """Whether a node was put in by quantc: it rounds, or for training brings a norm back or follows the mode."""
+    if belongs_to_qdq(node):
+        return True
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return is_put_in(node.args[0])
+    return node.op == "call_module" and str(node.target).startswith((TRAINED, NORMS, MODES))
+
+
+def behind_put_in(node: fx.Node) -> fx.Node:
+    """The node whose value one is that was put in."""
+    while is_put_in(node) and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _call_of(program: Program, node: fx.Node) -> int | None:
@@ -357,4 +438,4 @@ def reach(args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Any:
     return found
 
 
-__all__ = ["CallFacts", "Operand", "Path", "Tensor", "Unit", "Units", "reach"]
+__all__ = ["CallFacts", "Operand", "Path", "Tensor", "Unit", "Units", "reach", "rounded_once"]

@@ -23,7 +23,7 @@ from quantc.kernels.table import KERNELS
 from quantc.outcomes import FLOAT
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
-from quantc.program import Program
+from quantc.program import Program, attribute
 from quantc.quantizer import mode_config, quantizer_of
 
 if TYPE_CHECKING:
@@ -68,9 +68,25 @@ def prepare(
     prepared = api.prepare(
         trace.captured, backend, config=_with_whole_calls(trace, asked), qat=qat, allow_empty=allow_empty
     )
+    if qat:
+        _train_together(own, prepared)
     trace.decided(prepared, Phase.TRAINING if qat else Phase.OBSERVING)
     _find_idle(own, trace)
-    return own
+    return own.train(qat)
+
+
+def _train_together(model: nn.Module, program: Program) -> None:
+    """Let the model and its program have the same parameters and buffers, and go into one mode together."""
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        if attribute(program.root, name) is not None:
+            owner, _, last = name.rpartition(".")
+            program.root.get_submodule(owner)._parameters[last] = tensor
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if attribute(program.root, name) is not None:
+            owner, _, last = name.rpartition(".")
+            program.root.get_submodule(owner)._buffers[last] = buffer
+    program.touch()
+    _state(model).add_module("trained", program.root)
 
 
 def _examples(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
