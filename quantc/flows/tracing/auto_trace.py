@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ class LeafCall:
 
     path: str
     key: Key
-    count: int = 0
-    """How many torch functions it has called."""
+    names: list[str] = field(default_factory=list)
+    """The torch functions that it has called."""
 
 
 class Run:
@@ -85,13 +85,21 @@ class Run:
             trace.bound = Bound(trace, model)
         self.constants: dict[str, Tensor] = trace.bound.constants
 
-    def key(self, depth: int) -> Key:
-        """The place of the torch function that is called."""
+    def key(self, func: Any, depth: int) -> Key:
+        """The place of the torch function that is called. Modules of torch.nn call more of them in training."""
         leaf = self.leaf
         if leaf is None:
             return ("", *place_of_call(depth + 1))
-        leaf.count += 1
-        return (leaf.path, *leaf.key, leaf.count)
+        name = getattr(func, "__name__", "")
+        leaf.names.append(name)
+        return (leaf.path, *leaf.key, name, leaf.names.count(name))
+
+    def counts_batches(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a batch norm counts a batch, which the fused op that it is part of does too."""
+        if self.leaf is None or self.trace.phase is not Phase.TRAINING or getattr(func, "__name__", "") != "add_":
+            return False
+        is_counter = args[0] is self.constants.get(f"{self.leaf.path}.num_batches_tracked")
+        return is_counter and self.leaf.path not in self.trace.bound.left_float
 
     def is_left_float(self, leaf: str) -> bool:
         """Whether the config leaves a module float, so that it may be called from anywhere."""
@@ -177,7 +185,9 @@ class Interception(TorchFunctionMode):
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
-        key = run.key(3)
+        key = run.key(func, 3)
+        if run.counts_batches(func, args):
+            return args[0]
         if state.first_call:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
         # raises where control flow over quantizable ops is another than was seen
@@ -262,7 +272,7 @@ class InterceptedLeaf(Intercepted):
             quick = context.expected.get(frame.previous)  # type: ignore[union-attr]
             caller = sys._getframe(1)
             if quick is None or quick.where != (path, id(caller.f_code), caller.f_lasti):
-                quick = context.quick.get((path, *place_of_call(2), 1))  # type: ignore[union-attr]
+                quick = context.quick.get((path, *place_of_call(2)))  # type: ignore[union-attr]
                 if quick is not None:
                     frame.state.step_to(quick.site, run)
             else:

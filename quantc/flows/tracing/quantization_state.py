@@ -181,6 +181,9 @@ class AutoQuantizationState(nn.Module):
         run: Run,
     ) -> Any:
         """Observe what a call gave, where what is quantized reads it."""
+        unit = self.trace.units.get(site.number)
+        if unit is not None and site.number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
+            become(args[0], output)
         watched = self.trace.watched.get(site.number)
         if watched and run.watch is not None:
             results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]

@@ -24,7 +24,7 @@ class Quick:
 
     def __init__(self, site: OpSite, unit: Unit, trace: Trace, key: Key) -> None:
         self.site, self.unit, self.trace = site, unit, trace
-        self.where = key[:-1]
+        self.where = key
         """The module that is called, and the place that calls it."""
         self.number = site.number
         self.is_alone = not unit.is_fused

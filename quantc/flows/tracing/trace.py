@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -102,13 +103,13 @@ class Trace:
     def find_quick(self) -> None:
         """The modules of torch.nn that need not be called: their one call is part of a quantized op."""
         for context in self.context.walk():
+            calls = Counter(key[:-2] for key, site in context.ops.items() if site.leaf)
             context.quick = {
-                key: Quick(site, self.units[site.number], self, key)
+                key[:-2]: Quick(site, self.units[site.number], self, key[:-2])
                 for key, site in context.ops.items()
-                if site.leaf and site.number in self.units and self._is_plain(site.number) and key[-1] == 1
+                if calls[key[:-2]] == 1 and site.leaf and site.number in self.units and self._is_plain(site.number)
             }
-
-            near = {row.number: row for key, row in context.quick.items() if len(key) == 4}
+            near = {row.number: row for key, row in context.quick.items() if len(key) == 3}
             context.expected = {
                 step: near[next(iter(after))]
                 for step, after in context.steps.items()
