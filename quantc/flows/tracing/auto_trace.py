@@ -251,6 +251,12 @@ class Intercepted:
         rows: Iterable[tuple[str, nn.Module]] = super().named_children()  # type: ignore[misc]
         return (row for row in rows if row[0] != STATE)
 
+    def train(self, mode: bool = True) -> Any:
+        """Its state goes into the same mode."""
+        if STATE in self._modules:  # type: ignore[attr-defined]
+            self._modules[STATE].train(mode)  # type: ignore[attr-defined]
+        return super().train(mode)  # type: ignore[misc]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
         return (_same_class_again, (own_class(made[1][0]), *made[1][1:]), *made[2:])
