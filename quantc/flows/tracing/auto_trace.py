@@ -56,6 +56,8 @@ class Frame:
     previous: int = START
     steps: list[int] | None = None
     """What was called, while the model is traced."""
+    last: str = ""
+    """The module that was called last: the same line after another layer of a loop is another place."""
 
 
 @dataclass(slots=True)
@@ -85,11 +87,12 @@ class Run:
             trace.bound = Bound(trace, model)
         self.constants: dict[str, Tensor] = trace.bound.constants
 
-    def key(self, func: Any, depth: int) -> Key:
+    def key(self, func: Any, args: tuple[Any, ...], depth: int) -> Key:
         """The place of the torch function that is called. Modules of torch.nn call more of them in training."""
         leaf = self.leaf
         if leaf is None:
-            return ("", *place_of_call(depth + 1))
+            own = self.trace.bound.names.get(id(args[1]), "") if len(args) > 1 else ""
+            return ("", own or self.frame.last, *place_of_call(depth + 1))
         name = getattr(func, "__name__", "")
         leaf.names.append(name)
         return (leaf.path, *leaf.key, name, leaf.names.count(name))
@@ -143,6 +146,7 @@ class Bound:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
+        self.names = {id(tensor): name for name, tensor in self.constants.items()}
         contexts = trace.context.walk()
         self.sites = {site.number: site for context in contexts for site in context.ops.values()}
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
@@ -185,7 +189,7 @@ class Interception(TorchFunctionMode):
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
-        key = run.key(func, 3)
+        key = run.key(func, args, 3)
         if run.counts_batches(func, args):
             return args[0]
         if state.first_call:
@@ -245,6 +249,7 @@ class Intercepted:
             if run.frame.steps is not None and run.frame.context is not None:
                 run.frame.context.sequences[tuple(run.frame.steps)] = None
             run.frame = outer
+            outer.last = state.path
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """The children that the module had before: models go through them to call them."""
@@ -284,6 +289,7 @@ class InterceptedLeaf(Intercepted):
             else:
                 frame.previous = quick.number
             if quick is not None:
+                frame.last = path
                 with _WITHOUT_INTERCEPTION():
                     return quick.call(self, args, run)
         key = place_of_call(2)
@@ -292,6 +298,7 @@ class InterceptedLeaf(Intercepted):
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             run.leaf = before
+            frame.last = path
 
 
 class InterceptedSequential(Intercepted):
@@ -404,6 +411,10 @@ class Recording:
         self.paths: dict[int, tuple[Path, ...]] = {}
         self.fixed: dict[int, tuple[tuple[Path, Any], ...]] = {}
         self.contexts = 1
+        self.last: Any = None
+        """What the model gave in the last run."""
+        self.trees: Any = None
+        self.gives_tensors = True
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model once; gives its result."""
@@ -422,6 +433,10 @@ class Recording:
             self.trace.bound = None
         self.trace.context.sequences[tuple(run.frame.steps)] = None
         self.recorder.read(tensors_in(output))
+        leaves, out_spec = pytree.tree_flatten(output)
+        self.trees = (pytree.tree_flatten((args, kwargs))[1], out_spec)
+        self.gives_tensors = self.gives_tensors and all(isinstance(leaf, Tensor) for leaf in leaves)
+        self.last = output
         return output
 
     def enter(self, outer: Context, key: Key, state: AutoQuantizationState) -> Context:
@@ -463,6 +478,11 @@ class Recording:
         if run.frame.steps is not None:
             run.frame.steps.append(site.number)
         return output
+
+    @property
+    def made_of_nothing(self) -> str:
+        """The first call that makes a tensor without reading one."""
+        return next((call.name for call in self.recorder.calls if not call.reads), "")
 
     def facts(self) -> tuple[CallFacts, ...]:
         """What was seen of each call."""
@@ -518,7 +538,7 @@ def add_auto_observation(model: nn.Module, examples: Iterable[tuple[tuple[Any, .
     root.contexts.append(trace.context)
     recording = Recording(model, trace)
     for args, kwargs in examples:
-        recording.last = recording.run(model, args, kwargs)
+        recording.run(model, args, kwargs)
     return recording
 
 

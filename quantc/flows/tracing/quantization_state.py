@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from quantc.observe.observation import Observation
     from quantc.program import Program
 
-MISSING = object()
+CONTENT = "content"
+"""The name of the tensor that holds, as bytes, what no other tensor does: statistics, or the quantized program."""
 
 
 class AutoQuantizationState(nn.Module):
@@ -126,6 +128,8 @@ class AutoQuantizationState(nn.Module):
     def unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError:
         file, line = source_of_call(3)
         frame = run.frame
+        while frame.context is None and frame.parent is not None:  # it was never called: what was to come instead?
+            frame = frame.parent
         allowed = frame.context.steps.get(frame.previous, frozenset()) if frame.context is not None else frozenset()
         expected = [run.step_name(number) for number in sorted(allowed)]
         module = f"{self.path or 'the model'} ({self.kind})"
@@ -249,6 +253,24 @@ class AutoQuantizationState(nn.Module):
     def _step_end(self, run: Run) -> None:
         if run.frame.context is not None and run.frame.context.steps:
             self._step(END, "the end of forward", run)
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self.path and (content := self.trace.to_bytes()) is not None:
+            destination[f"{prefix}{CONTENT}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        content = state_dict.get(f"{prefix}{CONTENT}")
+        kept = {name: value for name, value in state_dict.items() if name != f"{prefix}{CONTENT}"}
+        super()._load_from_state_dict(kept, prefix, local_metadata, strict, missing, unexpected, errors)
+        if content is not None:
+            self.trace.from_bytes(bytes(content.numpy().tobytes()))
+        elif not self.path and self.trace.to_bytes() is not None:
+            missing.append(f"{prefix}{CONTENT}")
 
     def extra_repr(self) -> str:
         return f"{len(self.calls)} calls, {len(self.units)} quantized ops"

@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.errors import CalibrationError, DataError, QuantcError
+from quantc.errors import CalibrationError, DataError, LoadError, QuantcError
 from quantc.flows.tracing.call_sites import END, START, Context
 from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.units import CallFacts, Unit, Units
 from quantc.observe.observation import Order
+from quantc.observe.store import Statistics
 from quantc.program import Program, Stage
+from quantc.store import load
+from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.tally import Tally
 
 
@@ -191,16 +194,46 @@ class Trace:
             raise CalibrationError("the model was not traced", advice="call prepare(model, example_inputs) first")
         return self.program
 
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes | None:
+        """What was seen or quantized, without code: the statistics, or the program as `Program.save` writes it. None
+        while there is nothing, and in training, where tensors hold it all."""
+        if self.phase is Phase.CONVERTED:
+            return as_bytes(self.held.save)
+        if self.phase is not Phase.OBSERVING:
+            return None
+        plan = self.held.plan
+        return Statistics(plan.statistics, {"batches": plan.batches}).to_bytes()
+
+    def from_bytes(self, content: bytes) -> None:
+        """Go on from what `to_bytes` gave, of the same model and the same examples."""
+        if self.phase is Phase.CONVERTED:
+            loaded = from_bytes(content, load)
+            names = {node.name for node in self.held.graph.nodes}
+            if not isinstance(loaded, Program) or {node.name for node in loaded.graph.nodes} != names:
+                raise LoadError(
+                    "this is the state of another model", where=self.held.name, advice="prepare the same model alike first"
+                )
+            self.converted(loaded)
+            return
+        kept = Statistics.from_bytes(content)
+        plan = self.held.plan
+        plan.statistics = dict(kept.sites)
+        plan.batches = int(str(kept.notes["batches"]))
+        if plan.batches:
+            self.held.stage = max(self.held.stage, Stage.CALIBRATED)
+
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
         twin = Trace.__new__(Trace)
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
-            if name not in ("lock", "units", "program", "captured", "bound", "_kinds", "calls"):
+            if name not in ("lock", "units", "program", "captured", "bound", "_kinds", "calls", "trees"):
                 setattr(twin, name, copy.deepcopy(value, memo))
         twin.lock = threading.Lock()
-        twin.captured, twin.calls = self.captured, self.calls
+        twin.captured, twin.calls, twin.trees = self.captured, self.calls, self.trees
         twin.bound, twin._kinds = None, {}
         twin.units = {}
         twin.program = None if self.program is None else self.program.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -63,6 +64,7 @@ def prepare(
     own.eval()
     recording = add_auto_observation(own, examples, trace)
     trace.captured = _captured(recording, type(model).__name__)
+    trace.trees = recording.trees
     trace.calls, trace.reasons = recording.facts(), _why_not_stable(recording)
     asked = mode_config(quantizer, mode) + (config or QuantConfig()) if mode != "static" else config or QuantConfig()
     prepared = api.prepare(
@@ -114,6 +116,10 @@ def _captured(recording: Recording, name: str) -> Program:
 
 
 def _why_not_stable(recording: Recording) -> tuple[str, ...]:
+    if recording.made_of_nothing:
+        recording.recorder.reasons.append(f"{recording.made_of_nothing} makes a tensor of nothing, which may be another one next time")
+    if not recording.gives_tensors:
+        recording.recorder.reasons.append("the model gives values other than tensors")
     repeated = [f"{call.name} was called {call.times} times" for call in recording.recorder.calls if call.times > 1]
     return tuple(dict.fromkeys([*recording.recorder.reasons, *repeated]))
 
@@ -172,8 +178,11 @@ def to_program(model: nn.Module) -> Program:
             where="; ".join(trace.reasons[:5]),
             advice="use the model as it is: convert(prepared)",
         )
-    program = trace.captured if trace.phase is Phase.TRACING else trace.held
-    return program.clone()
+    program = trace.held.clone()
+    in_spec, out_spec = trace.trees or (program.signature.in_spec, program.signature.out_spec)
+    program.signature = replace(program.signature, in_spec=in_spec, out_spec=out_spec)
+    program.touch()
+    return program
 
 
 def coverage(model: nn.Module) -> Coverage:
