@@ -37,11 +37,11 @@ from tests.traced_models import (
 KERNELS = ("onednn.qconv", "onednn.qlinear", "quantized.linear", "quantized.conv", "quantized::linear")
 
 
-class Counted(TorchDispatchMode):
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the ops that reach a kernel."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,7 +138,7 @@ EXPORTED = ("what both flows take", "custom autograd function", "dict and list p
 def test_same_scales_and_results_as_the_export_flow(name: str) -> None:
     model, examples, _ = seeded(name)
     program = qc.prepare(qc.capture(model, examples[0], method="export"), "x86")
-    batches = [pytree.tree_map(lambda x: torch.randn_like(x), example) for example in examples * 4]
+    batches = [pytree.tree_map(torch.randn_like, example) for example in examples * 4]
     prepared = prepare(model, examples)
     with torch.no_grad():
         for batch in batches:
@@ -194,7 +194,7 @@ class Gated(nn.Module):
         self.more = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
         self.last = nn.Linear(16, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.first(x)
         if x.sum().item() > 0:
             y = self.more(y)
@@ -215,7 +215,8 @@ def test_control_flow_that_was_never_seen_is_an_error_and_the_model_goes_on(phas
             used(-seen)
         after = used(seen)
     text = str(caught.value)
-    assert "in more (Sequential)" in text and "seen linear of more.0" in text
+    assert "in more (Sequential)" in text
+    assert "seen linear of more.0" in text
     assert "expected linear at test_flow_tracing.py" in text
     assert "test_flow_tracing.py:" in (caught.value.where or "")
     assert sqnr(before, after) > 30
@@ -248,7 +249,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         factor = x.abs().max().item()
         return self.b(self.a(x) * factor)
 
@@ -271,7 +272,7 @@ class Looked(nn.Module):
         self.seen: list[float] = []
         self.looks = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.conv(x)
         z = self.act(y)
         if self.looks:
@@ -299,7 +300,7 @@ class InPlace(nn.Module):
         super().__init__()
         self.conv, self.other = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.conv(x)
         name = y
         y += 1
@@ -323,7 +324,7 @@ def test_modules_called_from_two_places_have_two_scales() -> None:
             super().__init__()
             self.layer = nn.Linear(16, 16)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             x = self.layer(x)
             return self.layer(x * 100)
 
@@ -331,7 +332,8 @@ def test_modules_called_from_two_places_have_two_scales() -> None:
     model = Twice().eval()
     quantized = convert(calibrated(model, [(torch.randn(256, 16),)]))
     scales = [float(row.scale) for name, row in trace_of(quantized).held.plan.qparams.items() if "in0" in name]
-    assert len(scales) == 2 and max(scales) > 20 * min(scales)
+    assert len(scales) == 2
+    assert max(scales) > 20 * min(scales)
     x = torch.randn(64, 16)
     with torch.no_grad():
         assert sqnr(model(x), quantized(x)) > 25
@@ -481,7 +483,8 @@ def test_training() -> None:
 def test_training_learns_what_the_export_flow_does() -> None:
     torch.manual_seed(0)
     model = Capturable()
-    model.tail[2].p = 0.0
+    dropout: Any = model.tail[2]
+    dropout.p = 0.0
     x = images()
     program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
     prepared = prepare(model, [(x,)], qat=True)
@@ -513,7 +516,8 @@ def test_coverage_and_explain() -> None:
     prepared = prepare(model, examples)
     text = str(tracing.coverage(prepared))
     assert "by conv of x86" in str(tracing.explain(prepared, "conv2d"))
-    assert "first" in text and "second" in text
+    assert "first" in text
+    assert "second" in text
 
 
 def test_refusals() -> None:

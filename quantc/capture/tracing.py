@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,7 +23,22 @@ from quantc.sites import Origin
 
 INPUT = "input_"
 """What the names of the model's own inputs begin with; their number follows."""
-SCALED = frozenset("add sub mul div __add__ __sub__ __mul__ __truediv__ __radd__ __rmul__ __rsub__ __iadd__".split())
+SCALED = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "__add__",
+        "__sub__",
+        "__mul__",
+        "__truediv__",
+        "__radd__",
+        "__rmul__",
+        "__rsub__",
+        "__iadd__",
+    ]
+)
 """Calls whose numbers could come from data, if the model looks at numbers."""
 
 
@@ -130,7 +144,9 @@ class Recorder:
         return node
 
     def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
-        found = next((node for node in self.graph.find_nodes(op="get_attr") if node.target == name), None)
+        found: fx.Node | None = next(
+            (node for node in self.graph.find_nodes(op="get_attr") if node.target == name), None
+        )
         if found is not None:
             return found
         node = self.graph.create_node("get_attr", name)
@@ -140,9 +156,7 @@ class Recorder:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def see(
-        self, func: Callable[..., Any], given: tuple[Any, Any], output: Any, origin: Origin
-    ) -> SeenCall:
+    def see(self, func: Callable[..., Any], given: tuple[Any, Any], output: Any, origin: Origin) -> SeenCall:
         """A call from a place that was not seen before."""
         number = len(self.calls)
         reads = tuple(self._node_of(tensor) for tensor in tensors_in(given))
@@ -231,7 +245,14 @@ class Recorder:
 
         try:
             traced = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*(leaves[place] for place in places))
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, UnsupportedFakeTensorException):
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            NotImplementedError,
+            AssertionError,
+            UnsupportedFakeTensorException,
+        ):
             return None
         return self._inlined(traced, reads, origin)
 
@@ -309,7 +330,9 @@ class Recorder:
             placeholders = graph.find_nodes(op="placeholder")
             return Signature(inputs_of(placeholders, leaves, names), in_spec, out_spec)
 
-        origins: Mapping[fx.Node, SeenAt] = {nodes[node]: row for node, row in self._origins.items() if node not in inputs}
+        origins: Mapping[fx.Node, SeenAt] = {
+            nodes[node]: row for node, row in self._origins.items() if node not in inputs
+        }
         return assemble(
             graph,
             self.model,

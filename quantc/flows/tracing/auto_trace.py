@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -197,7 +198,11 @@ class Interception(TorchFunctionMode):
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
         if site is None:
-            return moved(func, args, kwargs) if run.trace.kind_of(func) is Kind.MOVE else call_on_floats(func, args, kwargs)
+            return (
+                moved(func, args, kwargs)
+                if run.trace.kind_of(func) is Kind.MOVE
+                else call_on_floats(func, args, kwargs)
+            )
         if run.trace.phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
             function = state.op_convert_function(func, site, run) or func
@@ -264,7 +269,7 @@ class Intercepted:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
-        return (_same_class_again, (own_class(made[1][0]), *made[1][1:]), *made[2:])
+        return (_same_class_again, (own_class(type(self)), *made[1][1:]), *made[2:])
 
 
 class InterceptedLeaf(Intercepted):
@@ -344,7 +349,9 @@ def is_leaf_class(cls: type) -> bool:
 
 def own_class(cls: type) -> type:
     """The class that a module had before it was intercepted."""
-    return next(base for base in cls.__mro__ if not issubclass(base, Intercepted)) if issubclass(cls, Intercepted) else cls
+    return (
+        next(base for base in cls.__mro__ if not issubclass(base, Intercepted)) if issubclass(cls, Intercepted) else cls
+    )
 
 
 def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
@@ -373,7 +380,7 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         if run.watch is not None:
             _watch_inputs(trace, run.watch, args, kwargs)
         with Interception(run):
-            output = super(Intercepted, module).__call__(*args, **kwargs)
+            output = nn.Module.__call__(module, *args, **kwargs)
         output = state.module_after_hook(output, run)
     finally:
         _ACTIVE.run = outer
@@ -386,7 +393,7 @@ def _watch_inputs(trace: Trace, watch: Watch, args: Any, kwargs: Any) -> None:
     leaves = pytree.tree_leaves((args, kwargs))
     for index, groups in trace.watched.get(-1, {}).items():
         if index < len(leaves):
-            watch.observe(groups, leaves[index], lambda index=index: f"input {index}")
+            watch.observe(groups, leaves[index], partial("input {}".format, index))
 
 
 def _refuse_gradients(args: Any, kwargs: Any) -> None:
@@ -427,7 +434,7 @@ class Recording:
         _ACTIVE.run = run
         try:
             with torch.no_grad(), Interception(run):
-                output = super(Intercepted, model).__call__(*args, **kwargs)
+                output = nn.Module.__call__(model, *args, **kwargs)
         finally:
             _ACTIVE.run = None
             self.trace.bound = None
@@ -506,7 +513,9 @@ class Recording:
 BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start, Recording.run))
 
 
-def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
+def arguments_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
     """Where the tensors among the arguments of a call are, and what the others are."""
     tensors: list[Path] = []
     others: list[tuple[Path, Any]] = []
@@ -520,7 +529,9 @@ def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[P
     return tuple(tensors), tuple(others)
 
 
-def add_auto_observation(model: nn.Module, examples: Iterable[tuple[tuple[Any, ...], dict[str, Any]]], trace: Trace) -> Recording:
+def add_auto_observation(
+    model: nn.Module, examples: Iterable[tuple[tuple[Any, ...], dict[str, Any]]], trace: Trace
+) -> Recording:
     """Have the calls of a model intercepted, and trace it with examples: `first_call` captures, later calls observe.
 
     Each module that holds others gets an `AutoQuantizationState` as a child; the model itself is changed."""
@@ -551,11 +562,11 @@ def add_auto_convert(model: nn.Module, trace: Trace, program: Any) -> nn.Module:
 
 
 __all__ = [
-    "Interception",
+    "STATE",
     "Intercepted",
+    "Interception",
     "Recording",
     "Run",
-    "STATE",
     "Traced",
     "add_auto_convert",
     "add_auto_observation",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -79,7 +80,7 @@ class Context:
 def place_of_call(depth: int) -> Key:
     """The place of the call that is being intercepted, within the module it is made in: the instruction in each function
     on the way. In recursion each function counts once."""
-    frame = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(depth)
     found: list[int] = []
     while frame is not None:
         number = id(frame.f_code)
@@ -88,16 +89,16 @@ def place_of_call(depth: int) -> Key:
         if number not in found and number not in SKIPPED:
             found.append(number)
             found.append(frame.f_lasti)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(found)
 
 
 def source_of_call(depth: int) -> tuple[str, int]:
     """The file and line of the user's code that makes the call that is being intercepted."""
-    frame = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if not module.startswith(("torch.", "quantc.flows.tracing")):
             return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "", 0

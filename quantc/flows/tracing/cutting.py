@@ -74,7 +74,7 @@ def cut(
     for node in _needed(last, {nodes[operand] for operand in operands}, on_grids, program):
         found = grid_read(node)
         if found is not None and found[0] in as_bytes and found[1] == on_grids.get(found[0].name):
-            copied[node] = graph.node_copy(node, lambda _, given=as_bytes[found[0]]: given)
+            copied[node] = graph.node_copy(node, dict.fromkeys(node.all_input_nodes, as_bytes[found[0]]).__getitem__)
         else:
             copied[node] = graph.node_copy(node, copied.__getitem__)
         copied[node].meta = dict(node.meta)
@@ -90,9 +90,7 @@ def cut(
     return made_of
 
 
-def _needed(
-    last: fx.Node, operands: set[fx.Node], on_grids: Mapping[str, Grid], program: Program
-) -> list[fx.Node]:
+def _needed(last: fx.Node, operands: set[fx.Node], on_grids: Mapping[str, Grid], program: Program) -> list[fx.Node]:
     """All that is computed between operands and the last node, in order."""
     found: set[fx.Node] = set()
     pending = [last]
@@ -152,7 +150,9 @@ class Compute(nn.Module):
 
     def forward(self, *operands: Tensor) -> Any:
         if self.wants_order:
-            operands = tuple(x.contiguous() if is_asked else x for x, is_asked in zip(operands, self.in_order, strict=True))
+            operands = tuple(
+                x.contiguous() if is_asked else x for x, is_asked in zip(operands, self.in_order, strict=True)
+            )
         if self.kernel is not None:
             return self.kernel.forward(*operands)
         return self.body.forward(*operands)[0]

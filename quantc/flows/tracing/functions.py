@@ -9,7 +9,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -27,20 +26,76 @@ class Kind(Enum):
 
 
 PRODUCTS = frozenset(
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear bilinear matmul mm addmm bmm "
-    "__matmul__ __rmatmul__ embedding embedding_bag lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell "
-    "rnn_relu_cell".split()
+    [
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "linear",
+        "bilinear",
+        "matmul",
+        "mm",
+        "addmm",
+        "bmm",
+        "__matmul__",
+        "__rmatmul__",
+        "embedding",
+        "embedding_bag",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+    ]
 )
 """Calls that are quantized for their own sake, if they have a parameter of the model."""
 
 MOVES = frozenset(
-    "flatten view view_as reshape reshape_as unflatten squeeze unsqueeze transpose swapaxes permute movedim t expand "
-    "expand_as repeat select narrow chunk split unbind tile __getitem__ flip roll cat concat stack contiguous detach "
-    "clone pixel_shuffle pixel_unshuffle channel_shuffle".split()
+    [
+        "flatten",
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "transpose",
+        "swapaxes",
+        "permute",
+        "movedim",
+        "t",
+        "expand",
+        "expand_as",
+        "repeat",
+        "select",
+        "narrow",
+        "chunk",
+        "split",
+        "unbind",
+        "tile",
+        "__getitem__",
+        "flip",
+        "roll",
+        "cat",
+        "concat",
+        "stack",
+        "contiguous",
+        "detach",
+        "clone",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+    ]
 )
 IN_MEMORY = frozenset({"view", "view_as", "flatten", "unflatten"})
 """Moves that go by how a tensor lies in memory."""
-OPENED: tuple[Callable[..., Any], ...] = (F.multi_head_attention_forward,)
+OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
 
 
 def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
@@ -79,8 +134,8 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     first = args[0] if args else None
     pieces = first if isinstance(first, list | tuple) else (first,)
     grid = pieces[0].grid if pieces and type(pieces[0]) is Traced else None
-    is_alike = grid is not None and all(type(piece) is Traced and piece.grid == grid for piece in pieces)
-    if not is_alike or any(type(leaf) is Traced for leaf in pytree.tree_leaves((args[1:], kwargs))):
+    is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)
+    if grid is None or not is_alike or any(type(leaf) is Traced for leaf in pytree.tree_leaves((args[1:], kwargs))):
         return call_on_floats(func, args, kwargs)
     levels = [piece.levels for piece in pieces]
     if getattr(func, "__name__", "") in IN_MEMORY:

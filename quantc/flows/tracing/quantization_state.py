@@ -262,7 +262,14 @@ class AutoQuantizationState(nn.Module):
             destination[f"{prefix}{CONTENT}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing: Any,
+        unexpected: Any,
+        errors: Any,
     ) -> None:
         content = state_dict.get(f"{prefix}{CONTENT}")
         kept = {name: value for name, value in state_dict.items() if name != f"{prefix}{CONTENT}"}

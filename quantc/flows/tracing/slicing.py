@@ -50,7 +50,5 @@ def subgraph(program: Program, calls: Collection[int], name: str) -> Program:
     names = {node.name for node in own}
     made.plan = program.plan.renamed(copied)
     made.plan.outcomes = {site: use for site, use in program.plan.outcomes.items() if site.node in names}
-    made.plan.groups = tuple(
-        group for group in program.plan.groups if any(site.node in names for site in group.places)
-    )
+    made.plan.groups = tuple(group for group in program.plan.groups if any(site.node in names for site in group.places))
     return made

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -151,7 +152,7 @@ class Trace:
             steps: dict[int, set[int]] = {}
             for sequence in context.sequences:
                 kept = [START, *(step for step in sequence if step in busy), END]
-                for before, after in zip(kept, kept[1:], strict=False):
+                for before, after in pairwise(kept):
                     steps.setdefault(before, set()).add(after)
             context.steps = {step: frozenset(after) for step, after in steps.items()}
         self.busy = frozenset(busy)
@@ -211,9 +212,11 @@ class Trace:
         if self.phase is Phase.CONVERTED:
             loaded = from_bytes(content, load)
             names = {node.name for node in self.held.graph.nodes}
-            if not isinstance(loaded, Program) or {node.name for node in loaded.graph.nodes} != names:
+            if {node.name for node in loaded.graph.nodes} != names:
                 raise LoadError(
-                    "this is the state of another model", where=self.held.name, advice="prepare the same model alike first"
+                    "this is the state of another model",
+                    where=self.held.name,
+                    advice="prepare the same model alike first",
                 )
             self.converted(loaded)
             return

@@ -47,7 +47,7 @@ class Traced(Tensor):
         state = "waits to be fused" if self.grid is None else f"{self.grid.dtype} at scale {self.grid.scale:.6g}"
         return f"Traced(shape={tuple(shape_of(self))}, {state})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return floats_of(self).clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -119,8 +119,7 @@ def _floats(x: Traced) -> Tensor:
     args, kwargs = pytree.tree_map(floats_of, (waiting.args, waiting.kwargs))
     if waiting.unit.writes_in_place(waiting.call):
         args = (args[0].clone(), *args[1:])
-    made = waiting.func(*args, **kwargs)
-    return made
+    return waiting.func(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 def float32_of(x: Any) -> Any:
@@ -154,13 +153,49 @@ def rounded(x: Tensor, grid: Grid) -> Tensor:
 
 
 QUERIES = frozenset(
-    "size dim ndimension numel nelement stride storage_offset is_contiguous is_floating_point is_complex "
-    "element_size get_device __len__ is_signed".split()
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "get_device",
+        "__len__",
+        "is_signed",
+    ]
 )
 """Calls that ask about a tensor without looking at its numbers."""
 ATTRIBUTES = frozenset(
-    "shape ndim dtype device layout requires_grad is_cuda is_sparse is_quantized is_leaf is_meta is_mkldnn "
-    "grad grad_fn names itemsize nbytes is_nested is_mps is_xpu is_cpu _version".split()
+    [
+        "shape",
+        "ndim",
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "is_cuda",
+        "is_sparse",
+        "is_quantized",
+        "is_leaf",
+        "is_meta",
+        "is_mkldnn",
+        "grad",
+        "grad_fn",
+        "names",
+        "itemsize",
+        "nbytes",
+        "is_nested",
+        "is_mps",
+        "is_xpu",
+        "is_cpu",
+        "_version",
+    ]
 )
 
 

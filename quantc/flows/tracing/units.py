@@ -18,14 +18,35 @@ from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
 from quantc.plan import Part
 from quantc.program import TRAINED, Program, Stage
-from quantc.qdq import belongs_to_qdq
 from quantc.qat.insertion import MODES, NORMS
+from quantc.qdq import belongs_to_qdq
 
 Path = tuple[Any, ...]
 """How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
 FOLDED = frozenset(
-    "batch_norm add sub mul div __add__ __sub__ __mul__ __truediv__ __radd__ __rmul__ __rsub__ add_ sub_ mul_ div_ "
-    "__iadd__ __isub__ __imul__ __itruediv__ rsub".split()
+    [
+        "batch_norm",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "__add__",
+        "__sub__",
+        "__mul__",
+        "__truediv__",
+        "__radd__",
+        "__rmul__",
+        "__rsub__",
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+        "rsub",
+    ]
 )
 """Calls that the `fuse` pass makes part of the convolution or linear before them."""
 
@@ -191,9 +212,7 @@ class Unit:
 
     def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         names = list(dict.fromkeys(operand.value for operand in self.operands))
-        on_grids = {
-            operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None
-        }
+        on_grids = {operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None}
         made = Compute(cut(program, self.root, names, on_grids, self.out_grid, self.root), target)
         if self.out_grid is not None:
             made.leave_order()
@@ -216,7 +235,9 @@ class Unit:
         direct = self.direct
         if direct is not None:
             levels = []
-            for x, grid in zip((operands[0], operands[1]) if len(operands) == 2 else (operands[0],), self.grids, strict=True):
+            for x, grid in zip(
+                (operands[0], operands[1]) if len(operands) == 2 else (operands[0],), self.grids, strict=True
+            ):
                 if type(x) is not Traced or x.grid != grid:
                     break
                 levels.append(x.levels)
@@ -256,7 +277,7 @@ class Units:
     def __init__(self, program: Program, calls: Sequence[CallFacts]) -> None:
         self.calls = calls
         self.program = program
-        self.nodes = {node.name: node for node in program.graph.nodes}
+        self.nodes: dict[str, fx.Node] = {node.name: node for node in program.graph.nodes}
         self.of_call: dict[int, list[fx.Node]] = {}
         for node in program.graph.nodes:
             origin = program.origins.get(node)

@@ -15,7 +15,14 @@ from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, CaptureError, InputError, QuantcError
-from quantc.flows.tracing.auto_trace import STATE, InterceptedLeaf, Recording, add_auto_convert, add_auto_observation, own_class
+from quantc.flows.tracing.auto_trace import (
+    STATE,
+    InterceptedLeaf,
+    Recording,
+    add_auto_convert,
+    add_auto_observation,
+    own_class,
+)
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace
@@ -68,7 +75,11 @@ def prepare(
     trace.calls, trace.reasons = recording.facts(), _why_not_stable(recording)
     asked = mode_config(quantizer, mode) + (config or QuantConfig()) if mode != "static" else config or QuantConfig()
     prepared = api.prepare(
-        trace.captured, backend, config=_with_whole_calls(trace, asked), qat=qat, allow_empty=allow_empty
+        trace.captured,
+        backend,
+        config=_with_whole_calls(trace.captured, trace, asked),
+        qat=qat,
+        allow_empty=allow_empty,
     )
     if qat:
         _train_together(own, prepared)
@@ -117,16 +128,18 @@ def _captured(recording: Recording, name: str) -> Program:
 
 def _why_not_stable(recording: Recording) -> tuple[str, ...]:
     if recording.made_of_nothing:
-        recording.recorder.reasons.append(f"{recording.made_of_nothing} makes a tensor of nothing, which may be another one next time")
+        recording.recorder.reasons.append(
+            f"{recording.made_of_nothing} makes a tensor of nothing, which may be another one next time"
+        )
     if not recording.gives_tensors:
         recording.recorder.reasons.append("the model gives values other than tensors")
     repeated = [f"{call.name} was called {call.times} times" for call in recording.recorder.calls if call.times > 1]
     return tuple(dict.fromkeys([*recording.recorder.reasons, *repeated]))
 
 
-def _with_whole_calls(trace: Trace, config: QuantConfig) -> QuantConfig:
+def _with_whole_calls(captured: Program, trace: Trace, config: QuantConfig) -> QuantConfig:
     """Leave float what one call of the model became several ops of: they cannot be run apart."""
-    tidy = pipelines.inference().run_on_copy(trace.captured)
+    tidy = pipelines.inference().run_on_copy(captured)
     for name in Units(tidy, trace.calls).several():
         config = config.set_node(name, FLOAT)
     return config
@@ -134,7 +147,9 @@ def _with_whole_calls(trace: Trace, config: QuantConfig) -> QuantConfig:
 
 def _find_idle(model: nn.Module, trace: Trace) -> None:
     """Modules in which nothing can be quantized are not looked into."""
-    busy = {site.leaf for context in trace.context.walk() for site in context.ops.values() if site.number in trace.units}
+    busy = {
+        site.leaf for context in trace.context.walk() for site in context.ops.values() if site.number in trace.units
+    }
     for name, module in model.named_modules():
         if isinstance(module, InterceptedLeaf) and name not in busy and not module._parameters:  # type: ignore[attr-defined]
             module.__class__ = own_class(type(module))
@@ -147,7 +162,7 @@ def _find_idle(model: nn.Module, trace: Trace) -> None:
 
 
 def _state(model: nn.Module) -> AutoQuantizationState:
-    found = model._modules.get(STATE) if isinstance(model, nn.Module) else None
+    found = model._modules.get(STATE)
     if not isinstance(found, AutoQuantizationState):
         raise QuantcError(
             f"{type(model).__name__} was not prepared by this flow",
@@ -195,4 +210,15 @@ def explain(model: nn.Module, node: fx.Node | str) -> Explanation:
     return _state(model).trace.held.explain(node)
 
 
-__all__ = ["CalibrationError", "Mode", "Tensor", "convert", "coverage", "explain", "prepare", "pytree", "to_program", "torch"]
+__all__ = [
+    "CalibrationError",
+    "Mode",
+    "Tensor",
+    "convert",
+    "coverage",
+    "explain",
+    "prepare",
+    "pytree",
+    "to_program",
+    "torch",
+]
