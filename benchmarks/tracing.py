@@ -55,7 +55,7 @@ def per_op(depth: int = 50) -> float:
         quantized = convert(prepared)
         quantized(x)
         state: Any = quantized._auto_quant_state
-        computes = [next(iter(unit.computes.values())) for unit in state.units]
+        computes = [next(iter(unit.computes.values())).direct for unit in state.units]
         operand = torch.randint(0, 255, (2, WIDTH), dtype=torch.uint8)
         inputs = [x if None in next(iter(unit.computes)) else operand for unit in state.units]
 

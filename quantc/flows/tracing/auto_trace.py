@@ -58,7 +58,7 @@ class Frame:
     steps: list[int] | None = None
     """What was called, while the model is traced."""
     last: str = ""
-    """The module that was called last: the same line after another layer of a loop is another place."""
+    """The module with parameters that was called last: the same line after another layer of a loop is another place."""
 
 
 @dataclass(slots=True)
@@ -245,11 +245,8 @@ class Intercepted:
         run.frame = _entered(state, outer, run)
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
-            if has_hooks(self):
-                output = super().__call__(*args, **kwargs)  # type: ignore[misc]
-            else:
-                output = self.forward(*args, **kwargs)  # type: ignore[attr-defined]
-            return state.module_after_hook(output, run)
+            call: Any = super().__call__ if has_hooks(self) else self.forward  # type: ignore[attr-defined, misc]
+            return state.module_after_hook(call(*args, **kwargs), run)
         finally:
             if run.frame.steps is not None and run.frame.context is not None:
                 run.frame.context.sequences[tuple(run.frame.steps)] = None
@@ -294,7 +291,8 @@ class InterceptedLeaf(Intercepted):
             else:
                 frame.previous = quick.number
             if quick is not None:
-                frame.last = path
+                if self._parameters:  # type: ignore[attr-defined]
+                    frame.last = path
                 with _WITHOUT_INTERCEPTION():
                     return quick.call(self, args, run)
         key = place_of_call(2)
@@ -303,7 +301,8 @@ class InterceptedLeaf(Intercepted):
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             run.leaf = before
-            frame.last = path
+            if self._parameters:  # type: ignore[attr-defined]
+                frame.last = path
 
 
 class InterceptedSequential(Intercepted):
