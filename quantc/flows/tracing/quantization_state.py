@@ -267,17 +267,17 @@ class AutoQuantizationState(nn.Module):
         prefix: str,
         local_metadata: Any,
         strict: bool,
-        missing: Any,
-        unexpected: Any,
-        errors: Any,
+        missing_keys: Any,
+        unexpected_keys: Any,
+        error_msgs: Any,
     ) -> None:
         content = state_dict.get(f"{prefix}{CONTENT}")
         kept = {name: value for name, value in state_dict.items() if name != f"{prefix}{CONTENT}"}
-        super()._load_from_state_dict(kept, prefix, local_metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(kept, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if content is not None:
             self.trace.from_bytes(bytes(content.numpy().tobytes()))
         elif not self.path and self.trace.to_bytes() is not None:
-            missing.append(f"{prefix}{CONTENT}")
+            missing_keys.append(f"{prefix}{CONTENT}")
 
     def extra_repr(self) -> str:
         return f"{len(self.calls)} calls, {len(self.units)} quantized ops"
