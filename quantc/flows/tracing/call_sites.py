@@ -68,7 +68,7 @@ class Context:
     def walk(self) -> list[Context]:
         """This context and all inside of it."""
         found: dict[int, Context] = {}
-        pending = [self]
+        pending: list[Context] = [self]
         while pending:
             context = pending.pop()
             if context.number not in found:

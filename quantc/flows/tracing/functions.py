@@ -137,7 +137,7 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)
     if grid is None or not is_alike or any(type(leaf) is Traced for leaf in pytree.tree_leaves((args[1:], kwargs))):
         return call_on_floats(func, args, kwargs)
-    levels = [piece.levels for piece in pieces]
+    levels = [piece.levels for piece in pieces if piece is not None]
     if getattr(func, "__name__", "") in IN_MEMORY:
         levels = [piece.contiguous() for piece in levels]
     with torch._C.DisableTorchFunctionSubclass():
