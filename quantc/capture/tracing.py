@@ -1,0 +1,346 @@
+"""Capture by watching a model run: each torch call it makes becomes ATen nodes, and Python decides what is called.
+
+No control flow is followed, only its result: a model with branches and loops gives the calls that were made. A call that
+is made again from the same place (a loop, recursion) is the same nodes; where it then reads other tensors than the first
+time, these are results of the program too, so that nobody takes them for intermediate ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from quantc.capture.assemble import SymbolNames, assemble, inputs_of
+from quantc.program import Program
+from quantc.signature import Signature
+from quantc.sites import Origin
+
+INPUT = "input_"
+"""What the names of the model's own inputs begin with; their number follows."""
+SCALED = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "__add__",
+        "__sub__",
+        "__mul__",
+        "__truediv__",
+        "__radd__",
+        "__rmul__",
+        "__rsub__",
+        "__iadd__",
+    ]
+)
+"""Calls whose numbers could come from data, if the model looks at numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAt(Origin):
+    """The origin of a node, and the number of the call that it is from: rows of `origins` follow their nodes."""
+
+    call: int = -1
+
+
+@dataclass(slots=True)
+class SeenCall:
+    """One call from one place in the model: what it read, and the nodes it became."""
+
+    number: int
+    name: str
+    reads: tuple[fx.Node, ...]
+    """The node of each tensor among its arguments, in their flat order; where these differ from one time to the next, an
+    input that stands for any of them."""
+    makes: tuple[fx.Node | None, ...]
+    """The node of each tensor that it gave."""
+    writes_first: bool
+    """Whether it gave its first argument back, changed in place."""
+    times: int = 1
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor that is known, held so that its id is not given to another."""
+
+    tensor: Tensor
+    node: fx.Node
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@dataclass
+class Recorder:
+    """Writes down the calls of a model, in the order in which they are first made."""
+
+    model: nn.Module
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    calls: list[SeenCall] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    """Why this is not the whole of the model: what a straight program could not repeat."""
+    _values: dict[int, Value] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)
+    """Of parameters and buffers, by id."""
+    _constants: dict[str, Tensor] = field(default_factory=dict)
+    _origins: dict[fx.Node, SeenAt] = field(default_factory=dict)
+    _inputs: list[tuple[fx.Node, Any]] = field(default_factory=list)
+    _read: dict[fx.Node, None] = field(default_factory=dict)
+    """The nodes whose values are used in ways that the graph does not show, in order."""
+    _first: fx.Node | None = None
+
+    def __post_init__(self) -> None:
+        for name, tensor in [
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        ]:
+            self._names.setdefault(id(tensor), name)
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    def begin(self, leaves: Iterable[Any]) -> None:
+        """The inputs of one run of the model. Further runs read the inputs of the first where they are alike."""
+        self._values.clear()
+        self._first_runs = not self._inputs
+        for position, leaf in enumerate(leaves):
+            if self._first_runs or position >= len(self._inputs):
+                self._inputs.append((self._placeholder(f"{INPUT}{position}", leaf), leaf))
+            if isinstance(leaf, Tensor):
+                self._values[id(leaf)] = Value(leaf, self._inputs[position][0])
+
+    def _placeholder(self, name: str, leaf: Any) -> fx.Node:
+        if self._first is not None:
+            with self.graph.inserting_before(self._first):
+                node = self.graph.placeholder(name)
+        else:
+            node = self.graph.placeholder(name)
+        if isinstance(leaf, Tensor):
+            node.meta["val"] = leaf
+        return node
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter or buffer of the model."""
+        return id(tensor) in self._names
+
+    def _node_of(self, tensor: Tensor) -> fx.Node:
+        known = self._values.get(id(tensor))
+        if known is not None:
+            return known.node
+        if id(tensor) in self._names:
+            node = self._attribute(self._names[id(tensor)], tensor)
+        else:
+            node = self._placeholder(f"outside_{len(self._inputs)}", tensor)
+            self._inputs.append((node, tensor))
+            self.reasons.append(f"a tensor of shape {tuple(tensor.shape)} comes from outside of the model")
+        self._values[id(tensor)] = Value(tensor, node)
+        return node
+
+    def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
+        found: fx.Node | None = next(
+            (node for node in self.graph.find_nodes(op="get_attr") if node.target == name), None
+        )
+        if found is not None:
+            return found
+        node = self.graph.create_node("get_attr", name)
+        self._first = self._first or node
+        node.meta["val"] = tensor
+        return node
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def see(self, func: Callable[..., Any], given: tuple[Any, Any], output: Any, origin: Origin) -> SeenCall:
+        """A call from a place that was not seen before."""
+        number = len(self.calls)
+        reads = tuple(self._node_of(tensor) for tensor in tensors_in(given))
+        row = SeenAt(origin.module_path, origin.module_type, origin.file, origin.line, call=number)
+        made = self._written(func, given, reads, row)
+        results = tensors_in(output)
+        if made is None or len(made) != len(results):
+            made = self._whole(func, reads, row, len(results))
+        first = tensors_in(given)[:1]
+        call = SeenCall(
+            number,
+            getattr(func, "__name__", str(func)),
+            reads,
+            tuple(made),
+            bool(first) and bool(results) and results[0] is first[0],
+        )
+        self.calls.append(call)
+        self._learn(call, output)
+        return call
+
+    def again(self, call: SeenCall, given: tuple[Any, Any], output: Any) -> None:
+        """A call from a place that was seen before."""
+        call.times += 1
+        reads = [self._node_of(tensor) for tensor in tensors_in(given)]
+        if len(reads) != len(call.reads):
+            self._read.update(dict.fromkeys(reads))
+        for position, (node, first) in enumerate(zip(reads, call.reads, strict=False)):
+            if node is not first:
+                self._read[node] = None
+                self._merge(call, position, first)
+        self._learn(call, output)
+
+    def _merge(self, call: SeenCall, position: int, first: fx.Node) -> None:
+        """A call reads one tensor this time and another the next: nothing is known of it but what it is like."""
+        if first.name.startswith("merged_"):
+            return
+        self._read[first] = None
+        node = self._placeholder(f"merged_{call.number}_{position}", first.meta.get("val"))
+        self._inputs.append((node, first.meta.get("val")))
+        for reader, origin in self._origins.items():
+            if origin.call == call.number:
+                reader.replace_input_with(first, node)
+        call.reads = (*call.reads[:position], node, *call.reads[position + 1 :])
+
+    def read(self, tensors: Iterable[Tensor], why: str = "") -> None:
+        """Tensors whose values Python looks at."""
+        for tensor in tensors:
+            if id(tensor) in self._values:
+                self._read[self._values[id(tensor)].node] = None
+                if why and why not in self.reasons:
+                    self.reasons.append(why)
+
+    def parameter(self, node: fx.Node) -> str:
+        """What a node is called in the model, if it is a parameter or buffer."""
+        is_own = node.op == "get_attr" and str(node.target) not in self._constants
+        return str(node.target) if is_own else ""
+
+    def is_read(self, node: fx.Node) -> bool:
+        """Whether the value of a node is used in ways that the graph does not show."""
+        return node in self._read
+
+    def _guard_numbers(self) -> None:
+        """Where the model looks at numbers, those that it calculates with may come from data: they are no constants."""
+        if any("looks at numbers" in reason for reason in self.reasons):
+            scaled = [call for call in self.calls if call.name in SCALED and len(call.reads) == 1]
+            self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
+
+    def _learn(self, call: SeenCall, output: Any) -> None:
+        for tensor, node in zip(tensors_in(output), call.makes, strict=False):
+            if node is not None:
+                self._values[id(tensor)] = Value(tensor, node)
+
+    def _written(
+        self, func: Callable[..., Any], given: Any, reads: tuple[fx.Node, ...], origin: SeenAt
+    ) -> list[fx.Node | None] | None:
+        """The call as ATen nodes; None if shapes depend on the data, or it does what no graph holds."""
+        leaves, spec = pytree.tree_flatten(given)
+        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+        def call(*tensors: Tensor) -> Any:
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            return tensors_in(func(*args, **kwargs))
+
+        try:
+            traced = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*(leaves[place] for place in places))
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            NotImplementedError,
+            AssertionError,
+            UnsupportedFakeTensorException,
+        ):
+            return None
+        return self._inlined(traced, reads, origin)
+
+    def _inlined(self, traced: fx.GraphModule, reads: tuple[fx.Node, ...], origin: SeenAt) -> list[fx.Node | None]:
+        nodes: dict[fx.Node, fx.Node] = {}
+        inputs = iter(reads)
+        made: list[fx.Node | None] = []
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                nodes[node] = next(inputs)
+            elif node.op == "get_attr":
+                nodes[node] = self._constant(getattr(traced, str(node.target)))
+            elif node.op == "output":
+                made = [nodes.get(item) for item in pytree.tree_leaves(node.args)]
+            else:
+                nodes[node] = self._add(self.graph.node_copy(node, nodes.__getitem__), origin)
+                nodes[node].meta = {"val": node.meta.get("val")}
+        return made
+
+    def _constant(self, tensor: Tensor) -> fx.Node:
+        name = f"_traced_constant_{len(self._constants)}"
+        self._constants[name] = tensor
+        return self._attribute(name, tensor)
+
+    def _add(self, node: fx.Node, origin: SeenAt) -> fx.Node:
+        self._first = self._first or node
+        self._origins[node] = origin
+        return node
+
+    def _whole(
+        self, func: Callable[..., Any], reads: tuple[fx.Node, ...], origin: SeenAt, results: int
+    ) -> list[fx.Node | None]:
+        """The call as one opaque node; what it gives is not followed into."""
+        self.reasons.append(f"{getattr(func, '__name__', func)} has no form in ATen ({origin})")
+        self._read.update(dict.fromkeys(reads))
+        made: list[fx.Node | None] = []
+        for index in range(results):
+            node = self._placeholder(f"made_{origin.call}_{index}", None)
+            self._inputs.append((node, None))
+            made.append(node)
+        return made
+
+    # -- what comes out --------------------------------------------------------------------------------------------
+
+    def program(self, name: str, outputs: Iterable[Tensor], *, is_straight: bool = False) -> Program:
+        """All calls as one program. Its results are `outputs`, and whatever is read in ways that it does not show.
+
+        Tensors that the model makes of nothing may be other ones the next time, and so are inputs, unless the program
+        `is_straight`: then it is what the model did, once."""
+        results = dict.fromkeys(self._node_of(tensor) for tensor in outputs)
+        self._read.update(results)
+        if not is_straight:
+            self._guard_numbers()
+        made_of_nothing = {node for call in self.calls if not call.reads for node in call.makes} - {None}
+        graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+        inputs = dict(self._inputs)
+        if not is_straight:
+            inputs |= {node: node.meta.get("val") for node in made_of_nothing if node is not None}
+        for node in self.graph.nodes:
+            if node in inputs:
+                nodes[node] = graph.placeholder(node.name)
+                nodes[node].meta = dict(node.meta)
+        for node in self.graph.nodes:
+            if node not in nodes:
+                nodes[node] = graph.node_copy(node, nodes.__getitem__)
+                nodes[node].meta = dict(node.meta)
+        extra = [node for node in self._read if node not in results and node.op != "get_attr"]
+        made = tuple(nodes[node] for node in (*results, *extra))
+        graph.output(made)
+        leaves = [inputs[node] for node in self.graph.nodes if node in inputs]
+        in_spec = pytree.tree_flatten((tuple(leaves), {}))[1]
+        out_spec = pytree.tree_flatten(list(made))[1]
+
+        def signature(names: SymbolNames) -> Signature:
+            placeholders = graph.find_nodes(op="placeholder")
+            return Signature(inputs_of(placeholders, leaves, names), in_spec, out_spec)
+
+        origins: Mapping[fx.Node, SeenAt] = {
+            nodes[node]: row for node, row in self._origins.items() if node not in inputs
+        }
+        return assemble(
+            graph,
+            self.model,
+            signature,
+            name=name,
+            method="tracing",
+            is_training=self.model.training,
+            constants=self._constants,
+            origin_of=origins.get,
+            mode_source=self.model,
+        )

@@ -1,0 +1,104 @@
+"""Where in a model a call is made: the modules it is inside of, each with the place it was called from, and the place
+of the call itself. Two turns of a loop are one place; two lines that call the same module are two."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+Key = tuple[Any, ...]
+START, END = -1, -2
+"""What comes before the first step of a module, and after its last."""
+FIRST_CHILD = -3
+BOUNDARIES: set[int] = set()
+"""The code, by id, of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
+
+SKIPPED: frozenset[int] = frozenset(
+    id(function.__code__) for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)
+)
+"""The code, by id, through which a module calls its `forward` if it has hooks."""
+
+
+@dataclass(slots=True)
+class OpSite:
+    """A place where a torch function is called."""
+
+    number: int
+    """Of the call, in the order in which they were first made."""
+    name: str
+    where: str
+    """`model.py:12`."""
+    leaf: str = ""
+    """The module of torch.nn that makes the call, by its path."""
+    is_product: bool = False
+    """Whether it is an op that is quantized for its own sake: control flow over it is watched."""
+
+
+@dataclass(slots=True)
+class Context:
+    """A module as it is called from one place."""
+
+    path: str
+    number: int
+    parent: Context | None = None
+    ops: dict[Key, OpSite] = field(default_factory=dict)
+    children: dict[Key, Context] = field(default_factory=dict)
+    sequences: dict[tuple[int, ...], None] = field(default_factory=dict)
+    """The steps that were seen, run by run: numbers of calls, and of the modules that were called."""
+    steps: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Which steps may follow a step."""
+
+    quick: dict[Key, Any] = field(default_factory=dict)
+    """What modules of torch.nn that are called in it run instead, once it is converted."""
+
+    expected: dict[int, Any] = field(default_factory=dict)
+    """For a step after which only one other can come: what runs that."""
+
+    def around(self, path: str) -> Context | None:
+        """This context or one it is inside of, if it is of the module at a path: recursion comes back to it."""
+        context: Context | None = self
+        while context is not None and context.path != path:
+            context = context.parent
+        return context
+
+    def walk(self) -> list[Context]:
+        """This context and all inside of it."""
+        found: dict[int, Context] = {}
+        pending: list[Context] = [self]
+        while pending:
+            context = pending.pop()
+            if context.number not in found:
+                found[context.number] = context
+                pending.extend(context.children.values())
+        return list(found.values())
+
+
+def place_of_call(depth: int) -> Key:
+    """The place of the call that is being intercepted, within the module it is made in: the instruction in each function
+    on the way. In recursion each function counts once."""
+    frame: FrameType | None = sys._getframe(depth)
+    found: list[int] = []
+    while frame is not None:
+        number = id(frame.f_code)
+        if number in BOUNDARIES:
+            break
+        if number not in found and number not in SKIPPED:
+            found.append(number)
+            found.append(frame.f_lasti)
+        frame = frame.f_back
+    return tuple(found)
+
+
+def source_of_call(depth: int) -> tuple[str, int]:
+    """The file and line of the user's code that makes the call that is being intercepted."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("torch.", "quantc.flows.tracing")):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0

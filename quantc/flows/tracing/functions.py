@@ -1,0 +1,147 @@
+"""Which torch functions are looked at, and how: by their names, since one op has many spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from quantc.flows.tracing.traced_tensor import Traced, call_on_floats, is_query, on_grid
+
+
+class Kind(Enum):
+    """What a torch function is to the quantized model."""
+
+    OTHER = "runs untouched"
+    QUERY = "asks about a tensor without looking at its numbers"
+    MOVE = "moves elements, bytes as well as floats"
+    HOOKED = "may be quantized"
+    OPENED = "is written in Python, and is followed into"
+
+
+PRODUCTS = frozenset(
+    [
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "linear",
+        "bilinear",
+        "matmul",
+        "mm",
+        "addmm",
+        "bmm",
+        "__matmul__",
+        "__rmatmul__",
+        "embedding",
+        "embedding_bag",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+    ]
+)
+"""Calls that are quantized for their own sake, if they have a parameter of the model."""
+
+MOVES = frozenset(
+    [
+        "flatten",
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "transpose",
+        "swapaxes",
+        "permute",
+        "movedim",
+        "t",
+        "expand",
+        "expand_as",
+        "repeat",
+        "select",
+        "narrow",
+        "chunk",
+        "split",
+        "unbind",
+        "tile",
+        "__getitem__",
+        "flip",
+        "roll",
+        "cat",
+        "concat",
+        "stack",
+        "contiguous",
+        "detach",
+        "clone",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+    ]
+)
+IN_MEMORY = frozenset({"view", "view_as", "flatten", "unflatten"})
+"""Moves that go by how a tensor lies in memory."""
+OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
+
+
+def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
+    """What a function is, given the names of those that were seen to be quantizable."""
+    if is_query(func):
+        return Kind.QUERY
+    if func in OPENED:
+        return Kind.OPENED
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return Kind.MOVE if getattr(func.__self__, "__name__", "") in ("T", "mT") else Kind.OTHER
+    if name in hooked or name in PRODUCTS:
+        return Kind.HOOKED
+    return Kind.MOVE if name in MOVES else Kind.OTHER
+
+
+def is_product(func: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call multiplies with a parameter."""
+    if getattr(func, "__name__", "") not in PRODUCTS:
+        return False
+    return any(isinstance(leaf, nn.Parameter) for leaf in pytree.tree_leaves((tuple(args), kwargs)))
+
+
+@cache
+def opened(func: FunctionType) -> FunctionType:
+    """A function of torch without its first lines, which would hand it over whole."""
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    scope = {**func.__globals__, **dict.fromkeys(names, lambda *_: False)}
+    made = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made
+
+
+def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Move elements: bytes if all are on one grid, else floats."""
+    first = args[0] if args else None
+    pieces = first if isinstance(first, list | tuple) else (first,)
+    grid = pieces[0].grid if pieces and type(pieces[0]) is Traced else None
+    is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)
+    if grid is None or not is_alike or any(type(leaf) is Traced for leaf in pytree.tree_leaves((args[1:], kwargs))):
+        return call_on_floats(func, args, kwargs)
+    levels = [piece.levels for piece in pieces if piece is not None]
+    if getattr(func, "__name__", "") in IN_MEMORY:
+        levels = [piece.contiguous() for piece in levels]
+    with torch._C.DisableTorchFunctionSubclass():
+        made = func(levels if isinstance(first, list | tuple) else levels[0], *args[1:], **kwargs)
+    if isinstance(made, Tensor):
+        return on_grid(made, grid)
+    return type(made)(on_grid(part, grid) for part in made)

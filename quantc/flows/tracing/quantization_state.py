@@ -1,0 +1,287 @@
+"""`AutoQuantizationState`: what is known of one module, attached to it as a child, and the hooks around its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
+from quantc.flows.tracing.functions import is_product
+from quantc.flows.tracing.quick import advance
+from quantc.flows.tracing.slicing import subgraph
+from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
+from quantc.flows.tracing.traced_tensor import Traced, become, call_on_floats, floats_of
+from quantc.flows.tracing.units import Unit, reach, rounded_once
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.auto_trace import Run
+    from quantc.observe.observation import Observation
+    from quantc.program import Program
+
+CONTENT = "content"
+"""The name of the tensor that holds, as bytes, what no other tensor does: statistics, or the quantized program."""
+
+
+class AutoQuantizationState(nn.Module):
+    """The quantization state of its parent module: the ops that were seen in it, what is observed of them, and what runs
+    in their place. All states of a model share one trace."""
+
+    def __init__(self, trace: Trace, path: str, kind: str) -> None:
+        super().__init__()
+        self.trace = trace
+        self.path = path
+        self.kind = kind
+        """The class of the module."""
+        self.contexts: list[Context] = []
+        """The module as it is called from each place."""
+        self.is_idle = False
+        """Whether nothing in the module can be quantized, so that nothing in it is looked at."""
+        self._hooks: dict[Any, bool] = {}
+
+    # -- what it holds ---------------------------------------------------------------------------------------------
+
+    @property
+    def first_call(self) -> bool:
+        """Whether calls are being captured; later they are observed, or run quantized."""
+        return self.trace.phase is Phase.TRACING
+
+    @property
+    def calls(self) -> list[OpSite]:
+        """The places in the module where torch functions are called, in the order in which they were first seen."""
+        sites = {site.number: site for context in self.contexts for site in context.ops.values()}
+        return [sites[number] for number in sorted(sites)]
+
+    @property
+    def units(self) -> list[Unit]:
+        """The quantized ops of the module."""
+        found = [self.trace.units[site.number] for site in self.calls if site.number in self.trace.units]
+        return list({id(unit): unit for unit in found}.values())
+
+    @property
+    def subgraphs(self) -> list[Program]:
+        """The ops that were seen in the module, as programs: one for each place that it is called from."""
+        return [
+            subgraph(self.trace.held, {site.number for site in context.ops.values()}, f"{self.path}@{index}")
+            for index, context in enumerate(self.contexts)
+            if any(site.number in self.trace.units for site in context.ops.values())
+        ]
+
+    @property
+    def observers(self) -> dict[str, Observation]:
+        """The statistics of what the ops of the module read and give, by the name of the group that shares a scale."""
+        plan = self.trace.held.plan
+        names = {unit_node for unit in self.units for unit_node in unit.nodes}
+        groups = [group for group in plan.groups if any(site.node in names for site in group.places)]
+        return {group.name: plan.statistics[group.name] for group in groups if group.name in plan.statistics}
+
+    @property
+    def fake_quants(self) -> dict[str, nn.Module]:
+        """What rounds in training, by name."""
+        from quantc.program import TRAINED
+
+        holder = self.trace.held.root._modules.get(TRAINED)
+        names = {name for unit in self.units for name in unit.fake_quantizers(self.trace.held)}
+        return {name: module for name, module in holder.named_children() if name in names} if holder else {}
+
+    # -- which calls, and whether they are those that were seen ------------------------------------------------------
+
+    def cur_op_needs_hooks(self, func: Callable[..., Any]) -> bool:
+        """Whether a function may be quantized; all others run untouched."""
+        return self.trace.kind_of(func).value == "may be quantized"
+
+    def validate_cur_op(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: Key, run: Run
+    ) -> OpSite | None:
+        """The place of a call, if it is one that was seen. UnseenOpError if the model went another way to it, or never
+        was there, and it is one that is quantized."""
+        frame = run.frame
+        site = frame.context.ops.get(key) if frame.context is not None else None
+        if site is None:
+            if is_product(func, args, kwargs) and not run.is_left_float(key[0]):
+                raise self.unseen(getattr(func, "__name__", str(func)), run, key[0])
+            return None
+        self.step_to(site, run)
+        return site
+
+    def step_to(self, site: OpSite, run: Run) -> None:
+        """Go on to a call, if it may follow the one before."""
+        frame = run.frame
+        if site.number not in self.trace.busy or frame.context is None:
+            return
+        if site.number not in frame.context.steps.get(frame.previous, ()):
+            raise self.unseen(f"{site.name} at {site.where}", run, "")
+        frame.previous = site.number
+
+    def _step(self, number: int, seen: str, run: Run) -> None:
+        frame = run.frame
+        context = frame.context
+        if context is None:
+            return
+        if number not in context.steps.get(frame.previous, ()):
+            raise self.unseen(seen, run, "")
+        frame.previous = number
+
+    def unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError:
+        file, line = source_of_call(3)
+        frame = run.frame
+        while frame.context is None and frame.parent is not None:  # it was never called: what was to come instead?
+            frame = frame.parent
+        allowed = frame.context.steps.get(frame.previous, frozenset()) if frame.context is not None else frozenset()
+        expected = [run.step_name(number) for number in sorted(allowed)]
+        module = f"{self.path or 'the model'} ({self.kind})"
+        by = f" of {leaf}" if leaf else ""
+        return UnseenOpError(
+            f"control flow over quantizable ops that was never seen, in {module}: "
+            f"expected {' or '.join(expected) or 'no quantizable op'}, seen {seen}{by}",
+            where=f"{file.rsplit('/', 1)[-1]}:{line}",
+            advice="give prepare an example that takes this way too: prepare(model, [example, other_example]); "
+            "or leave the module float with a config",
+        )
+
+    # -- hooks around a call ---------------------------------------------------------------------------------------
+
+    def op_prepare_before_hook(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Observe what a quantized op reads. Arguments that wait to be fused stay as they are."""
+        unit = self.trace.units.get(site.number)
+        if unit is None:
+            rows = self.trace.rounding.get(site.number)
+            plain = pytree.tree_map(floats_of, (args, kwargs))
+            return plain if rows is None else self._rounded(plain, rows, run)  # type: ignore[no-any-return]
+        if run.watch is not None:
+            for number, path in unit.by_call.get(site.number, ()):
+                x = reach(args, kwargs, path)
+                run.watch.observe(unit.operands[number].groups, floats_of(x), lambda: f"{site.name} at {site.where}")
+        return args, kwargs
+
+    def _rounded(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
+        """Arguments as they are rounded in training."""
+        leaves, spec = pytree.tree_flatten(given)
+        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for position, target in rows:
+            place = places[position]
+            leaves[place] = rounded_once(self.trace.held, target, leaves[place], run.rounded)
+        return pytree.tree_unflatten(leaves, spec)
+
+    def op_prepare_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any]:
+        """The function itself, or what stands for it where several calls are one op or are trained."""
+        unit = self.trace.units.get(site.number)
+        if unit is None or not (unit.is_fused or self.trace.phase is Phase.TRAINING):
+            return lambda *args, **kwargs: call_on_floats(func, args, kwargs)
+        return lambda *args, **kwargs: advance(self.trace, unit, site.number, func, args, kwargs, run)
+
+    def op_prepare_after_hook(
+        self,
+        func: Callable[..., Any],
+        output: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        site: OpSite,
+        run: Run,
+    ) -> Any:
+        """Observe what a call gave, where what is quantized reads it."""
+        unit = self.trace.units.get(site.number)
+        if unit is not None and site.number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
+            become(args[0], output)
+        watched = self.trace.watched.get(site.number)
+        if watched and run.watch is not None:
+            results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            for index, groups in watched.items():
+                if index < len(results) and not _waits(results[index]):
+                    run.watch.observe(groups, floats_of(results[index]), lambda: f"{site.name} at {site.where}")
+        return output
+
+    def op_convert_before_hook(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Check that a quantized op is given the weights it was quantized with; float ops are given floats."""
+        unit = self.trace.units.get(site.number)
+        if unit is None:
+            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+        for path, name in unit.constants_of(site.number):
+            if reach(args, kwargs, path) is not run.constants[name]:
+                raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
+        for path, value in self.trace.fixed[site.number]:
+            if reach(args, kwargs, path) != value:
+                raise self.unseen(f"{site.name} with {reach(args, kwargs, path)!r} for {value!r}", run, site.leaf)
+        return args, kwargs
+
+    def op_convert_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any] | None:
+        """What stands for a function where it is quantized: a kernel. None if the function itself is called."""
+        unit = self.trace.units.get(site.number)
+        if unit is None:
+            return None
+        return lambda *args, **kwargs: advance(self.trace, unit, site.number, func, args, kwargs, run)
+
+    def op_convert_after_hook(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...], site: OpSite) -> Any:
+        """A tensor that was written in place is what it is now."""
+        unit = self.trace.units.get(site.number)
+        if unit is not None and site.number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
+            become(args[0], output)
+        return output
+
+    # -- hooks around the module -----------------------------------------------------------------------------------
+
+    def module_before_hook(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> tuple[Any, Any]:
+        """What a module is called with: floats, if nothing in it is quantized."""
+        if self.is_idle:
+            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+        frame = run.frame
+        if frame.context is not None and frame.context.number in self.trace.busy and frame.parent is not None:
+            parent = frame.parent
+            if parent.context is not None:
+                run.frame = parent
+                try:
+                    parent.state._step(frame.context.number, f"a call of {self.path}", run)
+                finally:
+                    run.frame = frame
+        return args, kwargs
+
+    def module_after_hook(self, output: Any, run: Run) -> Any:
+        """What a module gives: as it is to the module around it, floats to the caller of the model."""
+        if run.trace.phase is not Phase.TRACING:
+            self._step_end(run)
+        if run.frame.parent is not None:
+            return output
+        return floats_of(output) if isinstance(output, Tensor) else pytree.tree_map(floats_of, output)
+
+    def _step_end(self, run: Run) -> None:
+        if run.frame.context is not None and run.frame.context.steps:
+            self._step(END, "the end of forward", run)
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self.path and (content := self.trace.to_bytes()) is not None:
+            destination[f"{prefix}{CONTENT}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: Any,
+        unexpected_keys: Any,
+        error_msgs: Any,
+    ) -> None:
+        content = state_dict.get(f"{prefix}{CONTENT}")
+        kept = {name: value for name, value in state_dict.items() if name != f"{prefix}{CONTENT}"}
+        super()._load_from_state_dict(kept, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        if content is not None:
+            self.trace.from_bytes(bytes(content.numpy().tobytes()))
+        elif not self.path and self.trace.to_bytes() is not None:
+            missing_keys.append(f"{prefix}{CONTENT}")
+
+    def extra_repr(self) -> str:
+        return f"{len(self.calls)} calls, {len(self.units)} quantized ops"
+
+
+def _waits(x: Any) -> bool:
+    return type(x) is Traced and x.waiting is not None

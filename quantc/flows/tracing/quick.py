@@ -1,0 +1,115 @@
+"""One call of those that a fused op is made of. The op runs when all its operands are there; calls before that, and those
+whose work it has done already, give tensors that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quantc.flows.tracing.call_sites import Key, OpSite
+from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, call_on_floats, to_be_fused
+from quantc.flows.tracing.units import Unit, reach
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.auto_trace import Run
+    from quantc.flows.tracing.trace import Trace
+
+
+class Quick:
+    """What runs instead of a module of torch.nn whose one call is part of a quantized op."""
+
+    __slots__ = ("follows", "is_alone", "is_last", "number", "site", "trace", "unit", "where", "writes")
+
+    def __init__(self, site: OpSite, unit: Unit, trace: Trace, key: Key) -> None:
+        self.site, self.unit, self.trace = site, unit, trace
+        self.where = key
+        """The module that is called, and the place that calls it."""
+        self.number = site.number
+        self.is_alone = not unit.is_fused
+        self.follows = unit.is_fused and site.number > unit.trigger
+        self.is_last = site.number == unit.members[-1]
+        self.writes = site.number in unit.in_place
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """The copy of a trace makes its own."""
+
+    def call(self, leaf: Any, args: tuple[Any, ...], run: Run) -> Any:
+        """Do the work of the module."""
+        x = args[0]
+        unit = self.unit
+        if self.follows and type(x) is Traced:
+            waiting = x.waiting
+            if waiting is not None and waiting.unit is unit and waiting.result is not None:
+                result = waiting.result
+                if not self.is_last:
+                    inside = Waiting(unit, self.number, leaf.forward, args, {}, waiting.operands, result)
+                    result = to_be_fused(body_of(result), inside)
+                if self.writes:
+                    become(x, result)
+                return result
+        if self.is_alone:
+            return run_unit(self.trace, unit, run, {0: x})
+        output = advance(self.trace, unit, self.number, leaf.forward, args, {}, run)
+        if self.writes and type(x) is Traced and output is not x:
+            become(x, output)
+        return output
+
+
+def advance(
+    trace: Trace,
+    unit: Unit,
+    call: int,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run: Run,
+) -> Any:
+    """Any call of those that a fused op is made of."""
+    if not unit.is_fused:
+        return run_unit(trace, unit, run, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
+    before = _waiting_for(unit, args, kwargs)
+    if call != unit.members[0] and before is None:
+        return call_on_floats(func, args, kwargs)  # called on something else than when it was recorded
+    operands = dict(before.operands) if before is not None else {}
+    for number, path in unit.by_call.get(call, ()):
+        operands[number] = reach(args, kwargs, path)
+    result = before.result if before is not None else None
+    if call == unit.trigger:
+        if len(operands) != len(unit.operands):
+            return call_on_floats(func, args, kwargs)
+        result = run_unit(trace, unit, run, operands)
+    if call == unit.members[-1]:
+        return result if result is not None else call_on_floats(func, args, kwargs)
+    waiting = Waiting(unit, call, func, args, kwargs, operands, result)
+    shape = body_of(result) if result is not None else run.shape_of_result(unit, call, func, args, kwargs)
+    return to_be_fused(shape, waiting)
+
+
+def run_unit(trace: Trace, unit: Unit, run: Run, operands: dict[int, Any]) -> Any:
+    """Compute a fused op, as far as the model has come: in float, as it is trained, or on a kernel."""
+    if trace.is_converted:
+        return unit.run_quantized(trace.held, operands, trace.target)
+    if trace.held.is_live:
+        with torch._C.DisableTorchFunctionSubclass():
+            return unit.run_trained(trace.held, operands, run.rounded)
+    with torch._C.DisableTorchFunctionSubclass():
+        return unit.run_float(trace.held, operands)
+
+
+def body_of(x: Any) -> Any:
+    """A plain tensor of the same shape."""
+    return x.levels if type(x) is Traced else x.detach()
+
+
+def _waiting_for(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Waiting | None:
+    """The part of a fused op that was done before, among the arguments of the next call."""
+    found: Waiting | None = None
+    for x in (*args, *kwargs.values()):
+        if type(x) is Traced and x.waiting is not None and x.waiting.unit is unit:
+            if found is None:
+                found = x.waiting
+            else:  # two branches of one op
+                found.operands.update(x.waiting.operands)
+    return found

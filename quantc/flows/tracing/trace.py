@@ -1,0 +1,293 @@
+"""What was seen of a model, and what became of it: the calls by place, the program they make, and its fused ops.
+
+All states of one model share one trace."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantc.errors import CalibrationError, DataError, LoadError, QuantcError
+from quantc.flows.tracing.call_sites import END, START, Context
+from quantc.flows.tracing.functions import Kind, kind_of
+from quantc.flows.tracing.quick import Quick
+from quantc.flows.tracing.units import CallFacts, Unit, Units
+from quantc.observe.observation import Order
+from quantc.observe.store import Statistics
+from quantc.program import Program, Stage
+from quantc.store import load
+from quantc.store.bytes_form import as_bytes, from_bytes
+from quantc.tally import Tally
+
+
+class Phase(Enum):
+    """What is done where the model makes a call."""
+
+    TRACING = "tracing"
+    OBSERVING = "observing"
+    TRAINING = "training"
+    CONVERTED = "converted"
+
+
+class UnseenOpError(QuantcError):
+    """The model took a way over quantizable ops that was never seen: nothing is known of the numbers there."""
+
+
+class Trace:
+    """The recorded calls of one model and its program."""
+
+    def __init__(self, context: Context, target: str) -> None:
+        self.context = context
+        self.target = target
+        """Whose kernels run what is converted."""
+        self.phase = Phase.TRACING
+        self.program: Program | None = None
+        self.captured: Program | None = None
+        """As it was seen, before anything was decided."""
+        self.calls: tuple[CallFacts, ...] = ()
+        self.units: dict[int, Unit] = {}
+        self.watched: dict[int, dict[int, tuple[str, ...]]] = {}
+        self.reasons: tuple[str, ...] = ()
+        """Why the trace is not stable; empty if it is."""
+        self.trees: tuple[Any, Any] | None = None
+        """How inputs and results of the model are arranged."""
+        self.fixed: dict[int, tuple[tuple[Any, Any], ...]] = {}
+        """The arguments of each call that are no tensors."""
+        self.hooked: frozenset[str] = frozenset()
+        """The names of functions that are part of quantized ops."""
+        self.rounding: dict[int, list[tuple[int, str]]] = {}
+        """In training: what rounds the tensors that other calls read."""
+        self.bound: Any = None
+        """What is looked up in the model itself, once it is known which."""
+        self._kinds: dict[Any, Kind] = {}
+        self.lock = threading.Lock()
+
+    def kind_of(self, func: Any) -> Kind:
+        """What a torch function is to this model."""
+        found = self._kinds.get(func)
+        if found is None:
+            found = self._kinds[func] = kind_of(func, self.hooked)
+        return found
+
+    # -- deciding --------------------------------------------------------------------------------------------------
+
+    def decided(self, program: Program, phase: Phase) -> None:
+        """Take a program that was prepared."""
+        self.program, self.phase = program, phase
+        found = Units(program, self.calls)
+        self.units = found.build()
+        self.watched = found.watched() if phase is Phase.OBSERVING else {}
+        if phase is Phase.TRAINING:
+            for unit in {id(unit): unit for unit in self.units.values()}.values():
+                unit.settle_training(program)
+            self.rounding = {call: rows for call, rows in found.rounding().items() if call not in self.units}
+        self.fixed = {call.number: call.fixed for call in self.calls}
+        self.hooked = frozenset(self.calls[number].name for number in self.units)
+        self._kinds = {}
+        self._find_steps()
+
+    def converted(self, program: Program) -> None:
+        """Take the program that was made of it by `convert`."""
+        if self.phase is Phase.TRAINING:  # dropout is gone
+            self.units = Units(program, self.calls).build()
+        self.program, self.phase = program, Phase.CONVERTED
+        for unit in {id(unit): unit for unit in self.units.values()}.values():
+            unit.settle(program)
+        self._find_shared_rounding()
+        self.find_quick()
+
+    def find_quick(self) -> None:
+        """The modules of torch.nn that need not be called: their one call is part of a quantized op."""
+        for context in self.context.walk():
+            calls = Counter(key[:-2] for key, site in context.ops.items() if site.leaf)
+            context.quick = {
+                key[:-2]: Quick(site, self.units[site.number], self, key[:-2])
+                for key, site in context.ops.items()
+                if calls[key[:-2]] == 1 and site.leaf and site.number in self.units and self._is_plain(site.number)
+            }
+            near = {row.number: row for key, row in context.quick.items() if len(key) == 3}
+            context.expected = {
+                step: near[next(iter(after))]
+                for step, after in context.steps.items()
+                if len(after) == 1 and next(iter(after)) in near
+            }
+
+    def _is_plain(self, number: int) -> bool:
+        """Whether the only operand of a call, if it has one, comes first."""
+        return all(path == (0, 0) for _, path in self.units[number].by_call.get(number, ()))
+
+    def _find_shared_rounding(self) -> None:
+        readers: dict[tuple[str, Any], int] = {}
+        units = list({id(unit): unit for unit in self.units.values()}.values())
+        for unit in units:
+            pairs = {(operand.value, grid) for operand, grid in zip(unit.operands, unit.grids, strict=True)}
+            for pair in pairs:
+                readers[pair] = readers.get(pair, 0) + 1
+        for unit in units:
+            unit.shares_rounding = tuple(
+                readers[operand.value, grid] > 1 for operand, grid in zip(unit.operands, unit.grids, strict=True)
+            )
+
+    def _find_steps(self) -> None:
+        """Which steps may follow which: those over products that are quantized, and over modules that have some."""
+        contexts = self.context.walk()
+        busy = {number for number, unit in self.units.items() if unit.is_product}
+        busy |= {row.number for row in contexts if any(site.number in busy for site in row.ops.values())}
+        changed = True
+        while changed:  # modules around busy ones are, and recursion may go round
+            changed = False
+            for context in contexts:
+                if context.number not in busy and any(child.number in busy for child in context.children.values()):
+                    busy.add(context.number)
+                    changed = True
+        for context in contexts:
+            steps: dict[int, set[int]] = {}
+            for sequence in context.sequences:
+                kept = [START, *(step for step in sequence if step in busy), END]
+                for before, after in pairwise(kept):
+                    steps.setdefault(before, set()).add(after)
+            context.steps = {step: frozenset(after) for step, after in steps.items()}
+        self.busy = frozenset(busy)
+
+    busy: frozenset[int] = frozenset()
+    """The calls and contexts that control flow is watched over."""
+
+    # -- statistics ------------------------------------------------------------------------------------------------
+
+    def tally(self) -> Tally:
+        """Where one run of the model puts what it sees."""
+        program = self.held
+        before = {name: seen for name, seen in program.plan.statistics.items() if seen.order is Order.MATTERS}
+        made = Tally(program, before)
+        made.begin()
+        return made
+
+    def commit(self, tally: Tally) -> None:
+        """A run is whole: what it has seen counts."""
+        tally.commit(None)
+        program = self.held
+        with self.lock:
+            statistics = program.plan.statistics
+            for name, part in tally.whole.totals.items():
+                before = statistics.get(name)
+                if before is None or part.order is Order.MATTERS:
+                    statistics[name] = part
+                else:
+                    statistics[name] = before.merge(part)
+            program.plan.batches += 1
+            program.stage = max(program.stage, Stage.CALIBRATED)
+
+    @property
+    def is_converted(self) -> bool:
+        return self.phase is Phase.CONVERTED
+
+    @property
+    def held(self) -> Program:
+        if self.program is None:
+            raise CalibrationError("the model was not traced", advice="call prepare(model, example_inputs) first")
+        return self.program
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes | None:
+        """What was seen or quantized, without code: the statistics, or the program as `Program.save` writes it. None
+        while there is nothing, and in training, where tensors hold it all."""
+        if self.phase is Phase.CONVERTED:
+            return as_bytes(self.held.save)
+        if self.phase is not Phase.OBSERVING:
+            return None
+        plan = self.held.plan
+        return Statistics(plan.statistics, {"batches": plan.batches}).to_bytes()
+
+    def from_bytes(self, content: bytes) -> None:
+        """Go on from what `to_bytes` gave, of the same model and the same examples."""
+        if self.phase is Phase.CONVERTED:
+            loaded = from_bytes(content, load)
+            names = {node.name for node in self.held.graph.nodes}
+            if {node.name for node in loaded.graph.nodes} != names:
+                raise LoadError(
+                    "this is the state of another model",
+                    where=self.held.name,
+                    advice="prepare the same model alike first",
+                )
+            self.converted(loaded)
+            return
+        kept = Statistics.from_bytes(content)
+        plan = self.held.plan
+        plan.statistics = dict(kept.sites)
+        plan.batches = int(str(kept.notes["batches"]))
+        if plan.batches:
+            self.held.stage = max(self.held.stage, Stage.CALIBRATED)
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
+        twin = Trace.__new__(Trace)
+        memo[id(self)] = twin
+        for name, value in self.__dict__.items():
+            if name not in ("lock", "units", "program", "captured", "bound", "_kinds", "calls", "trees"):
+                setattr(twin, name, copy.deepcopy(value, memo))
+        twin.lock = threading.Lock()
+        twin.captured, twin.calls, twin.trees = self.captured, self.calls, self.trees
+        twin.bound, twin._kinds = None, {}
+        twin.units = {}
+        twin.program = None if self.program is None else self.program.clone()
+        if twin.program is not None and self.program is not None:
+            if twin.program.is_live:  # the model trains the very tensors of the program
+                twin.program.root = copy.deepcopy(self.program.root, memo)
+            twin.units = _copied_units(self.units)
+            if twin.phase is Phase.TRAINING:
+                for unit in twin.units.values():
+                    unit.settle_training(twin.program)
+            twin.find_quick()
+        return twin
+
+
+def _copied_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
+    """The same fused ops; what computes them is made again when it is first needed."""
+    copies: dict[int, Unit] = {}
+    made: dict[int, Unit] = {}
+    for number, unit in units.items():
+        if id(unit) not in copies:
+            twin = copy.copy(unit)
+            twin.computes, twin.direct, twin._building = {}, None, threading.Lock()
+            copies[id(unit)] = twin
+        made[number] = copies[id(unit)]
+    return made
+
+
+class Watch:
+    """What one run of a prepared model sees. Each tensor counts once for a group, however often it is read."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.tally = trace.tally()
+        self.seen: dict[tuple[str, int], Tensor] = {}
+
+    def observe(self, groups: Iterable[str], x: Any, where: Callable[[], str]) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return
+        for group in groups:
+            if (group, id(x)) in self.seen:
+                continue
+            self.seen[group, id(x)] = x
+            seat = self.tally.seats[group]
+            before = seat.part.non_finite
+            with torch.no_grad():
+                seat.part.update(x.detach(), where=where())
+            if seat.part.non_finite > before:
+                raise DataError(
+                    f"{seat.part.non_finite - before} of {x.numel()} values are NaN or infinite",
+                    where=where(),
+                    advice="look for the op that makes them and correct the model or the data",
+                )
+
+
+__all__ = ["Phase", "Sequence", "Trace", "UnseenOpError", "Watch"]

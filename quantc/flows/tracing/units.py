@@ -1,0 +1,462 @@
+"""What is run where the model calls an op: fused ops, each over the calls that it does the work of."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from quantc.capture.tracing import INPUT, SeenAt
+from quantc.dialect import Trait, is_op, op_name, traits_of
+from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
+from quantc.flows.tracing.traced_tensor import Grid, Traced, float32_of, floats_of, levels_on, on_grid
+from quantc.observed import observed_tensors
+from quantc.places import operand_nodes
+from quantc.plan import Part
+from quantc.program import TRAINED, Program, Stage
+from quantc.qat.insertion import MODES, NORMS
+from quantc.qdq import belongs_to_qdq
+
+Path = tuple[Any, ...]
+"""How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
+FOLDED = frozenset(
+    [
+        "batch_norm",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "__add__",
+        "__sub__",
+        "__mul__",
+        "__truediv__",
+        "__radd__",
+        "__rmul__",
+        "__rsub__",
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+        "rsub",
+    ]
+)
+"""Calls that the `fuse` pass makes part of the convolution or linear before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """One call of the model, as it was first seen."""
+
+    number: int
+    name: str
+    reads: tuple[str, ...]
+    """The node of each tensor that it was given, by name."""
+    parameters: tuple[str, ...]
+    """What each is called in the model, if it is a parameter or buffer."""
+    paths: tuple[Path, ...]
+    """Where among its arguments these are."""
+    makes: tuple[str, ...]
+    fixed: tuple[tuple[Path, Any], ...]
+    """Its other arguments."""
+    writes_first: bool
+    is_used: bool
+    """Whether anything reads what it gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a fused op reads."""
+
+    call: int
+    position: int
+    """Among the tensors that the call was given."""
+    path: Path
+    value: str
+    """The node that makes it, by name."""
+    groups: tuple[str, ...] = ()
+    """What is to be observed of it."""
+
+
+@dataclass
+class Unit:
+    """A fused op."""
+
+    root: str
+    """The node whose value it computes, by name."""
+    rule: str
+    members: tuple[int, ...]
+    """The calls that it does the work of."""
+    operands: tuple[Operand, ...]
+    constants: tuple[tuple[int, Path, str], ...]
+    """Parameters and buffers that the calls must be given: call, place, name."""
+    in_place: frozenset[int]
+    own: frozenset[str] = frozenset()
+    is_product: bool = False
+    trigger: int = 0
+    """The call at which all operands are there."""
+    grids: tuple[Grid | None, ...] = ()
+    out_grid: Grid | None = None
+    computes: dict[tuple[Grid | None, ...], Compute] = field(default_factory=dict)
+    by_call: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)
+    _constants: dict[int, list[tuple[Path, str]]] = field(default_factory=dict)
+    _building: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        for number, operand in enumerate(self.operands):
+            self.by_call.setdefault(operand.call, []).append((number, operand.path))
+        for call, path, name in self.constants:
+            self._constants.setdefault(call, []).append((path, name))
+        self.trigger = max((operand.call for operand in self.operands), default=self.members[0])
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Its nodes in the prepared program, by name."""
+        return self.own
+
+    def constants_of(self, call: int) -> list[tuple[Path, str]]:
+        """The parameters that a call must be given, and where."""
+        return self._constants.get(call, [])
+
+    def fake_quantizers(self, program: Program) -> list[str]:
+        """What rounds its operands in training, by the last part of the name."""
+        return [
+            str(node.target).rpartition(".")[2]
+            for name in self.own
+            for node in program.node(name).all_input_nodes
+            if node.op == "call_module"
+        ]
+
+    def writes_in_place(self, call: int) -> bool:
+        return call in self.in_place
+
+    @property
+    def is_fused(self) -> bool:
+        return len(self.members) > 1
+
+    def settle(self, program: Program) -> None:
+        """Read off a quantized program which grids it works on."""
+        nodes = {node.name: node for node in program.graph.nodes}
+        wanted = {operand.value for operand in self.operands}
+        grids: dict[str, Grid] = {}
+        pending, seen = [nodes[self.root]], set[fx.Node]()
+        while pending:
+            node = pending.pop()
+            if node in seen or node.name in wanted:
+                continue
+            seen.add(node)
+            if (found := grid_read(node)) is not None and found[0].name in wanted:
+                grids[found[0].name] = found[1]
+                continue
+            pending.extend(node.all_input_nodes)
+        self.grids = tuple(grids.get(operand.value) for operand in self.operands)
+        self.out_grid = grid_made(nodes[self.root])
+        self.computes.clear()
+        self.direct = None
+
+    def settle_training(self, program: Program) -> None:
+        """Read off a program that is trained what rounds its operands, and where its norm is."""
+        nodes = {node.name: node for node in program.graph.nodes}
+        inside = set(self.own)
+        pending, seen = [nodes[self.root]], set[fx.Node]()
+        wanted = {operand.value for operand in self.operands}
+        rounders: dict[str, fx.Node] = {}
+        while pending:
+            node = pending.pop()
+            if node in seen or node.name in wanted:
+                continue
+            seen.add(node)
+            source = node.args[0] if node.args and node.op == "call_module" else None
+            if isinstance(source, fx.Node) and source.name in wanted and TRAINED in str(node.target):
+                rounders[source.name] = node
+                continue
+            pending.extend(node.all_input_nodes)
+        self.rounders = tuple(rounders.get(operand.value) for operand in self.operands)
+        last = nodes[self.root]
+        behind = [user for user in last.users if user.op == "call_module" and NORMS in str(user.target)]
+        self.trained_root = behind[0].name if behind and self.root in inside else self.root
+
+    rounders: tuple[fx.Node | None, ...] = ()
+    """In training: the node that rounds each operand."""
+    trained_root: str = ""
+
+    def run_trained(self, program: Program, operands: Mapping[int, Any], cache: dict[Any, Any]) -> Any:
+        """Compute it as it will be rounded. A tensor that several ops read is rounded once."""
+        values: dict[str, Any] = {}
+        for number, (operand, rounder) in enumerate(zip(self.operands, self.rounders, strict=True)):
+            x = floats_of(operands[number])
+            name = operand.value if rounder is None else rounder.name
+            if rounder is not None:
+                x = rounded_once(program, str(rounder.target), x, cache)
+            values.setdefault(name, x)
+        if () not in self.computes:
+            made = cut(program, self.trained_root, list(values), {}, None, self.root)
+            self.computes[()] = Compute(made, None)
+        return self.computes[()].forward(*values.values())
+
+    def compute(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
+        """What computes it from operands in the form they are given in."""
+        found = self.computes.get(given)
+        if found is None:
+            with self._building:
+                found = self.computes.get(given) or self._built(program, given, target)
+                self.computes[given] = found
+        return found
+
+    def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
+        names = list(dict.fromkeys(operand.value for operand in self.operands))
+        on_grids = {operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None}
+        made = Compute(cut(program, self.root, names, on_grids, self.out_grid, self.root), target)
+        if self.out_grid is not None:
+            made.leave_order()
+        return made
+
+    def distinct(self, operands: Mapping[int, Any]) -> list[Any]:
+        """Each tensor once, in the order in which they are computed with."""
+        found = {self.operands[number].value: value for number, value in sorted(operands.items(), reverse=True)}
+        return [found[name] for name in dict.fromkeys(operand.value for operand in self.operands)]
+
+    def run_float(self, program: Program, operands: Mapping[int, Any]) -> Any:
+        """Compute it in float, as it is before it is converted."""
+        given: tuple[Grid | None, ...] = (None,) * len(self.operands)
+        compute = self.compute(program, given, None)
+        return compute.forward(*(floats_of(x) for x in self.distinct(operands)))
+
+    def run_quantized(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
+        """Compute it on a kernel. Bytes are read as they come; floats are rounded, by the kernel if nobody else reads
+        them."""
+        direct = self.direct
+        if direct is not None:
+            levels = []
+            for x, grid in zip(
+                (operands[0], operands[1]) if len(operands) == 2 else (operands[0],), self.grids, strict=True
+            ):
+                if type(x) is not Traced or x.grid != grid:
+                    break
+                levels.append(x.levels)
+            else:
+                made = direct(*levels)
+                return made if self.out_grid is None else on_grid(made, self.out_grid)
+        return self._run_as_given(program, operands, target)
+
+    def _run_as_given(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
+        values: dict[str, Any] = {}
+        forms: dict[str, Grid | None] = {}
+        for number, (operand, grid) in enumerate(zip(self.operands, self.grids, strict=True)):
+            x = operands[number]
+            if operand.value in values:
+                continue
+            comes_as_bytes = grid is not None and type(x) is Traced and x.grid is not None
+            if grid is not None and (comes_as_bytes or self.shares_rounding[number]):
+                values[operand.value], forms[operand.value] = levels_on(x, grid), grid
+            else:
+                values[operand.value], forms[operand.value] = float32_of(x), None
+        given = tuple(forms[operand.value] for operand in self.operands)
+        compute = self.compute(program, given, target)
+        if given == self.grids and len(values) == len(self.operands) <= 2 and None not in given:
+            self.direct = compute.direct
+        made = compute.forward(*values.values())
+        return made if self.out_grid is None else on_grid(made, self.out_grid)
+
+    direct: Any = None
+    """What computes it from bytes on its grids, where one or two are all it reads."""
+    shares_rounding: tuple[bool, ...] = ()
+    """For each operand: whether other ops read the same tensor on the same grid."""
+
+
+class Units:
+    """The fused ops of a prepared program, by the calls that they do the work of."""
+
+    def __init__(self, program: Program, calls: Sequence[CallFacts]) -> None:
+        self.calls = calls
+        self.program = program
+        self.nodes: dict[str, fx.Node] = {node.name: node for node in program.graph.nodes}
+        self.of_call: dict[int, list[fx.Node]] = {}
+        for node in program.graph.nodes:
+            origin = program.origins.get(node)
+            if isinstance(origin, SeenAt) and node.op in ("call_function", "call_module") and not is_put_in(node):
+                self.of_call.setdefault(origin.call, []).append(node)
+        self.owner = {name: call.number for call in calls for name in call.makes}
+        self.observed = observed_tensors(program) if program.stage >= Stage.SHARED else {}
+
+    def value(self, name: str) -> fx.Node | None:
+        """The node that has the value which a node of the captured program had."""
+        seen: set[str] = set()
+        while name not in self.nodes:
+            if name in seen or name not in self.owner:
+                return None
+            seen.add(name)
+            call = self.calls[self.owner[name]]
+            nodes = self.of_call.get(call.number, [])
+            if nodes:
+                return nodes[-1]
+            if not call.reads:
+                return None
+            name = call.reads[0]
+        return self.nodes[name]
+
+    def several(self) -> list[str]:
+        """Nodes of calls that became several ops, of which one could be quantized and another not: they are left float."""
+        found: list[str] = []
+        for nodes in self.of_call.values():
+            ops = [node for node in nodes if op_name(node) != "getitem" and "getitem" not in node.name]
+            if len(ops) > 1 and not all(_moves(node) for node in ops):
+                found.extend(node.name for node in ops)
+        return found
+
+    def build(self) -> dict[int, Unit]:
+        """The fused op that each call is part of."""
+        matches: dict[str, list[fx.Node]] = {}
+        for node, claim in self.program.plan.claims.rows.items():
+            matches.setdefault(claim.root, []).append(node)
+        found: dict[int, Unit] = {}
+        for root, nodes in matches.items():
+            unit = self._unit(root, sorted(nodes))
+            if unit is not None and not any(call in found for call in unit.members):
+                found.update(dict.fromkeys(unit.members, unit))
+        return found
+
+    def _unit(self, root: str, nodes: list[fx.Node]) -> Unit | None:
+        last = self.nodes.get(root)
+        own = set(nodes)
+        if last is not None and len(nodes) == 1 and _moves(last):
+            return None  # moved as it comes, whoever calls it
+        if last is None or any(_call_of(self.program, node) is None for node in nodes):
+            return None
+        calls = {_call_of(self.program, node) for node in nodes}
+        if any(node not in own for call in calls for node in self.of_call.get(call or 0, [])):
+            return None
+        members = sorted({*(call for call in calls if call is not None), *self._folded(own)})
+        operands = list(self._operands(nodes, own))
+        if None in operands:
+            return None
+        claim = self.program.plan.claims[last]
+        constants = tuple(
+            (number, path, name)
+            for number in members
+            for name, path in zip(self.calls[number].parameters, self.calls[number].paths, strict=True)
+            if name and number in calls
+        )
+        return Unit(
+            root,
+            f"{claim.rule} of {claim.quantizer}",
+            tuple(members),
+            tuple(operand for operand in operands if operand is not None),
+            constants,
+            frozenset(number for number in members if self.calls[number].writes_first),
+            frozenset(node.name for node in nodes),
+            is_product=claim.part is Part.QUANTIZED and bool(constants),
+        )
+
+    def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:
+        """What is to be observed of the results of each call, by the number of the result. Inputs are at call -1."""
+        found: dict[int, dict[int, tuple[str, ...]]] = {}
+        for call in self.calls:
+            for index, name in enumerate(call.makes):
+                node = self.value(name) if call.number in self.of_call else None
+                if node in self.observed:
+                    found.setdefault(call.number, {})[index] = tuple(group.name for group in self.observed[node])
+        for node in self.program.graph.find_nodes(op="placeholder"):
+            if node in self.observed and str(node.target).startswith(INPUT):
+                index = int(str(node.target).removeprefix(INPUT))
+                found.setdefault(-1, {})[index] = tuple(group.name for group in self.observed[node])
+        return found
+
+    def rounding(self) -> dict[int, list[tuple[int, str]]]:
+        """In training: what rounds the tensors that calls outside of fused ops read, by position."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        for number, nodes in self.of_call.items():
+            reads = [self.value(name) for name in self.calls[number].reads]
+            for node in nodes:
+                for read in operand_nodes(node):
+                    value = behind_put_in(read)
+                    if read.op == "call_module" and TRAINED in str(read.target) and value in reads:
+                        found.setdefault(number, []).append((reads.index(value), str(read.target)))
+        return found
+
+    def _folded(self, own: set[fx.Node]) -> Iterable[int]:
+        for call in self.calls:
+            if call.number in self.of_call or call.name not in FOLDED or not call.is_used or not call.reads:
+                continue
+            if self.value(call.reads[0]) in own:
+                yield call.number
+
+    def _operands(self, nodes: list[fx.Node], own: set[fx.Node]) -> Iterable[Operand | None]:
+        for node in nodes:
+            call = self.calls[_call_of(self.program, node) or 0]
+            taken: set[int] = set()
+            for read in operand_nodes(node):
+                value = behind_put_in(read)
+                if value in own or value.op == "get_attr" or is_put_in(value):
+                    continue
+                position = next(
+                    (
+                        index
+                        for index, name in enumerate(call.reads)
+                        if index not in taken and self.value(name) is value
+                    ),
+                    None,
+                )
+                if position is None:
+                    yield None
+                    continue
+                taken.add(position)
+                groups = tuple(group.name for group in self.observed.get(value, ()))
+                yield Operand(call.number, position, call.paths[position], value.name, groups)
+
+
+def rounded_once(program: Program, target: str, x: Tensor, cache: dict[Any, Any]) -> Any:
+    """A tensor as it is rounded in training; the same for all who read it, so that it is observed once."""
+    if (target, id(x)) not in cache:
+        cache[target, id(x)] = (program.root.get_submodule(target)(x), x)
+    return cache[target, id(x)][0]
+
+
+def is_put_in(node: fx.Node) -> bool:
+    """Whether a node was put in by quantc: it rounds, or for training brings a norm back or follows the mode."""
+    if belongs_to_qdq(node):
+        return True
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return is_put_in(node.args[0])
+    return node.op == "call_module" and str(node.target).startswith((TRAINED, NORMS, MODES))
+
+
+def behind_put_in(node: fx.Node) -> fx.Node:
+    """The node whose value one is that was put in."""
+    while is_put_in(node) and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _call_of(program: Program, node: fx.Node) -> int | None:
+    origin = program.origins.get(node)
+    return origin.call if isinstance(origin, SeenAt) else None
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether an op only moves elements, so that it can be done on bytes as on floats."""
+    is_window = any(is_op(node, name) for name in ("pad", "max_pool1d", "max_pool2d", "max_pool3d", "relu", "clamp"))
+    return Trait.PRESERVES_VALUES in traits_of(node) and not is_window
+
+
+def reach(args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Any:
+    """The argument at a path; None if there is none."""
+    if len(path) == 2 and path[0] == 0:
+        return args[path[1]] if path[1] < len(args) else None
+    found: Any = args if path[0] == 0 else kwargs
+    for key in path[1:]:
+        try:
+            found = found[key]
+        except (IndexError, KeyError, TypeError):
+            return None
+    return found
+
+
+__all__ = ["CallFacts", "Operand", "Path", "Tensor", "Unit", "Units", "reach", "rounded_once"]
