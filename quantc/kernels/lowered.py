@@ -21,6 +21,7 @@ from quantc.kernels.holding import Holdings
 from quantc.kernels.memory import Memory, memory_of
 from quantc.kernels.one_op import RUN_LOWERED, portable_module, registered
 from quantc.kernels.placing import Choosing, Placed, on_kernels
+from quantc.kernels.straight import straight_line
 from quantc.kernels.table import kernels_for
 from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
 from quantc.program import Program, Stage, check_program
@@ -59,9 +60,9 @@ class Lowered(nn.Module):
         self._running = on_kernels(program, target, self.choosing)
         self.is_compiled = compile
         self._run: Callable[..., Sequence[Any]] = compiled(program, self.module) if compile else self.module.forward
+        self._line: Callable[..., Sequence[Any]] | None = None
+        """The same as one function, once kernels are packed."""
         self._holdings = Holdings(program, self.module)
-        self._is_settled = False
-        """Whether plain weights were let go of."""
         self._settling = threading.Lock()
         self._digest = _digest(program)
         self._checked: set[Any] = set()
@@ -118,9 +119,11 @@ class Lowered(nn.Module):
         """Run on flat inputs that fit, and give the flat outputs."""
         if self._watched:
             check_numbers(leaves, self._watched, self._program.signature)
+        line = self._line
+        if line is not None:
+            return line(*leaves)
         made = self._run(*leaves)
-        if not self._is_settled:
-            self._settle()
+        self._settle()
         return made
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,10 +138,11 @@ class Lowered(nn.Module):
         return pytree.tree_unflatten(made, signature.out_spec)
 
     def _settle(self) -> None:
+        """Let go of plain weights, and from now on run kernels with their packed ones."""
         with self._settling:
-            if not self._is_settled:
+            if self._line is None:
                 self._holdings.release()
-                self._is_settled = True
+                self._line = self._run if self.is_compiled else straight_line(self.module)
 
     # -- torch's own ways ----------------------------------------------------------------------------------------------
 
@@ -164,7 +168,7 @@ class Lowered(nn.Module):
         own = {name.removeprefix(inner): value for name, value in state_dict.items() if name.startswith(inner)}
         with self._settling:
             found = self.module.load_state_dict(own, strict=False)
-            self._is_settled = False
+            self._line = None
         missing_keys.extend(f"{inner}{name}" for name in found.missing_keys)
         if strict:
             others = {name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)}
@@ -183,6 +187,7 @@ class Lowered(nn.Module):
             if (made.device, made.dtype) != (sample.device, sample.dtype):
                 self._refuse(f"which are not for {made.dtype} on {made.device}", "keep it as it is, on the CPU")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._line = None
         return self
 
     def train(self, mode: bool = True) -> Lowered:

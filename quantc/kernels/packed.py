@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +34,14 @@ class Work:
         return f"{self.kind}, {self.size} × {'→'.join(map(str, self.channels))}{self.rest and f', {self.rest}'}"
 
 
+class Form(Enum):
+    """What bytes are handed from one kernel to the next as."""
+
+    PLAIN = "plain"
+    QUANTIZED = "quantized"
+    """Of torch's quantized dtype, with scale 1 and the zero point of the grid."""
+
+
 class Kernel(nn.Module, ABC):
     """One op on a real kernel.
 
@@ -49,6 +59,8 @@ class Kernel(nn.Module, ABC):
     """Whether it computes in float what bytes were meant for: taken only where the caller allows it."""
     any_order: ClassVar[bool] = False
     """Whether it reads tensors as they lie in memory, whatever their strides."""
+    takes_quantized: ClassVar[bool] = False
+    """Whether the first tensor it reads may be of torch's quantized dtype, and all others are none of its concern."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,6 +90,20 @@ class Kernel(nn.Module, ABC):
         if packed is None:
             packed = self._pack_once(inputs)
         return self.run(packed, *inputs)
+
+    @property
+    def gives_quantized(self) -> bool:
+        """Whether it makes tensors of torch's quantized dtype before it makes bytes of them."""
+        return False
+
+    @property
+    def makes_memory(self) -> bool:
+        """Whether what it yields is one float tensor, in memory that nobody else has."""
+        return False
+
+    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+        """`run` with what it is given first, for a caller that has looked into everything which is known beforehand."""
+        return partial(self.run, packed)
 
     def _pack_once(self, inputs: tuple[Tensor, ...]) -> Any:
         with self._packing:  # several threads may come here at once
