@@ -184,7 +184,11 @@ class _Drawing:
     def _is_closed(self, node: fx.Node) -> bool:
         """Whether the compiler is not to look into a node: kernels, and branches, which may have some."""
         has_branches = any(self._is_branch(source) for source in node.all_input_nodes)
-        return has_branches or self._is_branch(node) or (self._kernel(node) is not None and not self._open_form(node))
+        return has_branches or self._is_branch(node) or self._is_opaque(node)
+
+    def _is_opaque(self, node: fx.Node) -> bool:
+        """Whether a node is a kernel whose work the compiler cannot do; one that reads nothing is a weight made once."""
+        return self._kernel(node) is not None and bool(node.all_input_nodes) and not self._open_form(node)
 
     def _is_branch(self, node: fx.Node) -> bool:
         return node.op == "get_attr" and isinstance(attribute(self.module, str(node.target)), fx.GraphModule)
