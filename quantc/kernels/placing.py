@@ -25,6 +25,7 @@ from quantc.kernels.joining import (
     join_siblings,
     kernels_of,
 )
+from quantc.kernels.linear_sum import absorb_sums, settle_float_summands
 from quantc.kernels.packed import Kernel
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.static_conv import settle_summands
@@ -118,9 +119,12 @@ def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     for node, count in join_siblings(draft).items():
         placed[node] = replace(placed[node], kernel=f"{placed[node].kernel}; {count} in one")
     fuse_attention(draft)
+    for node in absorb_sums(draft):
+        placed[node] = replace(placed[node], kernel=f"{placed[node].kernel} + sum")
     in_usual_order(draft)
     EliminateDead().run(draft)
     settle_summands(draft)
+    settle_float_summands(draft)
     _set_apart(draft)
     forget_unread(draft)
     return Running(_flat(draft.module), tuple(placed.values()), taken)
