@@ -136,7 +136,7 @@ class ByteConv(Kernel):
             return super().bound(packed, reads, yields)
         convolve = self.bound_convolution(packed, reads, yields)
         is_cut = self.ending.cuts and self.post_op not in self.bounded_by
-        order = FORMATS[window.axes] if reads is Form.PLAIN else torch.preserve_format
+        order = FORMATS[window.axes]
 
         def step(x: Tensor, *rest: Tensor) -> Any:
             if x.dim() != rank or not x.numel():
