@@ -31,7 +31,7 @@ from quantc.kernels.linear_sum import absorb_sums, settle_float_summands
 from quantc.kernels.packed import Kernel
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.static_conv import settle_summands
-from quantc.kernels.straight import straight_line
+from quantc.kernels.straight import remembers, straight_line
 from quantc.kernels.table import HIGHEST, Call, Maker, NoKernelError, Placement, highest_level, kernels_for
 from quantc.kernels.tuning import Times, tune
 from quantc.kernels.whole import fastest, race
@@ -99,7 +99,7 @@ class Running:
 def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     """A program with kernels in the place of ops; the program itself is not changed."""
     made = _on_kernels(program, target, choosing)
-    if not made.others:
+    if not made.others or remembers(made.module):
         return made
     saved = [replace(choosing, tune=False, saved=choices) for choices in made.others.values()]
     forms = {"measured": made, **{
@@ -275,6 +275,7 @@ def _exchange(draft: Program, node: fx.Node, kernel: Kernel) -> None:
     path, _, name = str(node.target).rpartition(".")
     owner = draft.owner(node.graph)
     (owner.get_submodule(path) if path else owner).add_module(name, kernel)
+    draft.touch()  # the module that was made of it has the other one
 
 
 def _share_tensors(copy: nn.Module, root: nn.Module) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from quantc.kernels.packed import Form, Kernel
 from quantc.program import attribute
@@ -33,7 +34,7 @@ BINDINGS: dict[Any, Callable[..., Any]] = {
     ATEN.expand.default: Tensor.expand,
     ATEN.flatten.using_ints: torch.flatten,
     ATEN.gelu.default: NN.gelu,
-    ATEN.hardswish.default: NN.hardswish if hasattr(NN, "hardswish") else torch.nn.functional.hardswish,
+    ATEN.hardswish.default: NN.hardswish,
     ATEN.layer_norm.default: torch.layer_norm,
     ATEN.matmul.default: torch.matmul,
     ATEN.mul.Tensor: torch.mul,
@@ -153,6 +154,13 @@ class _Writing:
         name = f"c{len(self.bound)}"
         self.bound[name] = value
         return name
+
+
+def remembers(module: fx.GraphModule) -> bool:
+    """Whether a module writes to tensors of its own or of its caller's, so that no two calls are alike."""
+    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
+    targets: list[Any] = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    return any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets)
 
 
 def _nodes_in(values: Any) -> Iterator[fx.Node]:
