@@ -93,7 +93,8 @@ class ReadLater(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         before = self.first(x)
         view = before.transpose(0, 1)
-        return before + self.second(torch.tanh(before)) + view.transpose(0, 1)
+        made: Tensor = before + self.second(torch.tanh(before)) + view.transpose(0, 1)
+        return made
 
 
 def of_family(model: nn.Module, family: str, *shape: int) -> tuple[Lowered, Tensor]:
@@ -194,11 +195,13 @@ class Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
+        self.count: Tensor
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.count.add_(1)
-        return self.layer(x) + self.count
+        made: Tensor = self.layer(x) + self.count
+        return made
 
 
 def test_what_writes_to_itself_is_told_apart() -> None:

@@ -53,7 +53,7 @@ class LinearSum(OnOnednn):
         before = (1.0, self.reading.zero_point, weight, multiplier, zeros)
         scale, zero_point, dtype, *_ = result
         how = "add" if self.keep else "sum"
-        after = (bias, scale, zero_point, dtype, 1.0, 0, how, 1.0, "none", [], "")
+        after: tuple[Any, ...] = (bias, scale, zero_point, dtype, 1.0, 0, how, 1.0, "none", [], "")
         return lambda levels, other: BINARY(levels.contiguous(), *before, other.contiguous(), *after)
 
     def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
@@ -72,18 +72,22 @@ def absorb_sums(program: Program) -> list[fx.Node]:
     that were."""
     found: list[fx.Node] = []
     for _, graph in program.graphs():
-        layers = {node: kernel for node, kernel in kernels_of(program, graph) if _can_add(kernel)}
+        layers = {
+            node: layer for node, kernel in kernels_of(program, graph) if (layer := _that_adds(kernel)) is not None
+        }
         for node in [node for node in graph.nodes if is_op(node, "add")]:
-            own = next((item for item in node.args if item in layers), None)
-            if own is not None and _is_plain_sum(node, own):  # type: ignore[arg-type]
-                _absorb(program, graph, node, own, layers[own])  # type: ignore[arg-type, index]
-                found.append(own)  # type: ignore[arg-type]
+            own = next((item for item in node.all_input_nodes if item in layers), None)
+            if own is not None and _is_plain_sum(node, own):
+                _absorb(program, graph, node, own, layers[own])
+                found.append(own)
     return found
 
 
-def _can_add(kernel: Kernel) -> bool:
-    is_ours = type(kernel) is OnOnednn and kernel.makes_memory
-    return is_ours and isinstance(kernel, OnOnednn) and kernel.activation is None and not kernel.relu
+def _that_adds(kernel: Kernel) -> OnOnednn | None:
+    """A kernel, if it is a linear layer that can add as it writes."""
+    if not isinstance(kernel, OnOnednn) or isinstance(kernel, LinearSum) or not kernel.makes_memory:
+        return None
+    return kernel if kernel.activation is None and not kernel.relu else None
 
 
 def _is_plain_sum(node: fx.Node, own: fx.Node) -> bool:
@@ -94,8 +98,7 @@ def _is_plain_sum(node: fx.Node, own: fx.Node) -> bool:
     return is_whole and len(kinds) == 1 and None not in kinds and len(own.users) == 1
 
 
-def _absorb(program: Program, graph: fx.Graph, node: fx.Node, own: fx.Node, layer: Kernel) -> None:
-    assert isinstance(layer, OnOnednn)
+def _absorb(program: Program, graph: fx.Graph, node: fx.Node, own: fx.Node, layer: OnOnednn) -> None:
     other = next(item for item in node.args if item is not own)
     name = f"{own.target}_and_sum"
     program.owner(graph).add_module(name, LinearSum.of(layer))

@@ -21,7 +21,7 @@ from quantc.program import attribute
 from quantc.types import tensor_type
 
 ATEN: Any = torch.ops.aten
-NN: Any = torch._C._nn
+NN: Any = getattr(torch._C, "_nn")  # noqa: B009 - it has no stubs
 
 BINDINGS: dict[Any, Callable[..., Any]] = {
     ATEN.adaptive_avg_pool2d.default: NN.adaptive_avg_pool2d,
@@ -119,24 +119,24 @@ class _Writing:
     def _step(self, node: fx.Node) -> Callable[..., Any]:
         target: Any = node.target
         if node.op == "call_function":
-            return BINDINGS.get(target, target)
+            found: Any = BINDINGS.get(target)
+            step: Callable[..., Any] = target if found is None else found
+            return step
         kernel = self.kernels.get(node)
         if kernel is None:
-            step: Callable[..., Any] = self.module.get_submodule(target)
-            return step
+            return self.module.get_submodule(target)
         reads = [self.forms.get(item, Form.PLAIN) for item in node.all_input_nodes]
         return kernel.bound(kernel._packed, reads[0] if reads else Form.PLAIN, self.forms[node])
 
     def _written_over(self, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         """The summand that a sum may be written into, and the other: memory that a kernel has made for this sum alone."""
-        if len(node.args) != 2 or node.kwargs or not all(isinstance(item, fx.Node) for item in node.args):
+        summands = node.all_input_nodes
+        if len(summands) != 2 or len(node.args) != 2 or node.kwargs or not _is_alike(node, *summands):
             return None
-        one, other = node.args
-        for own, rest in ((one, other), (other, one)):
-            kernel = self.kernels.get(own)  # type: ignore[arg-type]
-            is_own = kernel is not None and kernel.makes_memory and len(own.users) == 1  # type: ignore[union-attr]
-            if is_own and own is not rest and _is_alike(node, own, rest):  # type: ignore[arg-type]
-                return own, rest  # type: ignore[return-value]
+        for own, rest in (summands, reversed(summands)):
+            kernel = self.kernels.get(own)
+            if kernel is not None and kernel.makes_memory and len(own.users) == 1:
+                return own, rest
         return None
 
     def _text(self, value: Any) -> str:
