@@ -135,15 +135,12 @@ class ByteConv(Kernel):
         if window.axes == 1:
             return super().bound(packed, reads, yields)
         convolve = self.bound_convolution(packed, reads, yields)
-        is_cut = self.ending.cuts and self.post_op not in self.bounded_by
         order = FORMATS[window.axes]
 
         def step(x: Tensor, *rest: Tensor) -> Any:
             if x.dim() != rank or not x.numel():
                 return self.run(packed, x, *rest)
-            made = convolve(x.contiguous(memory_format=order), *rest)
-            if is_cut:
-                self.finished(made)
+            made = self.finished(convolve(x.contiguous(memory_format=order), *rest))
             return made.contiguous() if self.in_order else made
 
         return step

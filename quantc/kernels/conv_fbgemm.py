@@ -48,11 +48,26 @@ class ConvFbgemm(ByteConv):
     def convolved(self, packed: Any, *images: Tensor) -> Tensor:
         return as_bytes(self.op(as_quantized(images[0], 1.0, self.x_zero_point), packed, 1.0, self.ending.zero_point))
 
-    takes_quantized: ClassVar[bool] = True
+    def takes_quantized(self, rank: int) -> bool:
+        return self.window.axes == 2 and rank == 4
 
     @property
     def gives_quantized(self) -> bool:
         return self.window.axes == 2 and not (self.ending.cuts and self.post_op not in self.bounded_by)
+
+    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+        step = super().bound(packed, reads, yields)
+        if reads is Form.PLAIN and yields is Form.PLAIN:
+            return step
+        zero_point = self.ending.zero_point
+
+        def guarded(x: Tensor) -> Any:
+            if x.numel() and x.dim() == 4:
+                return step(x)
+            made = self.run(packed, as_bytes(x) if reads is Form.QUANTIZED else x)
+            return as_quantized(made, 1.0, zero_point) if yields is Form.QUANTIZED else made
+
+        return guarded
 
     def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
         op, zero_point, ends = self.op, self.x_zero_point, self.ending.zero_point

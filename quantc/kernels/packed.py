@@ -59,8 +59,6 @@ class Kernel(nn.Module, ABC):
     """Whether it computes in float what bytes were meant for: taken only where the caller allows it."""
     any_order: ClassVar[bool] = False
     """Whether it reads tensors as they lie in memory, whatever their strides."""
-    takes_quantized: ClassVar[bool] = False
-    """Whether the first tensor it reads may be of torch's quantized dtype, and all others are none of its concern."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +88,10 @@ class Kernel(nn.Module, ABC):
         if packed is None:
             packed = self._pack_once(inputs)
         return self.run(packed, *inputs)
+
+    def takes_quantized(self, rank: int) -> bool:
+        """Whether what it reads may be one tensor of torch's quantized dtype with so many axes."""
+        return False
 
     @property
     def gives_quantized(self) -> bool:

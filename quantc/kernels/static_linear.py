@@ -227,7 +227,8 @@ class OnFbgemm(Linear):
     def product(self, packed: Any, x: Tensor) -> Tensor:
         return self.on_fbgemm(packed, x)
 
-    takes_quantized: ClassVar[bool] = True
+    def takes_quantized(self, rank: int) -> bool:
+        return rank > 1
 
     @property
     def gives_quantized(self) -> bool:

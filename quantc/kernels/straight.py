@@ -89,9 +89,12 @@ class _Writing:
 
     def _form(self, node: fx.Node) -> Form:
         """How what a kernel makes is handed on."""
+        kind = tensor_type(node)
+        if kind is None or not node.users or not self.kernels[node].gives_quantized:
+            return Form.PLAIN
         readers = [self.kernels.get(user) for user in node.users]
-        is_whole = self.kernels[node].gives_quantized and bool(readers)
-        return Form.QUANTIZED if is_whole and all(item and item.takes_quantized for item in readers) else Form.PLAIN
+        is_taken = all(reader is not None and reader.takes_quantized(kind.rank) for reader in readers)
+        return Form.QUANTIZED if is_taken else Form.PLAIN
 
     def _write(self, node: fx.Node) -> None:
         name = self.names[node]
