@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.kernels import costs, table, tuning
+from quantc.kernels import costs, placing, table, tuning
 from quantc.kernels.packed import Kernel, Work
 from quantc.kernels.table import Call
 from quantc.kernels.tuning import Times
+from quantc.kernels.whole import fastest
 
 
 class AsWritten(Kernel):
@@ -119,9 +120,12 @@ def test_dynamic_sizes_are_those_of_the_example_inputs(target: str, monkeypatch:
 def test_tuning_takes_the_fastest_and_remembers(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = qc.lower(program(), target, tune=True)
     assert chosen(first) == [("quick", "measured"), ("quick", "measured")]
+    assert {type(kernel) for kernel in first.module.modules() if isinstance(kernel, Kernel)} == {AsWritten}
     times = next(row.microseconds for row in first.placed if row.op == "linear")
     assert times["slow"] > 2500 > times["quick"]
-    kept = json.loads((tmp_path / tuning.FILE).read_text())
+    found = json.loads((tmp_path / tuning.FILE).read_text())
+    assert sum(" | whole | " in key for key in found) == 2  # as measured, and as the table has it
+    kept = [key for key in found if " | whole | " not in key]
     assert len(kept) == 4
     assert all("linear, 5 ×" in key and torch.__version__ in key and "1 threads" in key for key in kept)
     assert all("quantc " in key for key in kept)
@@ -129,6 +133,29 @@ def test_tuning_takes_the_fastest_and_remembers(target: str, monkeypatch: pytest
     monkeypatch.setattr(tuning, "measure", lambda *args: pytest.fail("it was measured before"))
     again = qc.lower(program(), target, tune=True)
     assert chosen(again) == [("quick", "remembered"), ("quick", "remembered")]
+
+
+def test_the_whole_has_the_last_word(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are the fastest each by itself need not be so together."""
+    seen: list[dict[str, Any]] = []
+
+    def raced(forms: dict[str, Any], inputs: Any) -> dict[str, float]:
+        seen.append({name: [float(part.sum()) for part in run(*inputs)] for name, run in forms.items()})
+        return {name: 1.0 if name == "table" else 2.0 for name in forms}
+
+    monkeypatch.setattr(placing, "race", raced)
+    lowered = qc.lower(program(), target, tune=True)
+    assert list(seen[0]) == ["measured", "table"]
+    assert seen[0]["measured"] == pytest.approx(seen[0]["table"])
+    assert chosen(lowered) == [("slow", "whole"), ("slow", "whole")]
+    assert set(lowered.choices.values()) == {"slow"}
+    assert chosen(qc.lower(program(), target, tune=True)) == [("slow", "whole"), ("slow", "whole")]
+    assert len(seen) == 1  # remembered
+
+
+def test_chance_does_not_decide() -> None:
+    assert fastest({"first": 100.0, "second": 99.0}) == "first"
+    assert fastest({"first": 100.0, "second": 97.0, "third": 96.0}) == "second"
 
 
 def test_other_sizes_are_measured_anew(target: str, tmp_path: Path) -> None:
@@ -157,7 +184,8 @@ def test_the_choice_changes_no_numbers(target: str) -> None:
 def test_a_cache_that_cannot_be_read_is_written_anew(target: str, content: str, tmp_path: Path) -> None:
     (tmp_path / tuning.FILE).write_text(content)
     qc.lower(program(), target, tune=True)
-    assert len(json.loads((tmp_path / tuning.FILE).read_text())) == 4
+    found = json.loads((tmp_path / tuning.FILE).read_text())
+    assert sum(" | whole | " not in key for key in found) == 4
 
 
 def test_what_others_wrote_in_the_meantime_is_kept(target: str, tmp_path: Path) -> None:

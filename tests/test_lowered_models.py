@@ -119,6 +119,8 @@ def check_kernels(lowered: qc.Lowered, *args: Any, **kwargs: Any) -> None:
         return
     exact = lowered.program(*detached(args), **detached(kwargs))
     found = lowered(*detached(args), **detached(kwargs))
+    again = lowered(*detached(args), **detached(kwargs))  # as one function, which the first call has written
+    assert all(torch.equal(a, b) for a, b in zip(tensors(found), tensors(again), strict=True))
     pairs = list(zip(tensors(exact), tensors(found), strict=True))
     assert [(a.shape, a.dtype, a.stride()) for a, _ in pairs] == [(b.shape, b.dtype, b.stride()) for _, b in pairs]
     is_often = any(gap.differing > OFTEN for gap in gaps)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, fx
 
 from quantc.kernels.ending import Ending
-from quantc.kernels.packed import Kernel, Work
+from quantc.kernels.packed import Form, Kernel, Work
 from quantc.kernels.saturation import adds_in_16_bits, can_saturate
 from quantc.kernels.table import Call, NoKernelError, highest_level
-from quantc.kernels.window import ADDED, Window
+from quantc.kernels.window import ADDED, FORMATS, Window
 
 
 class ByteConv(Kernel):
@@ -124,6 +125,30 @@ class ByteConv(Kernel):
             return self.of_nothing(x)
         made = self.finished(window.like_input(self.convolved(packed, *map(window.images, inputs))))
         return made.contiguous() if self.in_order else made
+
+    @property
+    def makes_memory(self) -> bool:
+        return self.ending.is_float
+
+    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+        window, rank = self.window, self.window.axes + 2
+        if window.axes == 1:
+            return super().bound(packed, reads, yields)
+        convolve = self.bound_convolution(packed, reads, yields)
+        order = FORMATS[window.axes]
+
+        def step(x: Tensor, *rest: Tensor) -> Any:
+            if x.dim() != rank or not x.numel():
+                return self.run(packed, x, *rest)
+            made = self.finished(convolve(x.contiguous(memory_format=order), *rest))
+            return made.contiguous() if self.in_order else made
+
+        return step
+
+    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+        """`convolved` with what is packed; of what it is given, the first tensor lies as kernels want it."""
+        images = self.window.images
+        return lambda x, *rest: self.convolved(packed, x, *map(images, rest))
 
     def of_nothing(self, x: Tensor) -> Tensor:
         """The result for an empty batch."""

@@ -18,7 +18,7 @@ from quantc.kernels.packed import Kernel, Work
 from quantc.symbols import evaluate
 from quantc.types import tensor_type
 
-By = Literal["", "table", "measured", "remembered", "saved"]
+By = Literal["", "table", "measured", "remembered", "whole", "saved"]
 """What a choice was made by. Empty: there was nothing to choose, or nothing is known about it."""
 
 

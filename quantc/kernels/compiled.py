@@ -22,6 +22,7 @@ from quantc.errors import MissingDependencyError, QuantcError
 from quantc.kernels.joining import stands_for
 from quantc.kernels.packed import Kernel
 from quantc.kernels.static_bytes import Dequantize, Quantize
+from quantc.kernels.straight import straight_line
 from quantc.program import Program, attribute
 from quantc.qdq import is_dequantize, is_quantize
 from quantc.symbols import evaluate
@@ -71,6 +72,7 @@ class Island:
     ) -> None:
         self.module, self.kinds, self.yields, self.written = module, kinds, yields, written
         """`kinds` are those of the inputs; `written` says which of these a kernel writes over."""
+        self.line = straight_line(module)
         self.key = f"island_{next(_NUMBERS)}"
         _ISLANDS[self.key] = self
 
@@ -78,7 +80,7 @@ class Island:
         given = [tensor.clone() if index in self.written else tensor for index, tensor in enumerate(inputs)]
         taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         results: list[Tensor] = []
-        for tensor, made in zip(self.module.forward(*given), self.yields, strict=True):
+        for tensor, made in zip(self.line(*given), self.yields, strict=True):
             # what an op yields must be memory of its own, in the order that the compiler was told
             laid = tensor.contiguous(memory_format=made.order)
             results.append(laid.clone() if laid.untyped_storage().data_ptr() in taken else laid)
@@ -184,7 +186,11 @@ class _Drawing:
     def _is_closed(self, node: fx.Node) -> bool:
         """Whether the compiler is not to look into a node: kernels, and branches, which may have some."""
         has_branches = any(self._is_branch(source) for source in node.all_input_nodes)
-        return has_branches or self._is_branch(node) or (self._kernel(node) is not None and not self._open_form(node))
+        return has_branches or self._is_branch(node) or self._is_opaque(node)
+
+    def _is_opaque(self, node: fx.Node) -> bool:
+        """Whether a node is a kernel whose work the compiler cannot do; one that reads nothing is a weight made once."""
+        return self._kernel(node) is not None and bool(node.all_input_nodes) and not self._open_form(node)
 
     def _is_branch(self, node: fx.Node) -> bool:
         return node.op == "get_attr" and isinstance(attribute(self.module, str(node.target)), fx.GraphModule)

@@ -6,6 +6,7 @@ They read and make tensors of torch's quantized dtypes, which lie on the same me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from quantc.kernels.byte_conv import ByteConv, check_bytes, two_axes
 from quantc.kernels.ending import Ending
 from quantc.kernels.engines import CONVS, CONVS_RELU, as_bytes, as_quantized, packed_conv, unpacked_conv
-from quantc.kernels.packed import Kernel
+from quantc.kernels.packed import Form, Kernel
 from quantc.kernels.table import Call, NoKernelError, kernel
 
 ROUNDED_BITS = 32
@@ -46,6 +47,37 @@ class ConvFbgemm(ByteConv):
 
     def convolved(self, packed: Any, *images: Tensor) -> Tensor:
         return as_bytes(self.op(as_quantized(images[0], 1.0, self.x_zero_point), packed, 1.0, self.ending.zero_point))
+
+    def takes_quantized(self, rank: int) -> bool:
+        return self.window.axes == 2 and rank == 4
+
+    @property
+    def gives_quantized(self) -> bool:
+        return self.window.axes == 2 and not (self.ending.cuts and self.post_op not in self.bounded_by)
+
+    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+        step = super().bound(packed, reads, yields)
+        if reads is Form.PLAIN and yields is Form.PLAIN:
+            return step
+        zero_point = self.ending.zero_point
+
+        def guarded(x: Tensor) -> Any:
+            if x.numel() and x.dim() == 4:
+                return step(x)
+            made = self.run(packed, as_bytes(x) if reads is Form.QUANTIZED else x)
+            return as_quantized(made, 1.0, zero_point) if yields is Form.QUANTIZED else made
+
+        return guarded
+
+    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+        op, zero_point, ends = self.op, self.x_zero_point, self.ending.zero_point
+        if reads is Form.PLAIN and yields is Form.PLAIN:
+            return lambda x: as_bytes(op(as_quantized(x, 1.0, zero_point), packed, 1.0, ends))
+        if reads is Form.PLAIN:
+            return lambda x: op(as_quantized(x, 1.0, zero_point), packed, 1.0, ends)
+        if yields is Form.PLAIN:
+            return lambda x: as_bytes(op(x, packed, 1.0, ends))
+        return lambda x: op(x, packed, 1.0, ends)
 
 
 def fbgemm_ending(call: Call) -> Ending:

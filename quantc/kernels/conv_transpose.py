@@ -156,6 +156,13 @@ class Spread(ByteConv):
     spreading: Spreading
     outputs_axis: ClassVar[int] = 1
 
+    def takes_quantized(self, rank: int) -> bool:
+        return False
+
+    @property
+    def gives_quantized(self) -> bool:
+        return False  # results are put side by side as plain bytes
+
     def _window(self, call: Call) -> Window:
         self.spreading = Spreading.of(call)
         return self.spreading.window

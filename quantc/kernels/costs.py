@@ -61,5 +61,7 @@ def measured(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
 
 def nearest(target: str, work: Work) -> Measured | None:
     """What was measured at the shape that is closest; None if nothing of the kind was."""
-    rows = measured(target).get((work.kind, len(work.channels)))
+    table, channels = measured(target), len(work.channels)
+    # what is done to results on the way takes all families about as long
+    rows = table.get((work.kind, channels)) or table.get((work.kind.partition(" + ")[0], channels))
     return min(rows, key=lambda row: row.distance(work)) if rows else None

@@ -196,6 +196,16 @@ ON_FLOATS: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp
 ON_FLOATS_RELU: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_relu_output_fp32.default
 
 
+def product_of_quantized(relu: bool) -> Any:
+    """torch's op on a quantized tensor: called with that, a packed weight, scale and zero point of the result."""
+    return ON_QUANTIZED_RELU if relu else ON_QUANTIZED
+
+
+def product_of_floats(relu: bool) -> Any:
+    """torch's op that rounds float32 itself: called with that, its scale and zero point, and a packed weight."""
+    return ON_FLOATS_RELU if relu else ON_FLOATS
+
+
 def unpacked_linear(packed: Any) -> Tensor:
     """The integers that `packed_linear` packed."""
     levels: Tensor = torch.ops.quantized.linear_unpack(packed)[0].int_repr()
@@ -213,14 +223,14 @@ def quantized_rows(x: Tensor, scale: float | None, zero_point: int) -> Tensor:
 
 def linear_to_bytes(rows: Tensor, packed: Any, zero_point: int, relu: bool) -> Tensor:
     """The product of rows that `quantized_rows` made, rounded to steps of 1."""
-    made = (ON_QUANTIZED_RELU if relu else ON_QUANTIZED)(rows, packed, 1.0, zero_point)
+    made = product_of_quantized(relu)(rows, packed, 1.0, zero_point)
     return made.int_repr() if made.numel() <= COPIED_OUT else as_bytes(made)
 
 
 def linear_to_floats(x: Tensor, scale: float | None, zero_point: int, packed: Any, relu: bool) -> Tensor:
     """The product of float32, rounded onto a grid on the way, or of bytes where that has no scale."""
     reals = quantized_rows(x, None, zero_point).dequantize() if scale is None else x
-    made: Tensor = (ON_FLOATS_RELU if relu else ON_FLOATS)(reals, scale or 1.0, zero_point, packed)
+    made: Tensor = product_of_floats(relu)(reals, scale or 1.0, zero_point, packed)
     return made
 
 

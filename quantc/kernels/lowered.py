@@ -21,8 +21,10 @@ from quantc.kernels.holding import Holdings
 from quantc.kernels.memory import Memory, memory_of
 from quantc.kernels.one_op import RUN_LOWERED, portable_module, registered
 from quantc.kernels.placing import Choosing, Placed, on_kernels
+from quantc.kernels.straight import remembers, straight_line
 from quantc.kernels.table import kernels_for
 from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
+from quantc.kernels.whole import fastest, race
 from quantc.program import Program, Stage, check_program
 from quantc.progress import Style
 from quantc.store.bytes_form import as_bytes, from_bytes
@@ -58,10 +60,12 @@ class Lowered(nn.Module):
         self.choosing = Choosing() if choosing is None else choosing
         self._running = on_kernels(program, target, self.choosing)
         self.is_compiled = compile
+        self.gain: float | None = None
+        """How many times as fast it is compiled, once that is known. Where it is slower, it does not run so."""
         self._run: Callable[..., Sequence[Any]] = compiled(program, self.module) if compile else self.module.forward
+        self._line: Callable[..., Sequence[Any]] | None = None
+        """The same as one function, once kernels are packed."""
         self._holdings = Holdings(program, self.module)
-        self._is_settled = False
-        """Whether plain weights were let go of."""
         self._settling = threading.Lock()
         self._digest = _digest(program)
         self._checked: set[Any] = set()
@@ -118,9 +122,11 @@ class Lowered(nn.Module):
         """Run on flat inputs that fit, and give the flat outputs."""
         if self._watched:
             check_numbers(leaves, self._watched, self._program.signature)
+        line = self._line
+        if line is not None:
+            return line(*leaves)
         made = self._run(*leaves)
-        if not self._is_settled:
-            self._settle()
+        self._settle(leaves)
         return made
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,11 +140,20 @@ class Lowered(nn.Module):
         made = RUN_LOWERED([leaf for leaf in leaves if isinstance(leaf, Tensor)], self._key)
         return pytree.tree_unflatten(made, signature.out_spec)
 
-    def _settle(self) -> None:
+    def _settle(self, leaves: Sequence[Any]) -> None:
+        """Let go of plain weights, and from now on run kernels with their packed ones."""
         with self._settling:
-            if not self._is_settled:
-                self._holdings.release()
-                self._is_settled = True
+            if self._line is not None:
+                return
+            self._holdings.release()
+            line = straight_line(self.module)
+            if self.is_compiled and remembers(self.module):
+                line = self._run  # it cannot be called for nothing
+            elif self.is_compiled:
+                times = race({"plain": line, "compiled": self._run}, leaves)
+                self.gain = times["plain"] / times["compiled"]
+                line = line if fastest(times) == "plain" else self._run
+            self._line = line
 
     # -- torch's own ways ----------------------------------------------------------------------------------------------
 
@@ -164,7 +179,9 @@ class Lowered(nn.Module):
         own = {name.removeprefix(inner): value for name, value in state_dict.items() if name.startswith(inner)}
         with self._settling:
             found = self.module.load_state_dict(own, strict=False)
-            self._is_settled = False
+            self._line = None
+            if self.is_compiled:
+                self._run = compiled(self._program, self.module)  # what was compiled has the old weights
         missing_keys.extend(f"{inner}{name}" for name in found.missing_keys)
         if strict:
             others = {name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)}
@@ -183,6 +200,7 @@ class Lowered(nn.Module):
             if (made.device, made.dtype) != (sample.device, sample.dtype):
                 self._refuse(f"which are not for {made.dtype} on {made.device}", "keep it as it is, on the CPU")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._line = None
         return self
 
     def train(self, mode: bool = True) -> Lowered:
@@ -248,6 +266,8 @@ class Lowered(nn.Module):
     def headline(self) -> str:
         on_kernels = sum(bool(row.kernel) for row in self.placed)
         compiled = ", the rest compiled" if self.is_compiled else ""
+        if self.gain is not None and self._line is not self._run:
+            compiled = f", the rest not compiled, since that is {self.gain:.2f} times as fast"
         return f"{self._program.name} on {self.target}: {on_kernels} of {len(self.placed)} ops on kernels{compiled}"
 
     def to_data(self) -> dict[str, Any]:
@@ -256,6 +276,7 @@ class Lowered(nn.Module):
             "program": self._program.name,
             "target": self.target,
             "compiled": self.is_compiled,
+            "compiled_gain": self.gain,
             "memory": self.memory().to_data(),
             "ops": [asdict(row) for row in self.placed],
         }
@@ -311,7 +332,8 @@ def lower(
     the next time. `allow_float=True` lets products of bytes be computed in float where that is faster.
 
     `compile=True` has torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes from
-    seconds to minutes at the first call, for some per cent where there is much between kernels.
+    seconds to minutes at the first call, after which both forms are timed: the faster one stays, and the headline says
+    which that is.
     """
     from quantc import pipelines
 

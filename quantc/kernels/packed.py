@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +32,14 @@ class Work:
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.size} × {'→'.join(map(str, self.channels))}{self.rest and f', {self.rest}'}"
+
+
+class Form(Enum):
+    """What bytes are handed from one kernel to the next as."""
+
+    PLAIN = "plain"
+    QUANTIZED = "quantized"
+    """Of torch's quantized dtype, with scale 1 and the zero point of the grid."""
 
 
 class Kernel(nn.Module, ABC):
@@ -78,6 +88,24 @@ class Kernel(nn.Module, ABC):
         if packed is None:
             packed = self._pack_once(inputs)
         return self.run(packed, *inputs)
+
+    def takes_quantized(self, rank: int) -> bool:
+        """Whether what it reads may be one tensor of torch's quantized dtype with so many axes."""
+        return False
+
+    @property
+    def gives_quantized(self) -> bool:
+        """Whether it makes tensors of torch's quantized dtype before it makes bytes of them."""
+        return False
+
+    @property
+    def makes_memory(self) -> bool:
+        """Whether what it yields is one float tensor, in memory that nobody else has."""
+        return False
+
+    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+        """`run` with what it is given first, for a caller that has looked into everything which is known beforehand."""
+        return partial(self.run, packed)
 
     def _pack_once(self, inputs: tuple[Tensor, ...]) -> Any:
         with self._packing:  # several threads may come here at once

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
@@ -25,11 +27,14 @@ from quantc.kernels.joining import (
     join_siblings,
     kernels_of,
 )
+from quantc.kernels.linear_sum import absorb_sums, settle_float_summands
 from quantc.kernels.packed import Kernel
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.static_conv import settle_summands
+from quantc.kernels.straight import remembers, straight_line
 from quantc.kernels.table import HIGHEST, Call, Maker, NoKernelError, Placement, highest_level, kernels_for
-from quantc.kernels.tuning import tune
+from quantc.kernels.tuning import Times, tune
+from quantc.kernels.whole import fastest, race
 from quantc.macs import example_sizes
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.program import Program
@@ -47,7 +52,8 @@ class Placed:
     reason: str
     """Why no kernel took it, or why those that come first did not."""
     chosen: str = ""
-    """What the choice among several kernels was made by: "table", "measured", "remembered" or "saved"."""
+    """What the choice among several kernels was made by: "table", "measured", "remembered", "saved"; or "whole" where
+    another one is faster by itself, and this one in the program."""
     work: str = ""
     """What it has to do, where there was a choice."""
     microseconds: dict[str, float] = field(default_factory=dict)
@@ -86,17 +92,87 @@ class Running:
     placed: tuple[Placed, ...]
     choices: dict[str, str]
     """The kernel that was taken for each op, as `Choosing.saved` has it."""
+    others: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The choices that could have been made for the whole, where it was tuned, by name."""
 
 
 def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     """A program with kernels in the place of ops; the program itself is not changed."""
+    made = _on_kernels(program, target, choosing)
+    if not made.others or remembers(made.module):
+        return made
+    saved = [replace(choosing, tune=False, saved=choices) for choices in made.others.values()]
+    forms = {"measured": made, **{
+        name: _on_kernels(program, target, each) for name, each in zip(made.others, saved, strict=True)
+    }}  # fmt: skip
+    times = _times_of_wholes(forms, _inputs(program, choosing))
+    taken = forms[fastest(times)]
+    alone = {row.node: row for row in made.placed}
+    rows = [_told(row, alone.get(row.node)) for row in taken.placed]
+    return Running(taken.module, tuple(rows), taken.choices)
+
+
+def _told(row: Placed, alone: Placed | None) -> Placed:
+    """A row with the times of all kernels that could have been taken."""
+    if alone is None or not alone.chosen:
+        return row
+    own = next(iter(alone.microseconds), "")
+    chosen = alone.chosen if own in row.kernel else "whole"
+    return replace(row, chosen=chosen, work=alone.work, microseconds=alone.microseconds)
+
+
+def _times_of_wholes(forms: Mapping[str, Running], inputs: Sequence[Any]) -> dict[str, float]:
+    """How long forms of a program take, unless it is remembered."""
+    times = Times.remembered()
+    texts = {name: "\n".join(f"{key} {value}" for key, value in form.choices.items()) for name, form in forms.items()}
+    works = "\n".join(f"{row.node} {row.op} {row.work}" for row in forms["measured"].placed)
+    keys = {
+        name: times.key_of("whole", sha256(f"{works}\n{text}".encode()).hexdigest()) for name, text in texts.items()
+    }
+    if any(times.get(key) is None for key in keys.values()):
+        with torch.no_grad():
+            for form in forms.values():
+                form.module(*(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs))
+        for name, found in race({name: straight_line(form.module) for name, form in forms.items()}, inputs).items():
+            times.put(keys[name], found)
+        times.write()
+    return {name: times.get(key) or 0.0 for name, key in keys.items()}
+
+
+def _inputs(program: Program, choosing: Choosing) -> Sequence[Any]:
+    """What a program is timed on."""
+    given = choosing.tune
+    return program.example_inputs or () if isinstance(given, bool) else _leaves(program, given)
+
+
+def _of_whole(choices: Mapping[str, Choice], measured: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Other choices for all ops: as the table has them, and of one family each; `choices` are those by the table."""
+    found = {"table": {key: choice.taken.name for key, choice in choices.items()}}
+    families = {kernel.family for choice in choices.values() for kernel in choice.candidates}
+    for family in sorted(families, reverse=True):
+        own = {
+            key: {kernel.family: kernel.name for kernel in reversed(choice.candidates)}
+            for key, choice in choices.items()
+        }
+        found[family] = {key: own[key].get(family, name) for key, name in measured.items()}
+    seen = [measured]
+    for name, each in list(found.items()):
+        if each in seen:
+            del found[name]
+        seen.append(each)
+    return found
+
+
+def _on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     draft = program.draft()
     _share_tensors(draft.root, program.root)
     placed, choices, keys = _place(draft, target, choosing)
     EliminateDead().run(draft)
     erase_unread(draft)
-    if choosing.tune is not False and not choosing.saved:
-        inputs = program.example_inputs if choosing.tune is True else _leaves(program, choosing.tune)
+    by_table = {keys[node]: choice for node, choice in choices.items()}
+    is_tuned = choosing.tune is not False and not choosing.saved
+    if is_tuned:
+        inputs = program.example_inputs if isinstance(choosing.tune, bool) else _leaves(program, choosing.tune)
         for node, choice in choices.items():
             for candidate in choice.candidates:
                 candidate.in_order = is_read_in_order(draft, node)
@@ -118,12 +194,16 @@ def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     for node, count in join_siblings(draft).items():
         placed[node] = replace(placed[node], kernel=f"{placed[node].kernel}; {count} in one")
     fuse_attention(draft)
+    for node in absorb_sums(draft):
+        placed[node] = replace(placed[node], kernel=f"{placed[node].kernel} + sum")
     in_usual_order(draft)
     EliminateDead().run(draft)
     settle_summands(draft)
+    settle_float_summands(draft)
     _set_apart(draft)
     forget_unread(draft)
-    return Running(_flat(draft.module), tuple(placed.values()), taken)
+    others = _of_whole(by_table, taken) if is_tuned else {}
+    return Running(_flat(draft.module), tuple(placed.values()), taken, others)
 
 
 def _set_apart(draft: Program) -> None:
@@ -195,6 +275,7 @@ def _exchange(draft: Program, node: fx.Node, kernel: Kernel) -> None:
     path, _, name = str(node.target).rpartition(".")
     owner = draft.owner(node.graph)
     (owner.get_submodule(path) if path else owner).add_module(name, kernel)
+    draft.touch()  # the module that was made of it has the other one
 
 
 def _share_tensors(copy: nn.Module, root: nn.Module) -> None:

@@ -7,6 +7,7 @@ copy is handed over.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
@@ -17,9 +18,9 @@ from quantc.integer.library import op_of
 from quantc.kernels.byte_conv import ByteConv, check_bytes, symmetric
 from quantc.kernels.ending import Ending
 from quantc.kernels.joining import kernels_of
-from quantc.kernels.packed import Kernel
+from quantc.kernels.packed import Form, Kernel
 from quantc.kernels.table import Call, NoKernelError, Placement, kernel, larger_kernel
-from quantc.kernels.window import shape_to_pack_for
+from quantc.kernels.window import FORMATS, shape_to_pack_for
 from quantc.program import Program, attribute
 
 CONV: Any = torch.ops.onednn.qconv_pointwise.default
@@ -71,6 +72,15 @@ class Conv(ByteConv):
         )  # fmt: skip
         return made
 
+    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+        scale, zero_point, weight, multiplier, zeros, bias, window = packed
+        ending = self.ending
+        settings = (
+            scale, zero_point, weight, multiplier, zeros, bias, *window,
+            ending.scale, ending.zero_point, ending.dtype, self.post_op, self.bounds, "",
+        )  # fmt: skip
+        return lambda x: CONV(x, *settings)
+
     def absorb(self, op: str) -> bool:
         """An activation of a float result."""
         post_op = {**CURVES, "relu": "relu"}.get(op, "")
@@ -111,6 +121,22 @@ class ConvSum(Conv):
             ending.scale, ending.zero_point, ending.dtype, *self.summand, "sum", 1.0, self.post_op, self.bounds, "",
         )  # fmt: skip
         return made
+
+    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+        scale, zero_point, weight, multiplier, zeros, bias, window = packed
+        ending, keep, order = self.ending, self.keep, FORMATS[self.window.axes]
+        before = (scale, zero_point, weight, multiplier, zeros)
+        after = (
+            bias, *window, ending.scale, ending.zero_point, ending.dtype, *self.summand, "sum", 1.0,
+            self.post_op, self.bounds, "",
+        )  # fmt: skip
+
+        def convolve(x: Tensor, other: Tensor) -> Tensor:
+            summand = other.clone() if keep else other
+            made: Tensor = CONV_SUM(x, *before, summand.contiguous(memory_format=order), *after)
+            return made
+
+        return convolve
 
 
 def _post_op(ending: Ending, known: frozenset[str]) -> tuple[str, list[float]]:

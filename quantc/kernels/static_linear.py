@@ -12,6 +12,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -23,12 +24,14 @@ from quantc.kernels.engines import (
     linear_to_bytes,
     linear_to_floats,
     packed_linear,
+    product_of_floats,
+    product_of_quantized,
     quantized_rows,
     to_bytes,
     unpacked_linear,
 )
 from quantc.kernels.linear_dynamic import Weight
-from quantc.kernels.packed import Kernel, Work, check_columns
+from quantc.kernels.packed import Form, Kernel, Work, check_columns
 from quantc.kernels.static_bytes import Quantize
 from quantc.kernels.table import Call, NoKernelError, Placement, highest_level, kernel
 from quantc.program import Program, attribute
@@ -150,12 +153,36 @@ class Linear(Kernel):
             made = self.product(packed, x)
         else:
             made = self.product(packed, x.unsqueeze(0)).squeeze(0)
+        return self.ended(made)
+
+    def ended(self, made: Tensor) -> Any:
+        """Results within their bounds, each of which is by itself."""
         if self.bounds is not None:
             made.clamp_(*self.bounds)
         if not self.outputs:
             return made
         parts = torch.split(made, self.outputs, dim=-1)
         return tuple(part.contiguous() for part in parts) if self.in_order else parts
+
+    @property
+    def makes_memory(self) -> bool:
+        return self.result_dtype is torch.float32 and not self.outputs
+
+    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+        product, columns = self.bound_product(packed, reads, yields), self.shape[1]
+        is_whole = self.bounds is None and not self.outputs
+
+        def step(x: Tensor) -> Any:
+            if x.dim() < 2 or x.shape[-1] != columns or not x.numel():
+                return self.run(packed, x)
+            made = product(x)
+            return made if is_whole else self.ended(made)
+
+        return step
+
+    def bound_product(self, packed: Any, reads: Form, yields: Form) -> Callable[[Tensor], Tensor]:
+        """`product` with what is packed."""
+        return partial(self.product, packed)
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -199,6 +226,42 @@ class OnFbgemm(Linear):
 
     def product(self, packed: Any, x: Tensor) -> Tensor:
         return self.on_fbgemm(packed, x)
+
+    def takes_quantized(self, rank: int) -> bool:
+        return rank > 1
+
+    @property
+    def gives_quantized(self) -> bool:
+        return not self.ending.is_float and self.bounds is None and not self.outputs
+
+    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+        if reads is Form.PLAIN and yields is Form.PLAIN:
+            return super().bound(packed, reads, yields)
+        product = self.bound_product(packed, reads, yields)
+        is_whole = self.bounds is None and not self.outputs
+        return product if is_whole else lambda x: self.ended(product(x))
+
+    def bound_product(self, packed: Any, reads: Form, yields: Form) -> Callable[[Tensor], Tensor]:
+        reading, ending, activation = self.reading, self.ending, self.activation
+        if not ending.is_float:
+            is_plain, scale, zero = reads is Form.PLAIN, reading.scale, reading.zero_point
+            multiply, ends = product_of_quantized(self.relu), ending.zero_point
+            if yields is Form.PLAIN:
+                return lambda x: linear_to_bytes(
+                    quantized_rows(x.contiguous(), scale, zero) if is_plain else x, packed, ends, self.relu
+                )
+            return lambda x: multiply(quantized_rows(x.contiguous(), scale, zero) if is_plain else x, packed, 1.0, ends)
+        multiply = product_of_floats(self.relu)
+        if reading.scale is None:
+            before = (lambda x: quantized_rows(x.contiguous(), None, reading.zero_point).dequantize()) if (
+                reads is Form.PLAIN
+            ) else Tensor.dequantize  # fmt: skip
+            scale = 1.0
+        else:
+            before, scale = Tensor.contiguous, reading.scale
+        if activation is None:
+            return lambda x: multiply(before(x), scale, reading.zero_point, packed)
+        return lambda x: activation.rounded(multiply(before(x), scale, reading.zero_point, packed))
 
 
 class Later:
@@ -252,6 +315,21 @@ class OnOnednn(Linear):
         made: Tensor = ONEDNN(self.reading.levels(x).contiguous(), 1.0, self.reading.zero_point, *settings)
         activation = self.activation
         return made if activation is None or activation.post_op else activation.rounded(made)
+
+    def bound_product(self, packed: Any, reads: Form, yields: Form) -> Callable[[Tensor], Tensor]:
+        _, few, settings = packed
+        scale, zero, activation = self.reading.scale, self.reading.zero_point, self.activation
+        most_of_few = FEW_ROWS * self.shape[1]
+        after = None if activation is None or activation.post_op else activation.rounded
+
+        def product(x: Tensor) -> Tensor:
+            if x.numel() <= most_of_few:
+                return self.on_fbgemm(few.get(), x)
+            levels = x if scale is None else to_bytes(x, scale, zero, torch.uint8)
+            made: Tensor = ONEDNN(levels.contiguous(), 1.0, zero, *settings)
+            return made if after is None else after(made)
+
+        return product
 
 
 def _unpacked(packed: Tensor) -> Tensor:

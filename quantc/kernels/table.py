@@ -132,6 +132,7 @@ MODULES = (
     "qnnpack_lookup",
     "weight_only",
     "weight_lookup",
+    "weight_real",
 )
 
 

@@ -71,11 +71,13 @@ class Times:
     def key(self, kernel: Kernel, inputs: Sequence[Tensor]) -> str | None:
         """What the time of a kernel is remembered by; None if the kernel does not say what it has to do."""
         work = kernel.work(*inputs)
-        if work is None:
-            return None
+        return None if work is None else self.key_of(kernel.name, str(work))
+
+    def key_of(self, what: str, work: str) -> str:
+        """What the time of anything is remembered by."""
         threads = torch.get_num_threads()
         versions = f"quantc {version('quantc')}, torch {torch.__version__}, {threads} threads"
-        return f"{processor()} | {versions} | {kernel.name} | {work}"
+        return f"{processor()} | {versions} | {what} | {work}"
 
     def get(self, key: str | None) -> float | None:
         return None if key is None else self.new.get(key, self.known.get(key))
@@ -209,9 +211,10 @@ def measure(
             for node in nodes if block else ():
                 samples[node].setdefault(taken[node].name, []).append(seen[node].microseconds)
         told(block, TURNS)
-    return {node: {name: _low(times) for name, times in found.items()} for node, found in samples.items()}
+    return {node: {name: low(times) for name, times in found.items()} for node, found in samples.items()}
 
 
-def _low(times: Sequence[float]) -> float:
+def low(times: Sequence[float]) -> float:
+    """The mean of the lowest times."""
     lowest = sorted(times)[: max(1, len(times) // COUNTS)]
     return sum(lowest) / len(lowest)

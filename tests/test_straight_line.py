@@ -1,0 +1,226 @@
+"""The running form: one function that computes what the module does, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quantc as qc
+from quantc.kernels import lowered as lowered_module
+from quantc.kernels.linear_sum import LinearSum
+from quantc.kernels.lowered import Lowered
+from quantc.kernels.packed import Form, Kernel
+from quantc.kernels.placing import Choosing
+from quantc.kernels.straight import BINDINGS, _Writing, remembers, straight_line
+
+X = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(0))
+ROWS = X.flatten(2)
+WEIGHT = torch.linspace(-1, 1, 64)
+SAMPLES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "aten.adaptive_avg_pool2d.default": ((X, [1, 2]), {}),
+    "aten.add.Tensor": ((X, X.abs()), {"alpha": 2}),
+    "aten.cat.default": (([X, X.abs()], 1), {}),
+    "aten.clamp.default": ((X, -0.5, 0.5), {}),
+    "aten.contiguous.default": ((X.transpose(1, 2),), {}),
+    "aten.div.Tensor": ((X, 3.0), {}),
+    "aten.embedding.default": ((ROWS[0], torch.tensor([[1, 2], [5, 0]])), {}),
+    "aten.expand.default": ((X[:, :1], [2, 6, 8, 8]), {}),
+    "aten.flatten.using_ints": ((X, 1, 2), {}),
+    "aten.gelu.default": ((X,), {"approximate": "tanh"}),
+    "aten.hardswish.default": ((X,), {}),
+    "aten.layer_norm.default": ((ROWS, [64], WEIGHT, WEIGHT, 1e-3), {}),
+    "aten.matmul.default": ((X, X), {}),
+    "aten.mul.Tensor": ((X, 2.0), {}),
+    "aten.permute.default": ((X, [3, 0, 1, 2]), {}),
+    "aten.relu.default": ((X,), {}),
+    "aten.reshape.default": ((X, [2, -1]), {}),
+    "aten.scaled_dot_product_attention.default": ((X, X, X), {"scale": 0.3}),
+    "aten.select.int": ((X, 1, 2), {}),
+    "aten.sigmoid.default": ((X,), {}),
+    "aten.silu.default": ((X,), {}),
+    "aten.softmax.int": ((X, -1), {}),
+    "aten.sub.Tensor": ((X, X.abs()), {}),
+    "aten.tanh.default": ((X,), {}),
+    "aten.transpose.int": ((X, 1, 3), {}),
+    "aten.unbind.int": ((X, 1), {}),
+    "aten.unsqueeze.default": ((X, 1), {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("op", BINDINGS, ids=str)
+def test_a_binding_is_its_op(op: Any) -> None:
+    args, kwargs = SAMPLES[str(op)]
+    found, expected = BINDINGS[op](*args, **kwargs), op(*args, **kwargs)
+    pairs = [(found, expected)] if isinstance(found, Tensor) else list(zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in pairs)
+
+
+# -- whole models --------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Two branches around which there is a sum, each behind a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+class ReadLater(nn.Module):
+    """A branch whose summand is read again afterwards, by a view that is taken beforehand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.first(x)
+        view = before.transpose(0, 1)
+        made: Tensor = before + self.second(torch.tanh(before)) + view.transpose(0, 1)
+        return made
+
+
+def of_family(model: nn.Module, family: str, *shape: int) -> tuple[Lowered, Tensor]:
+    """A model on the kernels of one family, and something to call it with."""
+    torch.manual_seed(0)
+    batches = [torch.randn(shape) for _ in range(3)]
+    program = qc.quantize(model.eval(), (batches[0],), batches).program
+    plain = qc.lower(program, "x86")
+    other = {"fbgemm": "onednn", "onednn": "fbgemm"}[family]
+    saved = {key: name.replace(other, family) for key, name in plain.choices.items()}
+    return Lowered(plain.program, "x86", Choosing(saved=saved)), batches[1]
+
+
+def check_line(lowered: Lowered, x: Tensor) -> None:
+    given = x.clone()
+    first, second, third = lowered(x), lowered(x), lowered.module(x)[0]
+    assert lowered._line is not None
+    assert torch.equal(x, given)
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+    assert first.stride() == second.stride()
+
+
+@pytest.mark.parametrize("family", ["fbgemm", "onednn"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_linear_layers(family: str, rows: int) -> None:
+    model = nn.Sequential(
+        nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 48), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 8)
+    )
+    check_line(*of_family(model, family, rows, 32))
+
+
+@pytest.mark.parametrize("family", ["fbgemm", "onednn"])
+def test_convolutions(family: str) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU6(), nn.Conv2d(8, 8, 1),
+        nn.MaxPool2d(2), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(36, 4),
+    )  # fmt: skip
+    check_line(*of_family(model, family, 2, 4, 8, 8))
+
+
+def forms(lowered: Lowered) -> list[Form]:
+    return list(_Writing(lowered.module).forms.values())
+
+
+def test_kernels_of_fbgemm_hand_quantized_tensors_on() -> None:
+    linear = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    lowered, x = of_family(linear, "fbgemm", 1, 32)
+    lowered(x)
+    assert forms(lowered).count(Form.QUANTIZED) == 2
+    conv = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    lowered, x = of_family(conv, "fbgemm", 1, 4, 8, 8)
+    lowered(x)
+    assert Form.QUANTIZED in forms(lowered)
+
+
+def sums(lowered: Lowered) -> list[LinearSum]:
+    return [kernel for kernel in lowered.module.modules() if isinstance(kernel, LinearSum)]
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_sum_is_written_over_what_nobody_reads_later(rows: int) -> None:
+    lowered, x = of_family(Residual(), "onednn", rows, 32)
+    check_line(lowered, x)
+    assert [kernel.keep for kernel in sums(lowered)] == [True, False]  # the first is over what `mul` has made
+    assert sum("+ sum" in row.kernel for row in lowered.placed) == 2
+
+
+def test_a_sum_is_not_written_over_what_is_read_later() -> None:
+    lowered, x = of_family(ReadLater(), "onednn", 40, 32)
+    check_line(lowered, x)
+    assert all(kernel.keep for kernel in sums(lowered))
+    exact = lowered.program(x)
+    assert float((lowered(x) - exact).norm() / exact.norm()) < 0.02
+
+
+def test_other_weights_are_packed_again() -> None:
+    (one, x), (other, _) = (of_family(nn.Sequential(nn.Linear(32, 32)), "fbgemm", 4, 32) for _ in range(2))
+    one(x)
+    state = {name: value.clone() for name, value in one.state_dict().items()}
+    levels = next(name for name, value in state.items() if value.dtype is torch.int8)
+    state[levels] = -state[levels]
+    other(x)
+    other.load_state_dict(state)
+    assert not torch.equal(other(x), one(x))
+    assert torch.equal(other(x), other(x))
+
+
+def test_what_is_not_packed_runs_as_it_is() -> None:
+    lowered, x = of_family(nn.Sequential(nn.Linear(32, 32)), "fbgemm", 4, 32)
+    line = straight_line(lowered.module)
+    kernels = [kernel for kernel in lowered.module.modules() if isinstance(kernel, Kernel)]
+    assert all(kernel._packed is None for kernel in kernels)
+    assert torch.equal(line(x)[0], lowered(x))
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        made: Tensor = self.layer(x) + self.count
+        return made
+
+
+def test_what_writes_to_itself_is_told_apart() -> None:
+    x = torch.randn(4, 8)
+    for model, is_so in ((Counter(), True), (nn.Linear(8, 8), False)):
+        program = qc.quantize(model.eval(), (x,), mode="dynamic").program
+        assert remembers(qc.lower(program, "x86").module) is is_so
+
+
+@pytest.mark.parametrize("gain", [0.5, 2.0])
+def test_compiling_stays_where_it_is_faster(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 8)
+    program = qc.quantize(nn.Linear(8, 8).eval(), (x,), mode="dynamic").program
+    lowered = qc.lower(program, "x86", compile=True)
+    run: Callable[..., Any] = lowered.module.forward
+    lowered._run = run  # nothing has to be compiled for this
+    monkeypatch.setattr(lowered_module, "race", lambda forms, inputs: {"plain": 1.0, "compiled": 1.0 / gain})
+    lowered(x)
+    assert (lowered._line is run) == (gain > 1)
+    assert lowered.to_data()["compiled_gain"] == pytest.approx(gain)
+    ending = ", the rest compiled" if gain > 1 else ", the rest not compiled, since that is 0.50 times as fast"
+    assert lowered.headline.endswith(ending)
