@@ -245,14 +245,7 @@ class Recorder:
 
         try:
             traced = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*(leaves[place] for place in places))
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            NotImplementedError,
-            AssertionError,
-            UnsupportedFakeTensorException,
-        ):
+        except (RuntimeError, TypeError, ValueError, AssertionError, UnsupportedFakeTensorException):
             return None
         return self._inlined(traced, reads, origin)
 

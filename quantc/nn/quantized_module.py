@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from quantc.errors import ObservationError, SpecError
+from quantc.errors import ObservationError, RefusedError, SpecError
 from quantc.flows.dtypes import PLAIN
 from quantc.nn.on_kernels import KernelCache
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized
@@ -68,7 +68,11 @@ class QuantizedModule(nn.Module):
     @classmethod
     def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> Self:
         """The quantized form of a float module that was observed."""
-        raise NotImplementedError(f"{cls.__name__} is made of no float module")
+        raise RefusedError(
+            f"{cls.__name__} is made of no float module",
+            where=type(mod).__name__,
+            advice="make one with its own arguments",
+        )
 
     # -- torch's own ways ----------------------------------------------------------------------------------------------
 

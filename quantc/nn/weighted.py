@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
 import torch
@@ -146,8 +147,9 @@ class Weighted(QuantizedModule):
         return source, weight, bias, observer
 
     @classmethod
+    @abstractmethod
     def _like(cls, source: nn.Module, has_bias: bool) -> Self:
-        raise NotImplementedError
+        """An empty one of the sizes that a float module has."""
 
     # -- running -------------------------------------------------------------------------------------------------------
 

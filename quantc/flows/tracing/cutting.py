@@ -14,7 +14,7 @@ from quantc import pipelines
 from quantc.capture.assemble import place
 from quantc.errors import QuantcError
 from quantc.flows.tracing.traced_tensor import Grid
-from quantc.kernels.packed import Kernel
+from quantc.kernels.packed import Form, Kernel
 from quantc.kernels.placing import Choosing, Placed, on_kernels
 from quantc.plan import Plan
 from quantc.program import Program, attribute
@@ -140,7 +140,22 @@ class Compute(nn.Module):
     @property
     def direct(self) -> Any:
         """The shortest way to call it."""
-        return self.forward if self.wants_order or self.kernel is None else self.kernel.forward
+        return self.forward if self.wants_order or self.kernel is None else self.on_kernel
+
+    def on_kernel(self, *operands: Tensor) -> Any:
+        """Call the one kernel, bound with what it has packed. Weights that are loaded are packed anew, and bound anew."""
+        kernel = self.kernel
+        packed = kernel._packed
+        if packed is not None and packed is self.packed:
+            return self.step(*operands)
+        made = kernel.forward(*operands)
+        packed = kernel._packed
+        self.step, self.packed = kernel.bound(packed, Form.PLAIN, Form.PLAIN), packed
+        return made
+
+    step: Any = None
+    packed: Any = None
+    """What `step` is bound with."""
 
     def leave_order(self) -> None:
         """Give results as they come to lie in memory: who reads them here takes them so."""
@@ -154,7 +169,7 @@ class Compute(nn.Module):
                 x.contiguous() if is_asked else x for x, is_asked in zip(operands, self.in_order, strict=True)
             )
         if self.kernel is not None:
-            return self.kernel.forward(*operands)
+            return self.on_kernel(*operands)
         return self.body.forward(*operands)[0]
 
     @property

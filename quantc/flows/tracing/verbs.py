@@ -6,15 +6,13 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import fx, nn
 
 from quantc import api, pipelines
 from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
-from quantc.errors import CalibrationError, CaptureError, InputError, QuantcError
+from quantc.errors import CaptureError, InputError, QuantcError, UnknownNameError
 from quantc.flows.tracing.auto_trace import (
     STATE,
     InterceptedLeaf,
@@ -116,7 +114,14 @@ def _examples(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def _target(name: str) -> str:
-    return name if name in KERNELS else "x86"
+    """Whose kernels run the ops of a quantizer's backend."""
+    if name in KERNELS:
+        return name
+    raise UnknownNameError(
+        f"there are no kernels for {name!r}, and this flow runs its ops one by one on kernels",
+        where=f"backend={name!r}",
+        advice=f"take one of {', '.join(sorted(KERNELS))}, or capture the model: qc.capture, qc.prepare, qc.lower",
+    )
 
 
 def _captured(recording: Recording, name: str) -> Program:
@@ -210,15 +215,4 @@ def explain(model: nn.Module, node: fx.Node | str) -> Explanation:
     return _state(model).trace.held.explain(node)
 
 
-__all__ = [
-    "CalibrationError",
-    "Mode",
-    "Tensor",
-    "convert",
-    "coverage",
-    "explain",
-    "prepare",
-    "pytree",
-    "to_program",
-    "torch",
-]
+__all__ = ["convert", "coverage", "explain", "prepare", "to_program"]

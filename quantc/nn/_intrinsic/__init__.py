@@ -1,35 +1,4 @@
 """An older name of `quantc.nn.intrinsic`."""
 
-from quantc.nn.intrinsic import (
-    BNReLU2d,
-    BNReLU3d,
-    ConvBn1d,
-    ConvBn2d,
-    ConvBn3d,
-    ConvBnReLU1d,
-    ConvBnReLU2d,
-    ConvBnReLU3d,
-    ConvReLU1d,
-    ConvReLU2d,
-    ConvReLU3d,
-    LinearBn1d,
-    LinearReLU,
-    _FusedModule,
-)
-
-__all__ = [
-    "BNReLU2d",
-    "BNReLU3d",
-    "ConvBn1d",
-    "ConvBn2d",
-    "ConvBn3d",
-    "ConvBnReLU1d",
-    "ConvBnReLU2d",
-    "ConvBnReLU3d",
-    "ConvReLU1d",
-    "ConvReLU2d",
-    "ConvReLU3d",
-    "LinearBn1d",
-    "LinearReLU",
-    "_FusedModule",
-]
+from quantc.nn.intrinsic import *
+from quantc.nn.intrinsic import __all__ as __all__

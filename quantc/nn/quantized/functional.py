@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as floats
 
+from quantc.errors import DataError
 from quantc.flows.dtypes import PLAIN
 from quantc.nn import byte_ops
 from quantc.nn.on_kernels import target
@@ -174,7 +175,11 @@ def max_pool1d(
 
 def _refuse_indices(return_indices: bool) -> None:
     if return_indices:
-        raise NotImplementedError("pools of quantized tensors do not say where the largest are")
+        raise DataError(
+            "pools of quantized tensors do not say where the largest are",
+            where="return_indices=True",
+            advice="leave it out, or pool the numbers: x.dequantize()",
+        )
 
 
 def avg_pool2d(input: Tensor, *args: Any, **kwargs: Any) -> QuantizedTensor:  # noqa: A002

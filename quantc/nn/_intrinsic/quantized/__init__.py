@@ -1,19 +1,4 @@
 """An older name of `quantc.nn.intrinsic.quantized`."""
 
-from quantc.nn.intrinsic.quantized import (
-    BNReLU2d,
-    BNReLU3d,
-    ConvReLU1d,
-    ConvReLU2d,
-    ConvReLU3d,
-    LinearReLU,
-)
-
-__all__ = [
-    "BNReLU2d",
-    "BNReLU3d",
-    "ConvReLU1d",
-    "ConvReLU2d",
-    "ConvReLU3d",
-    "LinearReLU",
-]
+from quantc.nn.intrinsic.quantized import *
+from quantc.nn.intrinsic.quantized import __all__ as __all__

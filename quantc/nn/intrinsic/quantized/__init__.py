@@ -1,19 +1,4 @@
 """Quantized layers with what follows them."""
 
-from quantc.nn.intrinsic.quantized.modules import (
-    BNReLU2d,
-    BNReLU3d,
-    ConvReLU1d,
-    ConvReLU2d,
-    ConvReLU3d,
-    LinearReLU,
-)
-
-__all__ = [
-    "BNReLU2d",
-    "BNReLU3d",
-    "ConvReLU1d",
-    "ConvReLU2d",
-    "ConvReLU3d",
-    "LinearReLU",
-]
+from quantc.nn.intrinsic.quantized.modules import *
+from quantc.nn.intrinsic.quantized.modules import __all__ as __all__
