@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import quantc as qc
+from quantc.errors import AnnotationError
 from quantc.dialect import op_name
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
@@ -64,12 +65,15 @@ INDEXES = {
 
 LARGE = {"resnet18", "mobilenet_v2", "mobilenet_v3", "efficientnet", "convnext", "swin"}
 """These take most of the time, so `make test` runs them for x86 alone."""
+NOTHING = {("einsum_attention", "executorch")}
+"""Where no rule fits: the delegate takes neither einsum nor norms, and a sum of what is float stays float."""
 everywhere = pytest.mark.parametrize(
     ("name", "backend"),
     [
         pytest.param(name, backend, marks=[pytest.mark.slow] if name in LARGE and backend != "x86" else [])
         for name in IDS
         for backend in ("x86", "qnnpack", "executorch")
+        if (name, backend) not in NOTHING
     ],
 )
 
@@ -214,6 +218,12 @@ def test_the_arithmetic_is_int8_on_x86(name: str) -> None:
     left = Counter({f"{node.name}: {op_name(node)}": flops for node, flops in counted.items() if not is_int8(node)})
     print(f"{name}: {inside / total:.1%} int8; {', '.join(name for name, _ in left.most_common(5)) or 'all of it'}")  # noqa: T201
     assert inside >= SHARE * total, left.most_common(12)
+
+
+@pytest.mark.parametrize(("name", "backend"), sorted(NOTHING))
+def test_nothing_quantized_is_an_error(name: str, backend: str) -> None:
+    with pytest.raises(AnnotationError, match="nothing was quantized"):
+        quantized(name, backend)
 
 
 @everywhere
