@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import quantc as qc
-from quantc.errors import AnnotationError
 from quantc.dialect import op_name
+from quantc.errors import AnnotationError
 from quantc.program import Program
 from quantc.qdq import is_dequantize, is_quantize
 from tests.architectures import CASES
