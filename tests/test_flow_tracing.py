@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quantc as qc
-from quantc.errors import CaptureError, ConfigError, InputError, QuantcError
+from quantc.errors import CaptureError, ConfigError, InputError, QuantcError, UnknownNameError
 from quantc.flows import tracing
 from quantc.flows.tracing import UnseenOpError, convert, prepare
 from quantc.flows.tracing.trace import Trace
@@ -553,3 +553,8 @@ def test_users_hooks_are_called() -> None:
         expected = convert(calibrated(model, examples))(*examples[0])
         assert torch.equal(quantized(*examples[0]), expected)
     assert seen == [torch.Size([2, 8, 8, 8])]
+
+
+def test_a_backend_without_kernels_is_refused_before_anything_is_traced() -> None:
+    with pytest.raises(UnknownNameError, match="there are no kernels for 'executorch'"):
+        prepare(nn.Linear(4, 4).eval(), torch.randn(2, 4), backend="executorch")

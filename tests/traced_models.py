@@ -158,10 +158,10 @@ class Swish(torch.autograd.Function):
         return x * torch.sigmoid(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         s = torch.sigmoid(x)
-        return grad * (s + x * s * (1 - s))
+        return grad_outputs[0] * (s + x * s * (1 - s))
 
 
 class CustomFunction(nn.Module):
