@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
@@ -21,6 +21,8 @@ from torch.ao.quantization.observer import (
 )
 
 from quantc.errors import DataError, ObservationError, PluginError, SpecError
+from quantc.flows.foreign import ObservedBy
+from quantc.flows.observers import MinMaxObserver
 from quantc.formats import PerChannel, PerGroup, PerTensor, PerToken
 from quantc.layout import Share, as_rows, extremes, shared_shape
 from quantc.numerics import QParams, qparams_of
@@ -363,15 +365,28 @@ def test_what_is_no_observation_cannot_be_registered() -> None:
         register_observation(int)  # type: ignore[arg-type]
 
 
+def observed_by_a_module() -> Observation:
+    found = ObservedBy.of(MinMaxObserver())
+    found.update(torch.tensor([-1.0, 2.0]))
+    return found
+
+
+MADE_ELSEWHERE: dict[type[Observation], Callable[[], Observation]] = {
+    Trained: lambda: Trained(PerTensor(), QParams(torch.tensor(0.5), torch.tensor(3))),
+    ObservedBy: observed_by_a_module,
+}
+"""What no spec can ask for: training and the flows make it, and a file brings it back."""
+
+
 @pytest.mark.parametrize("name", OBSERVATIONS.names())
 def test_all_that_are_offered_follow_the_protocol(name: str) -> None:
     kind = OBSERVATIONS[name]
     options: dict[str, bool | int | float | str] = {"scale": 0.5} if name == "fixed" else {}
-    if kind is Trained:  # training makes it; a file brings it back
-        found: Observation = Trained(PerTensor(), QParams(torch.tensor(0.5), torch.tensor(3)))
-        again = Trained.from_state(found.share, found.to_state())
+    if kind in MADE_ELSEWHERE:
+        found = MADE_ELSEWHERE[kind]()
+        again = kind.from_state(found.share, found.to_state())
         assert again.qparams(UINT8).equals(found.qparams(UINT8))
-        with pytest.raises(SpecError, match="training"):
+        with pytest.raises(SpecError, match=r"training|observer module"):
             kind.empty(PerTensor(), options)
     else:
         found = kind.empty(PerTensor(), options)
