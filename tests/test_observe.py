@@ -22,7 +22,6 @@ from torch.ao.quantization.observer import (
 
 from quantc.errors import DataError, ObservationError, PluginError, SpecError
 from quantc.flows.foreign import ObservedBy
-from quantc.flows.observers import MinMaxObserver
 from quantc.formats import PerChannel, PerGroup, PerTensor, PerToken
 from quantc.layout import Share, as_rows, extremes, shared_shape
 from quantc.numerics import QParams, qparams_of
@@ -366,7 +365,7 @@ def test_what_is_no_observation_cannot_be_registered() -> None:
 
 
 def observed_by_a_module() -> Observation:
-    found = ObservedBy.of(MinMaxObserver())
+    found = ObservedBy.of(MinMaxObserver())  # anybody's serves
     found.update(torch.tensor([-1.0, 2.0]))
     return found
 
