@@ -23,23 +23,31 @@ from quantc.sites import Origin
 
 INPUT = "input_"
 """What the names of the model's own inputs begin with; their number follows."""
-SCALED = frozenset(
+ARITHMETIC = frozenset(
     [
         "add",
         "sub",
         "mul",
         "div",
+        "rsub",
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
         "__add__",
         "__sub__",
         "__mul__",
         "__truediv__",
         "__radd__",
-        "__rmul__",
         "__rsub__",
+        "__rmul__",
         "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
     ]
 )
-"""Calls whose numbers could come from data, if the model looks at numbers."""
+"""Calls of a tensor and another or a number: a number could come from data, if the model looks at numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +229,7 @@ class Recorder:
     def _guard_numbers(self) -> None:
         """Where the model looks at numbers, those that it calculates with may come from data: they are no constants."""
         if any("looks at numbers" in reason for reason in self.reasons):
-            scaled = [call for call in self.calls if call.name in SCALED and len(call.reads) == 1]
+            scaled = [call for call in self.calls if call.name in ARITHMETIC and len(call.reads) == 1]
             self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
 
     def _learn(self, call: SeenCall, output: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from quantc.capture.tracing import INPUT, SeenAt
+from quantc.capture.tracing import ARITHMETIC, INPUT, SeenAt
 from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
 from quantc.flows.tracing.traced_tensor import Grid, Traced, float32_of, floats_of, levels_on, on_grid
@@ -23,31 +23,7 @@ from quantc.qdq import belongs_to_qdq
 
 Path = tuple[Any, ...]
 """How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
-FOLDED = frozenset(
-    [
-        "batch_norm",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "__add__",
-        "__sub__",
-        "__mul__",
-        "__truediv__",
-        "__radd__",
-        "__rmul__",
-        "__rsub__",
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__itruediv__",
-        "rsub",
-    ]
-)
+FOLDED = ARITHMETIC | {"batch_norm"}
 """Calls that the `fuse` pass makes part of the convolution or linear before them."""
 
 
