@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from quantc.decomposed import decomposed_ops
 from quantc.kernels.packed import Kernel
 from quantc.kernels.table import Call, NoKernelError, kernel
 
-PER_CHANNEL: Any = torch.ops.quantized_decomposed.dequantize_per_channel.default
+PER_CHANNEL: Any = decomposed_ops().dequantize_per_channel.default
 
 
 class RealWeight(Kernel):
