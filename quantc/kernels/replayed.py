@@ -128,7 +128,7 @@ def _turned(leaf: Tensor) -> Tensor:
     a length, and stays."""
     if not leaf.is_floating_point():
         return leaf
-    if torch._debug_has_internal_overlap(leaf):
+    if torch._debug_has_internal_overlap(leaf):  # pyright: ignore[reportPrivateImportUsage]
         raise NoTapeError("elements of an input share their memory")
     turned = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
     return turned.copy_(leaf.flip(list(range(leaf.dim()))))
