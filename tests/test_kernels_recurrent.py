@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import quantc as qc
 from quantc.errors import InputError
 from quantc.kernels.recurrent import Recurrent
+from quantc.kernels.saturation import adds_in_16_bits
 from tests.test_recurrent_dynamic import KINDS, Whole, every_model, model_and_input, noise
 
 TARGETS = ("x86", "qnnpack")
@@ -232,7 +233,7 @@ def test_eight_bits_on_x86_are_warned_of() -> None:
     model, x = model_and_input("lstm")
     config = qc.QuantConfig().set_all(qc.UINT8_DYNAMIC)
     program = qc.quantize(model, (x,), mode="dynamic", config=config).program
-    if not torch.cpu._is_vnni_supported():
+    if adds_in_16_bits():
         with pytest.warns(UserWarning, match="saturate in lstm"):
             qc.lower(program, "x86")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 
@@ -13,7 +16,7 @@ import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.kernels import saturation
 from quantc.kernels.packed import Kernel
-from quantc.kernels.saturation import can_saturate, instruction_set_here, warn_of_saturation
+from quantc.kernels.saturation import INSTRUCTION_SETS_HERE, can_saturate, instruction_set_here, warn_of_saturation
 from quantc.program import Program
 from quantc.quantizer import Backend
 
@@ -40,7 +43,8 @@ def kernels(program: Program) -> list[tuple[str, Kernel]]:
 @pytest.fixture
 def avx2(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor were one without VNNI, whatever it is."""
-    monkeypatch.setattr(saturation, "instruction_set_here", lambda: "avx2")
+    for name in ("instruction_set_here", "instruction_set_of_processor"):
+        monkeypatch.setattr(saturation, name, lambda: "avx2")
 
 
 def told(program: Program) -> str:
@@ -84,11 +88,28 @@ def test_a_program_for_processors_with_vnni_is_warned_about_too() -> None:
 
 def test_processors_that_add_in_32_bits_are_not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     program = converted("x86", "no")
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    monkeypatch.setattr(saturation, "_is_cut_off", lambda: False)
     assert instruction_set_here() == ""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_saturation(kernels(program), program)
+
+
+FEWER_INSTRUCTIONS = {
+    "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+}
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in INSTRUCTION_SETS_HERE, reason="x86 alone")
+@pytest.mark.parametrize("names", [tuple(FEWER_INSTRUCTIONS), ("FBGEMM_ENABLE_INSTRUCTIONS",), ("ONEDNN_MAX_CPU_ISA",)])
+def test_kernels_are_asked_and_not_the_processor(names: tuple[str, ...]) -> None:
+    """Environment variables hold torch's engines to fewer instructions than the processor has, each by itself."""
+    code = "from quantc.kernels.saturation import adds_in_16_bits; print(adds_in_16_bits())"
+    held = {**os.environ, **{name: FEWER_INSTRUCTIONS[name] for name in names}}
+    done = subprocess.run([sys.executable, "-c", code], env=held, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 @pytest.mark.usefixtures("avx2")

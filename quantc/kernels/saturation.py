@@ -7,12 +7,15 @@ another one, or a config may have asked for more bits than are safe.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 import torch
+from torch import Tensor
 
 from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
 from quantc.integer.proof.report import accumulators, why_not_provable
+from quantc.kernels.engines import linear_to_floats, packed_linear
 from quantc.kernels.packed import Kernel
 from quantc.program import Program
 
@@ -23,17 +26,53 @@ MOST_NAMES = 8
 
 INSTRUCTION_SETS_HERE: Mapping[str, str] = {"AVX2": "avx2", "AVX512": "avx512"}
 """What torch calls a processor of the x86 family, and the instruction set of its kernels for bytes without VNNI."""
+COLUMNS, LEVEL, BYTE = 64, 127, 255
+"""A product of two rows that are as large as bytes can be."""
 
 
 def instruction_set_here() -> str:
-    """The instruction set of this processor, where its kernels add two products of bytes in 16 bits; empty elsewhere."""
+    """The instruction set of torch's kernels for bytes, where they add two products in 16 bits; empty elsewhere."""
+    return INSTRUCTION_SETS_HERE.get(torch.backends.cpu.get_cpu_capability(), "") if _is_cut_off() else ""
+
+
+def instruction_set_of_processor() -> str:
+    """The same for engines outside torch, which go by the processor itself."""
     if torch.cpu._is_vnni_supported():
         return ""
     return INSTRUCTION_SETS_HERE.get(torch.backends.cpu.get_cpu_capability(), "")
 
 
+@cache
+def _is_cut_off() -> bool:
+    """Whether one of torch's engines cuts off the sum of two products. They are asked for one: environment variables
+    (`FBGEMM_ENABLE_INSTRUCTIONS`, `ONEDNN_MAX_CPU_ISA`) hold them to fewer instructions than the processor has."""
+    row, levels = torch.full((1, COLUMNS), BYTE, dtype=torch.uint8), torch.full((1, COLUMNS), LEVEL, dtype=torch.int8)
+    with torch.inference_mode(False), torch.no_grad():
+        found = [product(row, levels) for name, product in PRODUCTS.items() if name in engines()]
+    return any(float(product) != COLUMNS * LEVEL * BYTE for product in found)
+
+
+def engines() -> list[str]:
+    """The engines for bytes that this build of torch has."""
+    return [str(name) for name in torch.backends.quantized.supported_engines]
+
+
+def _by_fbgemm(row: Tensor, levels: Tensor) -> Tensor:
+    return linear_to_floats(row, None, 0, packed_linear("fbgemm", levels, torch.ones(1), None), relu=False)
+
+
+def _by_onednn(row: Tensor, levels: Tensor) -> Tensor:
+    packed, zeros = torch.ops.onednn.qlinear_prepack(levels, None), torch.zeros(1, dtype=torch.int32)
+    settings = (torch.ones(1), zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    made: Tensor = torch.ops.onednn.qlinear_pointwise(row, 1.0, 0, packed, *settings)
+    return made
+
+
+PRODUCTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"fbgemm": _by_fbgemm, "onednn": _by_onednn}
+
+
 def adds_in_16_bits() -> bool:
-    """Whether kernels for bytes add two products in 16 bits on this processor: x86 without VNNI."""
+    """Whether torch's kernels for bytes add two products in 16 bits here: those for x86 without VNNI do."""
     return bool(instruction_set_here())
 
 
@@ -55,7 +94,7 @@ def warn_of_saturation(kernels: Iterable[tuple[str, Kernel]], program: Program |
 
 def warn_of_products(program: Program) -> None:
     """The same for a program in Q/DQ form that an engine outside torch runs here."""
-    here = instruction_set_here()
+    here = instruction_set_of_processor()
     rows = accumulators(program).rows if here and why_not_provable(program) is None else ()
     _warn([row.node for row in rows if here in row.saturates_on], here, program)
 
