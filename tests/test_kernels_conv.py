@@ -25,9 +25,11 @@ from quantc.kernels.agreement import kernel_agreement
 from quantc.kernels.conv_fbgemm import ConvFbgemm
 from quantc.kernels.conv_transpose import Spreading
 from quantc.kernels.packed import Kernel
+from quantc.kernels.saturation import adds_in_16_bits
 from quantc.kernels.static_conv import CURVES, Conv
 from quantc.kernels.table import Call, NoKernelError, kernels_for
 from tests.programs import Builder
+from tests.test_straight_line import of_family
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest."""
@@ -365,9 +367,9 @@ def test_curves_after_transposed_convolutions(axes: int, groups: int, curve: Any
     torch.manual_seed(0)
     spread, after = ((nn.ConvTranspose1d, nn.Conv1d), (nn.ConvTranspose2d, nn.Conv2d))[axes - 1]
     model = nn.Sequential(spread(4, 8, 3, stride=2, output_padding=1, groups=groups), curve(), after(8, 4, 1))
-    x = torch.randn(2, 4, *[5] * axes)
-    module = lowered(model, x)
-    assert [is_curved(kernel) for kernel in kernels_in(module)].count(True) == 1
+    module, x = of_family(model, "onednn", 2, 4, *[5] * axes)  # which family it is by itself depends on the processor
+    is_refused = adds_in_16_bits() and any("may be cut off on this processor" in row.why for row in module.placed)
+    assert [is_curved(kernel) for kernel in kernels_in(module)].count(True) == (0 if is_refused else 1)
     found = kernel_agreement(module, x)
     assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
 

@@ -21,7 +21,7 @@ from tests.zoo.case import Case, detached
 TARGETS = ("x86", "qnnpack")
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest."""
-LEAST_DECIBELS = {"few": 40.0, "many": 25.0}
+LEAST_DECIBELS = {"few": 38.0, "many": 25.0}
 """How close a model on kernels is to the integer form, by how often its kernels are a step off. Averages and sums of bytes
 often lie halfway between two levels, where either is right; a model carries that on, and one step of 255 is 36 dB below
 the most that a tensor can hold."""
@@ -119,8 +119,9 @@ def check_kernels(lowered: qc.Lowered, *args: Any, **kwargs: Any) -> None:
         return
     exact = lowered.program(*detached(args), **detached(kwargs))
     found = lowered(*detached(args), **detached(kwargs))
-    again = lowered(*detached(args), **detached(kwargs))  # as one function, which the first call has written
-    assert all(torch.equal(a, b) for a, b in zip(tensors(found), tensors(again), strict=True))
+    for _ in range(3):  # as one function, which the first call has written; then from a recording
+        again = lowered(*detached(args), **detached(kwargs))
+        assert all(torch.equal(a, b) for a, b in zip(tensors(found), tensors(again), strict=True))
     pairs = list(zip(tensors(exact), tensors(found), strict=True))
     assert [(a.shape, a.dtype, a.stride()) for a, _ in pairs] == [(b.shape, b.dtype, b.stride()) for _, b in pairs]
     is_often = any(gap.differing > OFTEN for gap in gaps)
