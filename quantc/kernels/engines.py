@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import MissingDependencyError
+from quantc.kernels.large_pages import on_large_pages
 
 _ENGINE = threading.Lock()
 UNUSED = torch.zeros(1)
@@ -60,7 +61,8 @@ def quantized_weight(levels: Tensor, scale: Tensor, axis: int = 0, zero_points: 
 def packed_linear(name: str, levels: Tensor, scale: Tensor, bias: Tensor | None) -> Any:
     """A linear layer's weight, packed."""
     with engine(name):
-        return torch.ops.quantized.linear_prepack(quantized_weight(levels.contiguous(), scale), bias)
+        weight = quantized_weight(levels.contiguous(), scale)
+        return on_large_pages(lambda: torch.ops.quantized.linear_prepack(weight, bias), weight.numel())
 
 
 def packed_for_qnnpack(

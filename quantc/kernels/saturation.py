@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def _by_fbgemm(row: Tensor, levels: Tensor) -> Tensor:
 
 def _by_onednn(row: Tensor, levels: Tensor) -> Tensor:
     packed, zeros = torch.ops.onednn.qlinear_prepack(levels, None), torch.zeros(1, dtype=torch.int32)
-    settings = (torch.ones(1), zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    settings: tuple[Any, ...] = (torch.ones(1), zeros, None, 1.0, 0, torch.float32, "none", [], "")
     made: Tensor = torch.ops.onednn.qlinear_pointwise(row, 1.0, 0, packed, *settings)
     return made
 

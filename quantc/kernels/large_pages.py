@@ -1,0 +1,77 @@
+"""Large weights on large pages: memory that is read once from one end to the other, as a weight is for one row, is read faster there.
+
+Processors fetch ahead within a page, and have to look up each page they come to. With pages of 2 MiB instead of 4 KiB, a linear
+layer 4096 wide takes a sixth less time for one row. Linux gives large pages to whoever asks for them, and the kernels that pack weights
+do not ask. So they pack in a thread of their own, which takes its memory apart from what others use; what came to the process in the
+meantime is then asked for. It is a hint: where the system does not take it, nothing changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+PAGE = 2 << 20
+LEAST = 2 * PAGE
+"""The fewest bytes of a weight that are worth it."""
+ADVICE = {"large pages from now on": 14, "and for what is there at once": 25}
+"""Linux's numbers for MADV_HUGEPAGE and MADV_COLLAPSE; the latter is known from version 6.1 on."""
+MAPS, MODE = Path("/proc/self/maps"), Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+Range = tuple[int, int]
+T = TypeVar("T")
+
+
+def on_large_pages(make: Callable[[], T], size: int) -> T:
+    """What a function makes, on large pages if it is of so many bytes that it is worth it, and the system has them."""
+    advise = _advise() if size >= LEAST else None
+    if advise is None:
+        return make()
+    before = list(_memory())
+    with ThreadPoolExecutor(1, "quantc-packing") as thread:  # the allocator gives it memory from another region
+        made = thread.submit(make).result()
+    for start, stop in _added(before, list(_memory())):
+        first, last = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
+        if first < last:
+            for advice in ADVICE.values():
+                advise(first, last - first, advice)
+    return made
+
+
+@cache
+def _advise() -> Callable[[int, int, int], int] | None:
+    """The call of the system that takes such a hint; None if there is none, or nobody listens to it."""
+    if sys.platform != "linux" or not MAPS.is_file() or not MODE.is_file() or "[never]" in MODE.read_text("ascii"):
+        return None
+    call: Any = getattr(ctypes.CDLL(None), "madvise", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    found: Callable[[int, int, int], int] | None = call
+    return found
+
+
+def _memory() -> Iterator[Range]:
+    """The memory of this process that belongs to no file and can be written to."""
+    for line in MAPS.read_text("ascii", errors="replace").splitlines():
+        place, rights, _, _, inode, *_ = line.split()
+        if rights.startswith("rw") and inode == "0":
+            start, stop = place.split("-")
+            yield int(start, 16), int(stop, 16)
+
+
+def _added(before: Sequence[Range], after: Sequence[Range]) -> Iterator[Range]:
+    """What is in ranges now and was not before; both in order, as the system has them."""
+    for start, stop in after:
+        for old_start, old_stop in before:
+            if old_stop <= start or old_start >= stop:
+                continue
+            if old_start > start:
+                yield start, old_start
+            start = max(start, old_stop)
+        if start < stop:
+            yield start, stop
