@@ -185,6 +185,36 @@ def test_elements_that_share_memory_are_not_turned_about() -> None:
     assert "share their memory" in run.why_not
 
 
+def test_inputs_that_are_one_tensor_are_not_taken_for_each_other() -> None:
+    run = Replayed(lambda x, y: [x - 2 * y])
+    x, y = numbers(2, 3), numbers(2, 3, seed=1)
+    for _ in range(3):
+        assert torch.equal(run(x, x)[0], -x)
+    assert "same memory" in run.why_not
+    assert torch.equal(run(x, y)[0], x - 2 * y)
+
+
+def test_an_input_in_the_memory_of_a_weight_is_not_taken_for_it() -> None:
+    weight = numbers(2, 3)
+    run = Replayed(lambda x: [x - weight])
+    for _ in range(3):
+        assert torch.equal(run(weight.view(2, 3))[0], weight - weight)
+    assert "memory of a weight" in run.why_not
+
+
+def test_nan_is_found_on_the_way() -> None:
+    alarms: list[int] = []
+    run = Replayed(lambda x: [x + 1, x - 1], [0], lambda leaves: alarms.append(int(leaves[0].isnan().sum())))
+    x = numbers(2, 3)
+    for _ in range(4):
+        assert [made.tolist() for made in run(x)] == [(x + 1).tolist(), (x - 1).tolist()]
+    assert run.count == 1
+    assert alarms == [0, 0]  # when the function itself was called
+    x[0, 0] = float("nan")
+    run(x)
+    assert alarms == [0, 0, 1]
+
+
 # -- lowered modules -----------------------------------------------------------------------------------------------------
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -240,6 +270,39 @@ def test_other_weights_are_recorded_anew() -> None:
     assert not torch.equal(wanted, one(x))
     for _ in range(3):
         assert torch.equal(other(x), wanted)
+
+
+class Parts(nn.Module):
+    """Takes a pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        return {"sum": self.layer(pair[0]) + pair[1], "first": self.layer(pair[1])}
+
+
+def test_what_is_in_parts_is_taken_apart_each_time() -> None:
+    pair = numbers(4, 8), numbers(4, 8, seed=1)
+    lowered = qc.lower(qc.quantize(Parts().eval(), (pair,), [(pair,)]).program, "x86")
+    first = lowered(pair)
+    for _ in range(3):
+        again = lowered(pair)
+        assert all(torch.equal(first[name], again[name]) for name in ("sum", "first"))
+    assert recorded(lowered).count == 1
+    with pytest.raises(qc.QuantcError):
+        lowered(*pair)
+
+
+def test_nan_is_refused_from_a_recording_too() -> None:
+    lowered, x = of_family(nn.Sequential(nn.Linear(32, 32)), "fbgemm", 4, 32)
+    for _ in range(3):
+        lowered(x)
+    assert recorded(lowered).count == 1
+    x[1, 1] = float("nan")
+    with pytest.raises(qc.QuantcError, match="NaN"):
+        lowered(x)
 
 
 def test_modes_of_torch_change_nothing() -> None:

@@ -72,6 +72,9 @@ class Lowered(nn.Module):
         self._checked: set[Any] = set()
         """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
         self._watched = watched(program)
+        self._takes_tensors = _is_flat(program.signature.in_spec)
+        """Whether the arguments are the flat inputs, so that nothing has to be taken apart."""
+        self._yields_one = program.signature.out_spec.is_leaf()
         self._key = registered(self)
         self.eval()
 
@@ -103,6 +106,19 @@ class Lowered(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self._traced(args, kwargs)
+        line = self._line
+        run = line.recording(args) if self._takes_tensors and not kwargs and isinstance(line, Replayed) else None
+        if run is not None:  # inputs like these have been looked at before
+            if torch.is_grad_enabled():
+                check_gradients(args, self._program.signature)
+            return self._given_back(run(*args))
+        return self._checked_call(args, kwargs)
+
+    def _given_back(self, made: Sequence[Any]) -> Any:
+        """Flat outputs in the form that the model has them in."""
+        return made[0] if self._yields_one else pytree.tree_unflatten(list(made), self._program.signature.out_spec)
+
+    def _checked_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes = tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in args)
         leaves: Sequence[Any] = args
         signature = self._program.signature
@@ -116,19 +132,22 @@ class Lowered(nn.Module):
                 self._checked.add(shapes)
         if torch.is_grad_enabled():
             check_gradients(leaves, signature)
-        made = self.run_flat(leaves)
-        return made[0] if signature.out_spec.is_leaf() else pytree.tree_unflatten(made, signature.out_spec)
+        return self._given_back(self.run_flat(leaves))
 
     def run_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run on flat inputs that fit, and give the flat outputs."""
-        if self._watched:
-            check_numbers(leaves, self._watched, self._program.signature)
         line = self._line
+        if isinstance(line, Replayed):
+            return line(*leaves)
+        self._check_numbers(leaves)
         if line is not None:
             return line(*leaves)
         made = self._run(*leaves)
         self._settle(leaves)
         return made
+
+    def _check_numbers(self, leaves: Sequence[Any]) -> None:
+        check_numbers(leaves, self._watched, self._program.signature)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What torch.compile sees, one op that it does not look into; and torch.export, the portable program."""
@@ -149,7 +168,7 @@ class Lowered(nn.Module):
             self._holdings.release()
             line: Callable[..., Sequence[Any]] = straight_line(self.module)
             if not remembers(self.module):  # or it could not be called for nothing
-                line = Replayed(line)
+                line = Replayed(line, self._watched, self._check_numbers)
             elif self.is_compiled:
                 line = self._run
             if self.is_compiled and line is not self._run:
@@ -298,6 +317,12 @@ class Lowered(nn.Module):
 
     def __repr__(self) -> str:
         return f"<Lowered {self.headline}>"
+
+
+def _is_flat(inputs: pytree.TreeSpec) -> bool:
+    """Whether inputs are positional arguments without parts."""
+    args, kwargs = inputs.children()
+    return not kwargs.num_leaves and all(part.is_leaf() for part in args.children())
 
 
 def _digest(program: Program) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from quantc.errors import QuantcError
 from quantc.kernels.tape import Constant, Given, Held, Made, NoTapeError, Operand, Several, Tape, taped
 
 C: Any = torch._C
@@ -35,10 +36,15 @@ Run = Callable[..., Sequence[Any]]
 
 
 class Replayed:
-    """A function on tensors that is run from a recording where its inputs have shapes and strides that were met before."""
+    """A function on tensors that is run from a recording where its inputs have shapes and strides that were met before.
 
-    def __init__(self, line: Run) -> None:
+    `watched` are inputs in which there must be no NaN, and `alarm` is called with all inputs where there may be some. A
+    recording adds such inputs up on its way, which takes half as long as to do so beforehand.
+    """
+
+    def __init__(self, line: Run, watched: Sequence[int] = (), alarm: Callable[[Sequence[Any]], None] | None = None):
         self.line = line
+        self.watched, self.alarm = tuple(watched), alarm
         self.why_not = ""
         """Why the last recording was given up; empty if none was."""
         self._known: dict[Hashable, Run | None] = {}
@@ -47,17 +53,23 @@ class Replayed:
         self._recording = threading.Lock()
 
     def __call__(self, *leaves: Any) -> Sequence[Any]:
+        found = self.recording(leaves)
+        return self.directly(*leaves) if found is None else found(*leaves)
+
+    def directly(self, *leaves: Any) -> Sequence[Any]:
+        """Call the function itself, which is recorded the next time if it was met before."""
+        if self.alarm is not None and self.watched:
+            self.alarm(leaves)
         look = look_of(leaves)
-        if look is None or not is_usual():
-            return self.line(*leaves)
-        found = self._known.get(look)
-        if found is None:
+        if look is not None and is_usual():
             self._meet(look, leaves)
-            return self.line(*leaves)
-        try:
-            return found(*leaves)
-        except Exception:  # noqa: BLE001 - of whatever kind it is, the function itself has the better words for it
-            return self.line(*leaves)
+        return self.line(*leaves)
+
+    def recording(self, leaves: Sequence[Any]) -> Run | None:
+        """What runs inputs like these, if they were recorded."""
+        look = look_of(leaves)
+        found = None if look is None else self._known.get(look)
+        return found if found is not None and is_usual() else None
 
     @property
     def count(self) -> int:
@@ -80,19 +92,52 @@ class Replayed:
         if not self._recording.acquire(blocking=False):
             return  # another thread is at it
         try:
-            self._known[look] = replay(self.line, leaves)
+            self._known[look] = self._recorded(leaves)
         except NoTapeError as error:
             self.why_not = str(error)
             self._given_up.add(look)
         finally:
             self._recording.release()
 
+    def _recorded(self, leaves: Sequence[Tensor]) -> Run:
+        line, watched = self.line, self.watched
+        if not watched:
+            return _with_own_errors(replay(line, leaves), line)
+        run = replay(lambda *given: [*line(*given), *(given[index].sum() for index in watched)], leaves)
+
+        def watching(*given: Any) -> Sequence[Any]:
+            made = run(*given)
+            if any(total != total for total in [total.item() for total in made[-len(watched) :]]):
+                self._sound(given)
+            return made[: -len(watched)]
+
+        return _with_own_errors(watching, line)
+
+    def _sound(self, leaves: Sequence[Any]) -> None:
+        if self.alarm is not None:
+            self.alarm(leaves)
+
+
+def _with_own_errors(run: Run, line: Run) -> Run:
+    """A recording that has the function itself tell what is wrong: that has the better words for it."""
+
+    def told(*leaves: Any) -> Sequence[Any]:
+        try:
+            return run(*leaves)
+        except QuantcError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is
+            return line(*leaves)
+
+    return told
+
 
 def look_of(leaves: Sequence[Any]) -> Hashable:
     """What the ops of a call depend on, numbers aside; None if there is more than plain tensors."""
-    if not all(type(leaf) is Tensor or type(leaf) is nn.Parameter for leaf in leaves):
-        return None
-    return tuple([(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves])
+    for leaf in leaves:
+        if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:
+            return None
+    return tuple([(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves])
 
 
 def is_usual() -> bool:

@@ -126,6 +126,9 @@ class _Recorder(TorchDispatchMode):
         """A tensor on a piece of memory, by the address of the latter."""
         for index, leaf in enumerate(leaves):
             self._note(leaf, Given(index))
+        self.given = frozenset(self.owners)
+        if len(self.given) != len(leaves):
+            raise NoTapeError("two inputs lie in the same memory, which others need not")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -197,5 +200,7 @@ class _Recorder(TorchDispatchMode):
             place = self.places[identity(value)] = Held(len(self.held))
             self.held.append(value)
             if isinstance(value, Tensor):
+                if value.layout is torch.strided and value.untyped_storage()._cdata in self.given:
+                    raise NoTapeError("an input lies in the memory of a weight, which others need not")
                 self._note(value, place)
         return place
