@@ -18,10 +18,12 @@ from quantc.flows.tracing.traced_tensor import Traced, become, call_on_floats, f
 from quantc.flows.tracing.units import Unit, reach, rounded_once
 
 if TYPE_CHECKING:
-    from quantc.flows.tracing.auto_trace import Run
+    from quantc.flows.tracing.run import Run
     from quantc.observe.observation import Observation
     from quantc.program import Program
 
+STATE = "_auto_quant_state"
+"""The name under which a module has its state."""
 CONTENT = "content"
 """The name of the tensor that holds, as bytes, what no other tensor does: statistics, or the quantized program."""
 

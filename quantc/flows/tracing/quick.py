@@ -13,7 +13,7 @@ from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, call_on_
 from quantc.flows.tracing.units import Unit, reach
 
 if TYPE_CHECKING:
-    from quantc.flows.tracing.auto_trace import Run
+    from quantc.flows.tracing.run import Run
     from quantc.flows.tracing.trace import Trace
 
 
