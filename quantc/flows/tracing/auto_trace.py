@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import BOUNDARIES, place_of_call
-from quantc.flows.tracing.functions import Kind, moved, opened
+from quantc.flows.tracing.functions import Kind, opened
+from quantc.flows.tracing.moves import moved
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
@@ -244,6 +245,8 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         with Interception(run):
             output = nn.Module.__call__(module, *args, **kwargs)
         output = state.module_after_hook(output, run)
+        if run.queue is not None:
+            run.queue.flush()  # somebody may have kept a tensor
     finally:
         ACTIVE.run = outer
     if run.watch is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quantc.flows.tracing.call_sites import Key, OpSite
-from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, call_on_floats, to_be_fused
+from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, body_of, call_on_floats, to_be_fused
 from quantc.flows.tracing.units import Unit, reach
 
 if TYPE_CHECKING:
@@ -90,17 +90,13 @@ def advance(
 def run_unit(trace: Trace, unit: Unit, run: Run, operands: dict[int, Any]) -> Any:
     """Compute a fused op, as far as the model has come: in float, as it is trained, or on a kernel."""
     if trace.is_converted:
-        return unit.run_quantized(trace.held, operands, trace.target)
+        made = run.queue.put_off(unit, operands) if run.queue is not None and unit.reads_bytes else None
+        return unit.run_quantized(trace.held, operands, trace.target) if made is None else made
     if trace.held.is_live:
         with torch._C.DisableTorchFunctionSubclass():
             return unit.run_trained(trace.held, operands, run.rounded)
     with torch._C.DisableTorchFunctionSubclass():
         return unit.run_float(trace.held, operands)
-
-
-def body_of(x: Any) -> Any:
-    """A plain tensor of the same shape."""
-    return x.levels if type(x) is Traced else x.detach()
 
 
 def _waiting_for(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Waiting | None:

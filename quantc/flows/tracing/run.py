@@ -13,8 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from quantc.flows.tracing.call_sites import END, START, Context, Key, place_of_call
+from quantc.flows.tracing.deferred import Queue
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
+from quantc.flows.tracing.traced_tensor import body_for
 from quantc.flows.tracing.units import Unit
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class Run:
         self.recording: Recording | None = None
         self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()
         """Whether modules of torch.nn need not be called where a kernel does their work."""
+        self.queue = Queue(trace) if trace.phase is Phase.CONVERTED else None
+        """What is put off."""
         self.leaf: LeafCall | None = None
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
@@ -108,7 +112,7 @@ class Run:
             with torch._C.DisableTorchFunction(), torch.no_grad(), torch.inference_mode(False), fakes:
                 metas = pytree.tree_map(_without_numbers, (args, kwargs))
                 shape = func(*metas[0], **metas[1]).shape
-            found = torch.zeros(()).expand(tuple(shape))
+            found = body_for(shape)
             if len(shapes) < MOST_SHAPES:
                 shapes[call, given] = found
         return found

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 decomposed: Any = torch.ops.quantized_decomposed
+CPU = torch.device("cpu")
+"""Where kernels are."""
 
 
 class Grid(NamedTuple):
@@ -27,15 +29,17 @@ class Grid(NamedTuple):
 class Traced(Tensor):
     """A tensor on its way through a quantized model.
 
-    Either bytes on a grid, or the result of an op that waits for those it is fused with. Ops that are not quantized,
-    and all code outside of the model, see the floats it stands for.
+    Either bytes on a grid, or the result of an op that waits for those it is fused with, or of one that was put off. Ops
+    that are not quantized, and all code outside of the model, see the floats it stands for.
     """
 
-    levels: Tensor | None
-    grid: Grid | None
-    plain: Tensor | None
+    levels: Tensor | None = None
+    grid: Grid | None = None
+    plain: Tensor | None = None
     """The floats, once somebody has asked for them."""
-    waiting: Waiting | None
+    waiting: Waiting | None = None
+    pending: Pending | None = None
+    """What will give `levels`, or `plain` if there is no grid, as soon as somebody asks."""
 
     @classmethod
     def __torch_function__(
@@ -44,8 +48,7 @@ class Traced(Tensor):
         return call_on_floats(func, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        state = "waits to be fused" if self.grid is None else f"{self.grid.dtype} at scale {self.grid.scale:.6g}"
-        return f"Traced(shape={tuple(shape_of(self))}, {state})"
+        return repr(floats_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return floats_of(self).clone()
@@ -69,38 +72,89 @@ class Waiting:
     """What the fused op gave, once it ran."""
 
 
+class Pending:
+    """The result of an op that was put off. The queue does not hold it: if nobody else does, nobody can ask for it."""
+
+    __slots__ = ("__weakref__", "body", "place", "queue", "value")
+
+    def __init__(self, queue: Any, place: int, body: Tensor) -> None:
+        self.queue = queue
+        """What it waits in; None when it is there."""
+        self.place = place
+        """Which of the ops in the queue makes it."""
+        self.body = body
+        self.value: Tensor | None = None
+
+    def now(self) -> Tensor:
+        """The result itself: all that was put off is done."""
+        queue = self.queue
+        if queue is not None:
+            queue.flush()
+        if self.value is None:
+            raise RuntimeError("what was put off was not done")
+        return self.value
+
+
+def body_for(shape: Any) -> Tensor:
+    """A tensor of a shape, without numbers: code that reads the memory of one that waits fails, and reads no zeros."""
+    with torch.inference_mode(False):
+        return torch.empty(tuple(shape), device="meta")
+
+
 def on_grid(levels: Tensor, grid: Grid) -> Traced:
     """Bytes as what they stand for."""
     made = levels.as_subclass(Traced)
-    made.levels, made.grid, made.plain, made.waiting = levels, grid, None, None
+    made.levels, made.grid = levels, grid
     return made
 
 
 def to_be_fused(shape: Tensor, waiting: Waiting) -> Traced:
     """The result of an op that is fused with others; `shape` has its shape."""
     made = shape.as_subclass(Traced)
-    made.levels, made.grid, made.plain, made.waiting = None, None, None, waiting
+    made.waiting = waiting
     return made
+
+
+def to_come(pending: Pending, grid: Grid | None) -> Traced:
+    """The result of an op that was put off: bytes, if there is a grid."""
+    made = pending.body.as_subclass(Traced)
+    made.pending, made.grid = pending, grid
+    return made
+
+
+def arrived(x: Traced) -> Traced:
+    """The same tensor, with what it was waiting for if its op was put off."""
+    pending = x.pending
+    if pending is not None:
+        if x.grid is None:
+            x.plain = pending.now()
+        else:
+            x.levels = pending.now()
+        x.pending = None
+    return x
 
 
 def become(old: Traced, new: Any) -> None:
     """Let a tensor that was written in place be what it is now."""
     if isinstance(new, Traced):
         old.levels, old.grid, old.plain, old.waiting = new.levels, new.grid, new.plain, new.waiting
+        old.pending = new.pending
     else:
-        old.levels, old.grid, old.plain, old.waiting = None, None, new, None
+        old.levels, old.grid, old.plain, old.waiting, old.pending = None, None, new, None, None
 
 
-def shape_of(x: Tensor) -> torch.Size:
-    with torch._C.DisableTorchFunctionSubclass():
-        return x.shape
+def body_of(x: Any) -> Any:
+    """A plain tensor of the same shape."""
+    if type(x) is not Traced:
+        return x.detach()
+    return x.levels if x.pending is None else x.pending.body
 
 
 def floats_of(x: Any) -> Any:
     """What a traced tensor stands for; anything else as it is."""
     if type(x) is not Traced:
         return x
-    if x.plain is None:
+    if arrived(x).plain is None:
         with torch._C.DisableTorchFunctionSubclass():
             x.plain = _floats(x)
     return x.plain
@@ -131,8 +185,8 @@ def float32_of(x: Any) -> Any:
 
 def levels_on(x: Any, grid: Grid) -> Tensor:
     """The bytes of a tensor on a grid: as they are, or rounded."""
-    if type(x) is Traced and x.levels is not None and x.grid == grid:
-        return x.levels
+    if type(x) is Traced and arrived(x).levels is not None and x.grid == grid:
+        return x.levels  # type: ignore[return-value]
     floats = float32_of(x)
     held = getattr(floats, "_quantc_levels", None)
     if held is not None and held[0] == grid and held[1] == floats._version:
@@ -212,11 +266,13 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", "")
     if name == "__get__":
         name = func.__self__.__name__
-    if name in ("shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "device", "__len__", "layout"):
+    if name in ("shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "__len__", "layout"):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if name == "dtype":
         return torch.float32
+    if name == "device":
+        return CPU
     if name == "requires_grad":
         return False
     return call_on_floats(func, args, kwargs)

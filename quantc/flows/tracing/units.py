@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from quantc.capture.tracing import ARITHMETIC, INPUT, SeenAt
 from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
-from quantc.flows.tracing.traced_tensor import Grid, Traced, float32_of, floats_of, levels_on, on_grid
+from quantc.flows.tracing.traced_tensor import Grid, Traced, arrived, float32_of, floats_of, levels_on, on_grid
 from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
 from quantc.plan import Part
@@ -90,6 +90,8 @@ class Unit:
             self.by_call.setdefault(operand.call, []).append((number, operand.path))
         for call, path, name in self.constants:
             self._constants.setdefault(call, []).append((path, name))
+        values = [operand.value for operand in self.operands]
+        self.reading = tuple(values.index(value) for value in dict.fromkeys(values))
         self.trigger = max((operand.call for operand in self.operands), default=self.members[0])
 
     @property
@@ -134,6 +136,7 @@ class Unit:
             pending.extend(node.all_input_nodes)
         self.grids = tuple(grids.get(operand.value) for operand in self.operands)
         self.out_grid = grid_made(nodes[self.root])
+        self.reads_bytes = bool(self.grids) and None not in self.grids
         self.computes.clear()
         self.direct = None
 
@@ -196,8 +199,7 @@ class Unit:
 
     def distinct(self, operands: Mapping[int, Any]) -> list[Any]:
         """Each tensor once, in the order in which they are computed with."""
-        found = {self.operands[number].value: value for number, value in sorted(operands.items(), reverse=True)}
-        return [found[name] for name in dict.fromkeys(operand.value for operand in self.operands)]
+        return [operands[number] for number in self.reading]
 
     def run_float(self, program: Program, operands: Mapping[int, Any]) -> Any:
         """Compute it in float, as it is before it is converted."""
@@ -216,7 +218,7 @@ class Unit:
             ):
                 if type(x) is not Traced or x.grid != grid:
                     break
-                levels.append(x.levels)
+                levels.append(arrived(x).levels)
             else:
                 made = direct(*levels)
                 return made if self.out_grid is None else on_grid(made, self.out_grid)
@@ -241,6 +243,10 @@ class Unit:
         made = compute.forward(*values.values())
         return made if self.out_grid is None else on_grid(made, self.out_grid)
 
+    reading: tuple[int, ...] = ()
+    """The operands that are computed with: each tensor once, in order."""
+    reads_bytes: bool = False
+    """Whether all that it reads is on grids."""
     direct: Any = None
     """What computes it from bytes on its grids, where one or two are all it reads."""
     shares_rounding: tuple[bool, ...] = ()
