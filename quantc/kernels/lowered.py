@@ -21,6 +21,7 @@ from quantc.kernels.holding import Holdings
 from quantc.kernels.memory import Memory, memory_of
 from quantc.kernels.one_op import RUN_LOWERED, portable_module, registered
 from quantc.kernels.placing import Choosing, Placed, on_kernels
+from quantc.kernels.replayed import Replayed
 from quantc.kernels.straight import remembers, straight_line
 from quantc.kernels.table import kernels_for
 from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
@@ -146,10 +147,12 @@ class Lowered(nn.Module):
             if self._line is not None:
                 return
             self._holdings.release()
-            line = straight_line(self.module)
-            if self.is_compiled and remembers(self.module):
-                line = self._run  # it cannot be called for nothing
+            line: Callable[..., Sequence[Any]] = straight_line(self.module)
+            if not remembers(self.module):  # or it could not be called for nothing
+                line = Replayed(line)
             elif self.is_compiled:
+                line = self._run
+            if self.is_compiled and line is not self._run:
                 times = race({"plain": line, "compiled": self._run}, leaves)
                 self.gain = times["plain"] / times["compiled"]
                 line = line if fastest(times) == "plain" else self._run
@@ -277,6 +280,8 @@ class Lowered(nn.Module):
             "target": self.target,
             "compiled": self.is_compiled,
             "compiled_gain": self.gain,
+            "recorded": self._line.count if isinstance(self._line, Replayed) else 0,
+            "not_recorded": self._line.why_not if isinstance(self._line, Replayed) else "",
             "memory": self.memory().to_data(),
             "ops": [asdict(row) for row in self.placed],
         }
@@ -288,7 +293,8 @@ class Lowered(nn.Module):
         rows = [(row.node, row.op, row.kernel or "as written", row.why) for row in self.placed[:MOST_ROWS]]
         more = [f"  … and {len(self.placed) - MOST_ROWS} more"] if len(self.placed) > MOST_ROWS else []
         table = plain_rows(("node", "op", "runs on", "why"), rows) if rows else []
-        return "\n".join([self.headline, f"  {self.memory()}", *table, *more])
+        runs = [f"  {self._line}"] if isinstance(self._line, Replayed) else []
+        return "\n".join([self.headline, f"  {self.memory()}", *runs, *table, *more])
 
     def __repr__(self) -> str:
         return f"<Lowered {self.headline}>"

@@ -1,0 +1,201 @@
+"""The ops that a function on tensors dispatches in one call, as data: what is left of it when Python is taken away.
+
+A tape holds for inputs of the same shapes and strides, as long as nothing in the function depends on numbers. A function that looks at
+numbers, which it can only do by an op that yields something other than tensors, or that makes tensors of what torch does not see, has no
+tape, and `NoTapeError` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+ATEN: Any = torch.ops.aten
+ON_MEMORY: Any = ATEN.set_.source_Storage_storage_offset
+ON_MEMORY_OF: Any = ATEN.set_.source_Tensor_storage_offset
+"""Puts a tensor on the memory of another: the latter form names the other, and can be on a tape."""
+NUMBERS = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class NoTapeError(Exception):
+    """A function is more than the ops it calls. Nobody outside sees this: it goes on as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An input of the function."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor or packed weight that the function has at hand."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a step has made: one of its results, or an item of that where it is a list."""
+
+    step: int
+    result: int
+    item: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A list of operands."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number, a name or a setting; told from others by how it is written, since 1, 1.0 and True are equal."""
+
+    kind: type
+    text: str
+    value: Any
+
+
+Operand = Given | Held | Made | Several | Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One op: an operand for each argument of its schema, and how long each result is that is a list."""
+
+    op: OpOverload
+    operands: tuple[Operand, ...]
+    lengths: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """All steps in order, what they hold, and what is handed back."""
+
+    inputs: int
+    steps: tuple[Step, ...]
+    held: tuple[Any, ...]
+    results: tuple[Operand, ...]
+
+    def is_like(self, other: Tape) -> bool:
+        """Whether another tape has the same steps, on the very same tensors."""
+        held, theirs = ([identity(value) for value in tape.held] for tape in (self, other))
+        return held == theirs and self.steps == other.steps and self.results == other.results
+
+
+def identity(value: Any) -> int:
+    """What a tensor or a packed weight is known by. Of the latter, Python is given a new object each time it asks."""
+    return hash(value) if isinstance(value, torch.ScriptObject) else id(value)
+
+
+def taped(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[Tape, Sequence[Tensor]]:
+    """The tape of a function on inputs of these shapes, and what it made of these."""
+    recorder = _Recorder(leaves)
+    with recorder:
+        made = run(*leaves)
+    if not all(isinstance(value, Tensor) for value in made):
+        raise NoTapeError("it yields other things than tensors")
+    results = tuple(recorder.operand(value) for value in made)
+    return Tape(len(leaves), tuple(recorder.steps), tuple(recorder.held), results), made
+
+
+class _Recorder(TorchDispatchMode):
+    """Runs ops as they come, and writes them down."""
+
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+        self.held: list[Any] = []
+        self.places: dict[int, Held] = {}
+        """What is held, by identity: it is alive as long as the tape."""
+        self.values: Any = WeakIdKeyDictionary()
+        """Operands by tensor. A tensor that is gone is forgotten, or memory would fill up with all that was ever made."""
+        self.owners: dict[int, ref[Tensor]] = {}
+        """A tensor on a piece of memory, by the address of the latter."""
+        for index, leaf in enumerate(leaves):
+            self._note(leaf, Given(index))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            raise NoTapeError(f"{func} is no op of tensors")
+        op, operands = self._call(func, args, kwargs)
+        made = func(*args, **kwargs)
+        returns = func._schema.returns
+        results = [made] if len(returns) == 1 else list(made or ())
+        lengths = tuple(len(result) if isinstance(result, list | tuple) else None for result in results)
+        step = len(self.steps)
+        self.steps.append(Step(op, tuple(operands), lengths))
+        for place, result in enumerate(results):
+            if isinstance(result, list | tuple):
+                for item, part in enumerate(result):
+                    self._made(func, part, Made(step, place, item))
+            elif result is not None:
+                self._made(func, result, Made(step, place))
+        return made
+
+    def _made(self, func: OpOverload, value: Any, operand: Made) -> None:
+        if not isinstance(value, Tensor):
+            raise NoTapeError(f"{func} looks at numbers")
+        self._note(value, operand)
+
+    def _note(self, tensor: Tensor, operand: Operand) -> None:
+        self.values[tensor] = operand
+        if tensor.layout is torch.strided:
+            self.owners[tensor.untyped_storage()._cdata] = ref(tensor)
+
+    def _call(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[OpOverload, list[Operand]]:
+        """An op and its operands, one for each argument of the schema."""
+        if func is ON_MEMORY:
+            own, memory, *where = args
+            return ON_MEMORY_OF, [self.operand(own), self._flat(memory), *map(self.operand, where)]
+        found: list[Operand] = []
+        for index, argument in enumerate(func._schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+            found.append(self.operand(value))
+        return func, found
+
+    def _flat(self, memory: Any) -> Operand:
+        """All of a piece of memory as one row of elements: torch takes no other as memory."""
+        owner = self.owners.get(memory._cdata)
+        tensor = None if owner is None else owner()
+        if tensor is None:
+            raise NoTapeError("a tensor is put on memory of which nobody knows whose it is")
+        size = [memory.nbytes() // tensor.element_size()]
+        operands = (self.operand(tensor), *map(self.operand, (size, [1], 0)))
+        self.steps.append(Step(ATEN.as_strided.default, operands, (None,)))
+        return Made(len(self.steps) - 1, 0)
+
+    def operand(self, value: Any) -> Operand:
+        """What stands for a value on the tape."""
+        if isinstance(value, Tensor):
+            known: Operand | None = self.values.get(value)
+            return self._holding(value) if known is None else known
+        if isinstance(value, torch.ScriptObject):
+            return self._holding(value)
+        if isinstance(value, list | tuple):
+            return Several(tuple(self.operand(item) for item in value))
+        if value is None or isinstance(value, NUMBERS):
+            return Constant(type(value), repr(value), value)
+        raise NoTapeError(f"an op takes {type(value).__name__}")
+
+    def _holding(self, value: Any) -> Held:
+        place = self.places.get(identity(value))
+        if place is None:
+            place = self.places[identity(value)] = Held(len(self.held))
+            self.held.append(value)
+            if isinstance(value, Tensor):
+                self._note(value, place)
+        return place
