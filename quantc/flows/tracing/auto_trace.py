@@ -17,10 +17,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
-from quantc.flows.tracing.call_sites import BOUNDARIES, place_of_call
+from quantc.flows.tracing.call_sites import BOUNDARIES, Key, Link, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
@@ -142,19 +143,23 @@ class InterceptedLeaf(Intercepted):
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         frame = run.frame
-        context = frame.context
-        path = self._auto_quant_path  # type: ignore[attr-defined]
-        is_quick = run.is_quick and context is not None and len(args) == 1 and not kwargs
+        path: str = self._auto_quant_path  # type: ignore[attr-defined]
+        is_quick = run.is_quick and len(args) == 1 and not kwargs
         if is_quick and not (self._forward_hooks or self._forward_pre_hooks):  # type: ignore[attr-defined]
-            quick = context.expected.get(frame.previous)  # type: ignore[union-attr]
+            quick = frame.at.then
             caller = sys._getframe(1)
-            if quick is None or quick.where != (path, id(caller.f_code), caller.f_lasti):
-                quick = context.quick.get((path, *place_of_call(2)))  # type: ignore[union-attr]
-                if quick is not None:
-                    frame.state.step_to(quick.site, run)
-            else:
-                frame.previous = quick.number
+            if (
+                quick is None
+                or quick.path != path
+                or quick.instruction != caller.f_lasti
+                or quick.code != id(caller.f_code)
+                or (quick.is_watched and frame.previous not in quick.may_follow)
+            ):
+                quick = _quick_for((path, *place_of_call(2)), frame, run)
             if quick is not None:
+                frame.at = quick
+                if quick.is_watched:
+                    frame.previous = quick.number
                 if self._parameters:  # type: ignore[attr-defined]
                     frame.last = path
                 with _WITHOUT_INTERCEPTION():
@@ -167,6 +172,15 @@ class InterceptedLeaf(Intercepted):
             run.leaf = before
             if self._parameters:  # type: ignore[attr-defined]
                 frame.last = path
+
+
+def _quick_for(key: Key, frame: Frame, run: Run) -> Quick | None:
+    """What runs instead of a module that is called at a place, looked up: another was guessed."""
+    found: Quick | None = frame.context.quick.get(key) if frame.context is not None else None
+    if found is not None:
+        frame.state.step_to(found.site, run)
+        frame.at.then = found if found.is_near else None
+    return found
 
 
 class InterceptedSequential(Intercepted):
@@ -221,14 +235,14 @@ def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
     """The frame of a module that is called from another."""
     steps: list[int] | None = [] if run.recording is not None else None
     if outer.context is None:
-        return Frame(state, None, outer, steps=steps)
+        return Frame(state, None, outer, Link(), steps=steps)
     key = (*place_of_call(3), state.path)
     context = outer.context.children.get(key)
     if context is None and run.recording is not None:
         context = run.recording.enter(outer.context, key, state)
     if context is not None and outer.steps is not None:
         outer.steps.append(context.number)
-    return Frame(state, context, outer, steps=steps)
+    return Frame(state, context, outer, Link() if context is None else context.start, steps=steps)
 
 
 def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

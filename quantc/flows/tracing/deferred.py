@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,6 @@ from quantc.flows.tracing.traced_tensor import Grid, Pending, Traced, body_for, 
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.trace import Trace
-    from quantc.flows.tracing.units import Unit
 
 MOST_WAITING = 256
 """How many ops are put off at most, so that a long loop does not fill the memory."""
@@ -46,6 +45,19 @@ class Action(Protocol):
 
     def draw(self, graph: fx.Graph, root: nn.Module, operands: Sequence[fx.Node], prefix: str) -> fx.Node:
         """Write it into a graph; gives the node of its result."""
+        ...
+
+
+class Op(Protocol):
+    """What can be put off."""
+
+    @property
+    def out_grid(self) -> Grid | None:
+        """What it gives is bytes on; None for floats."""
+        ...
+
+    def action(self, trace: Trace) -> Action:
+        """What computes it, from bytes."""
         ...
 
 
@@ -89,7 +101,8 @@ class Paths:
         self.start = Step(None, None, (), None, None, "")
         self.steps = 0
         self.lines = 0
-        self.moves: dict[Hashable, Action] = {}
+        self.moves: dict[Hashable, Any] = {}
+        """Moves of elements that were put off, by what tells them apart."""
 
 
 class Queue:
@@ -112,54 +125,34 @@ class Queue:
 
     # -- putting off -----------------------------------------------------------------------------------------------
 
-    def put_off(self, unit: Unit, operands: Mapping[int, Any]) -> Any:
-        """What a fused op will give; None if it is to run at once."""
+    def put_off(self, key: Hashable, op: Op, operands: Sequence[Any], grids: Sequence[Grid | None]) -> Any:
+        """What an op will give, of operands that it reads on grids; None if it is to run at once. The key tells it from
+        others."""
         if torch.is_autocast_enabled("cpu"):
             return None
-        given = [(operands[number], unit.grids[number]) for number in unit.reading]
         with self.lock:
-            reads = self._reads(given)
-            if reads is None:
-                return None
-            step = self.step.after.get((unit.trigger, *reads))
-            if step is None:
-                action = unit.compute(self.trace.held, unit.grids, self.trace.target)
-                return self._first_time(unit.trigger, action, reads, given, unit.out_grid)
-            return self._wait_for(step)
-
-    def put_off_move(self, key: Hashable, action: Action, pieces: Sequence[Any], grid: Grid) -> Any:
-        """The same for what moves elements of tensors on one grid. The key tells it from other moves."""
-        given = [(piece, grid) for piece in pieces]
-        with self.lock:
-            reads = self._reads(given)
-            if reads is None:
-                return None
-            step = self.step.after.get((key, *reads))
-            if step is None:
-                return self._first_time(key, self.paths.moves.setdefault(key, action), reads, given, grid)
-            return self._wait_for(step)
-
-    def _reads(self, given: Sequence[tuple[Any, Grid | None]]) -> list[Any] | None:
-        """Where each operand comes from: a step, or an input, which is told with its shape. None if one is not bytes."""
-        is_inference = torch.is_inference_mode_enabled()
-        if is_inference != self.is_inference or self.paths is not self.trace.paths or len(self.results) >= MOST_WAITING:
-            self.flush()
-            self.is_inference = is_inference
-        del self.inputs[self.read :]
-        found: list[Any] = []
-        for x, grid in given:
-            if type(x) is not Traced or grid is None:
-                return None
-            pending = x.pending
-            if pending is not None and pending.queue is self:
-                found.append(pending.place)
-            elif x.grid is None:
-                return None
-            else:
-                found.append(self._input(levels_on(x, grid)))
-        return found
+            is_inference = torch.is_inference_mode_enabled()
+            is_full = len(self.results) >= MOST_WAITING
+            if is_full or is_inference != self.is_inference or self.paths is not self.trace.paths:
+                self.flush()
+                self.is_inference = is_inference
+            del self.inputs[self.read :]
+            reads: list[Any] = [key]
+            for x, grid in zip(operands, grids, strict=True):
+                pending = x.pending if type(x) is Traced else None
+                if pending is not None and pending.queue is self:
+                    reads.append(pending.place)
+                elif type(x) is Traced and x.grid is not None and grid is not None:
+                    reads.append(self._input(levels_on(x, grid)))
+                else:
+                    return None
+            step = self.step.after.get(path := tuple(reads))
+            if step is not None:
+                return self._wait_for(step)
+            return self._first_time(path, op, operands, grids)
 
     def _input(self, levels: Tensor) -> tuple[int, Any, Any]:
+        """Where a tensor is among the inputs, and how it looks."""
         index = next((index for index, x in enumerate(self.inputs) if x is levels), len(self.inputs))
         if index == len(self.inputs):
             self.inputs.append(levels)
@@ -171,20 +164,15 @@ class Queue:
         self.results.append(weakref.ref(pending))
         return to_come(pending, step.grid)
 
-    def _first_time(
-        self,
-        key: Hashable,
-        action: Action,
-        reads: Sequence[Any],
-        given: Sequence[tuple[Any, Grid | None]],
-        grid: Grid | None,
-    ) -> Any:
+    def _first_time(self, path: tuple[Any, ...], op: Op, operands: Sequence[Any], grids: Sequence[Grid | None]) -> Any:
         """An op that was never put off after just these others. On shapes that are new to it, it runs at once."""
-        if any(x.pending is not None and x.grid != wanted for x, wanted in given):
+        given = list(zip(operands, grids, strict=True))
+        if any(x.pending is not None and x.grid != grid for x, grid in given):
             return None  # it must be rounded anew
+        action, grid = op.action(self.trace), op.out_grid
         shapes = tuple(x.pending.body.shape if x.pending is not None else levels_on(x, on).shape for x, on in given)
         if shapes not in action.makes:
-            made = action.forward(*(levels_on(x, wanted) for x, wanted in given))
+            made = action.forward(*(levels_on(x, on) for x, on in given))
             action.makes[shapes] = _body_like(made, grid)
             if not isinstance(made, Tensor):
                 return None  # for the caller to take apart
@@ -193,9 +181,9 @@ class Queue:
         if body is None or self.paths.steps >= MOST_STEPS:
             return None
         self.paths.steps += 1
-        places = tuple(read if isinstance(read, int) else read[0] for read in reads)
-        made_of = Step(self.step, action, places, body, grid, self.trace.where(key))
-        return self._wait_for(self.step.after.setdefault((key, *reads), made_of))
+        reads = tuple(read if isinstance(read, int) else read[0] for read in path[1:])
+        step = Step(self.step, action, reads, body, grid, self.trace.where(path[0]))
+        return self._wait_for(self.step.after.setdefault(path, step))
 
     # -- doing it --------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.flows.tracing.functions import IN_MEMORY
-from quantc.flows.tracing.traced_tensor import Traced, arrived, call_on_floats, on_grid
+from quantc.flows.tracing.traced_tensor import Grid, Traced, arrived, call_on_floats, on_grid
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.trace import Trace
 
 PLAIN = (int, bool, str, type(None), EllipsisType, torch.memory_format, torch.dtype)
 """What can be written down of the arguments of a move, so that it is known when it comes again."""
@@ -21,9 +24,9 @@ class Move:
     """What is done to bytes: a function, and its arguments but for the tensors."""
 
     def __init__(
-        self, func: Callable[..., Any], is_listed: bool, rest: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Callable[..., Any], is_listed: bool, rest: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid
     ) -> None:
-        self.func, self.is_listed, self.rest, self.kwargs = func, is_listed, rest, kwargs
+        self.func, self.is_listed, self.rest, self.kwargs, self.out_grid = func, is_listed, rest, kwargs, grid
         self.is_in_memory = getattr(func, "__name__", "") in IN_MEMORY
         self.makes: dict[Hashable, Tensor | None] = {}
 
@@ -36,12 +39,16 @@ class Move:
         """Write it into a graph."""
         return graph.call_function(self.forward, tuple(operands))
 
+    def action(self, trace: Trace) -> Move:
+        """The same move as it was first met: that one knows what shapes it makes."""
+        return trace.paths.moves.setdefault(self.key, self)
+
     @property
     def key(self) -> Hashable:
         """What tells it from other moves; None if that cannot be said."""
         if not all(map(_is_plain, (*self.rest, *self.kwargs.values()))):
             return None
-        return self.func, self.is_listed, repr((self.rest, self.kwargs))
+        return self.func, self.is_listed, repr((self.rest, self.kwargs)), self.out_grid
 
 
 def _is_plain(value: Any) -> bool:
@@ -60,10 +67,10 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)
     if grid is None or not is_alike or any(type(leaf) is Traced for leaf in pytree.tree_leaves((args[1:], kwargs))):
         return call_on_floats(func, args, kwargs)
-    move = Move(func, first is pieces, args[1:], kwargs)
+    move = Move(func, first is pieces, args[1:], kwargs, grid)
     queue = next((piece.pending.queue for piece in pieces if piece.pending is not None), None)
     if queue is not None and (key := move.key) is not None:
-        made = queue.put_off_move(key, move, pieces, grid)
+        made = queue.put_off(key, move, pieces, [grid] * len(pieces))
         if made is not None:
             return made
     made = move.forward(*(arrived(piece).levels for piece in pieces))

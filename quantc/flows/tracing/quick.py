@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quantc.flows.tracing.call_sites import Key, OpSite
+from quantc.flows.tracing.call_sites import Key, Link, OpSite
 from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, body_of, call_on_floats, to_be_fused
 from quantc.flows.tracing.units import Unit, reach
 
@@ -17,17 +17,31 @@ if TYPE_CHECKING:
     from quantc.flows.tracing.trace import Trace
 
 
-class Quick:
+NOTHING: dict[str, Any] = {}
+
+
+class Quick(Link):
     """What runs instead of a module of torch.nn whose one call is part of a quantized op."""
 
-    __slots__ = ("follows", "is_alone", "is_last", "number", "site", "trace", "unit", "where", "writes")
+    __slots__ = (
+        "code", "follows", "instruction", "is_last", "is_near", "is_watched", "may_follow", "number", "path", "site",
+        "starts", "trace", "unit", "writes",
+    )  # fmt: skip
 
-    def __init__(self, site: OpSite, unit: Unit, trace: Trace, key: Key) -> None:
-        self.site, self.unit, self.trace = site, unit, trace
-        self.where = key
-        """The module that is called, and the place that calls it."""
+    def __init__(self, site: OpSite, trace: Trace, key: Key, may_follow: frozenset[int]) -> None:
+        super().__init__()
+        self.site, self.unit, self.trace = site, trace.units[site.number], trace
         self.number = site.number
-        self.is_alone = not unit.is_fused
+        unit = self.unit
+        self.path: str = key[0]
+        """The module that is called."""
+        self.is_near = len(key) == 3
+        """Whether `forward` of the module around it calls it: by which instruction of which code."""
+        self.code, self.instruction = key[1:3]
+        self.is_watched = site.number in trace.busy
+        self.may_follow = may_follow
+        """The steps that it may come after, if control flow over it is watched."""
+        self.starts = site.number == unit.trigger == unit.members[0] and len(unit.operands) == 1
         self.follows = unit.is_fused and site.number > unit.trigger
         self.is_last = site.number == unit.members[-1]
         self.writes = site.number in unit.in_place
@@ -37,24 +51,29 @@ class Quick:
 
     def call(self, leaf: Any, args: tuple[Any, ...], run: Run) -> Any:
         """Do the work of the module."""
-        x = args[0]
-        unit = self.unit
-        if self.follows and type(x) is Traced:
-            waiting = x.waiting
-            if waiting is not None and waiting.unit is unit and waiting.result is not None:
-                result = waiting.result
-                if not self.is_last:
-                    inside = Waiting(unit, self.number, leaf.forward, args, {}, waiting.operands, result)
-                    result = to_be_fused(body_of(result), inside)
-                if self.writes:
-                    become(x, result)
-                return result
-        if self.is_alone:
-            return run_unit(self.trace, unit, run, {0: x})
-        output = advance(self.trace, unit, self.number, leaf.forward, args, {}, run)
+        x, unit = args[0], self.unit
+        if self.starts:
+            operands = {0: x}
+            output = run_unit(self.trace, unit, run, operands)
+            if not self.is_last:
+                waiting = Waiting(unit, self.number, leaf.forward, args, NOTHING, operands, output)
+                output = to_be_fused(body_of(output), waiting)
+        elif self.follows and (before := _done_before(x, unit)) is not None:
+            output = before.result
+            if not self.is_last:
+                waiting = Waiting(unit, self.number, leaf.forward, args, NOTHING, before.operands, output)
+                output = to_be_fused(body_of(output), waiting)
+        else:
+            output = advance(self.trace, unit, self.number, leaf.forward, args, NOTHING, run)
         if self.writes and type(x) is Traced and output is not x:
             become(x, output)
         return output
+
+
+def _done_before(x: Any, unit: Unit) -> Waiting | None:
+    """For what an op has given within a fused one: how far that is, if it was computed."""
+    waiting = x.waiting if type(x) is Traced else None
+    return waiting if waiting is not None and waiting.unit is unit and waiting.result is not None else None
 
 
 def advance(
@@ -90,8 +109,12 @@ def advance(
 def run_unit(trace: Trace, unit: Unit, run: Run, operands: dict[int, Any]) -> Any:
     """Compute a fused op, as far as the model has come: in float, as it is trained, or on a kernel."""
     if trace.is_converted:
-        made = run.queue.put_off(unit, operands) if run.queue is not None and unit.reads_bytes else None
-        return unit.run_quantized(trace.held, operands, trace.target) if made is None else made
+        if unit.reads_bytes and run.queue is not None:
+            given = [operands[number] for number in unit.reading]
+            made = run.queue.put_off(unit.trigger, unit, given, unit.grids_read)
+            if made is not None:
+                return made
+        return unit.run_quantized(trace.held, operands, trace.target)
     if trace.held.is_live:
         with torch._C.DisableTorchFunctionSubclass():
             return unit.run_trained(trace.held, operands, run.rounded)

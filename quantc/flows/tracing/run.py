@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from quantc.flows.tracing.call_sites import END, START, Context, Key, place_of_call
+from quantc.flows.tracing.call_sites import END, START, Context, Key, Link, place_of_call
 from quantc.flows.tracing.deferred import Queue
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
@@ -35,6 +35,8 @@ class Frame:
     state: AutoQuantizationState
     context: Context | None
     parent: Frame | None
+    at: Link
+    """The last place that is known to be quick; the next one is guessed from it."""
     previous: int = START
     steps: list[int] | None = None
     """What was called, while the model is traced."""
@@ -57,7 +59,8 @@ class Run:
 
     def __init__(self, trace: Trace, state: AutoQuantizationState, model: nn.Module) -> None:
         self.trace = trace
-        self.frame = Frame(state, state.contexts[0] if state.contexts else None, None)
+        context = state.contexts[0] if state.contexts else None
+        self.frame = Frame(state, context, None, context.start if context is not None else Link())
         self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
         self.recording: Recording | None = None
         self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()

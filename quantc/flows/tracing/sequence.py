@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from quantc.kernels.linear_sum import settle_float_summands
 from quantc.kernels.packed import Kernel
+from quantc.kernels.replayed import Replayed
 from quantc.kernels.static_conv import settle_summands
-from quantc.kernels.straight import straight_line
+from quantc.kernels.straight import remembers, straight_line
 from quantc.program import Program, Stage
 from quantc.signature import Input, Signature
 from quantc.types import type_of_value
@@ -40,7 +41,8 @@ def line_of(path: Sequence[Step], inputs: Sequence[Tensor], wanted: Sequence[int
     program = Program(module.graph, module, signature, name="sequence", method="tracing", stage=Stage.LOWERED)
     settle_summands(program)
     settle_float_summands(program)
-    return straight_line(module), results
+    line = straight_line(module)
+    return (line if remembers(module) else Replayed(line)), results
 
 
 class _Typed(fx.Interpreter):

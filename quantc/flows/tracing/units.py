@@ -6,7 +6,7 @@ import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
@@ -20,6 +20,9 @@ from quantc.plan import Part
 from quantc.program import TRAINED, Program, Stage
 from quantc.qat.insertion import MODES, NORMS
 from quantc.qdq import belongs_to_qdq
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.trace import Trace
 
 Path = tuple[Any, ...]
 """How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
@@ -137,6 +140,7 @@ class Unit:
         self.grids = tuple(grids.get(operand.value) for operand in self.operands)
         self.out_grid = grid_made(nodes[self.root])
         self.reads_bytes = bool(self.grids) and None not in self.grids
+        self.grids_read = tuple(self.grids[number] for number in self.reading)
         self.computes.clear()
         self.direct = None
 
@@ -188,6 +192,10 @@ class Unit:
                 found = self.computes.get(given) or self._built(program, given, target)
                 self.computes[given] = found
         return found
+
+    def action(self, trace: Trace) -> Compute:
+        """What computes it from bytes on its grids."""
+        return self.compute(trace.held, self.grids, trace.target)
 
     def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         names = list(dict.fromkeys(operand.value for operand in self.operands))
@@ -245,6 +253,8 @@ class Unit:
 
     reading: tuple[int, ...] = ()
     """The operands that are computed with: each tensor once, in order."""
+    grids_read: tuple[Grid | None, ...] = ()
+    """Those of the operands that are computed with."""
     reads_bytes: bool = False
     """Whether all that it reads is on grids."""
     direct: Any = None
