@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
-from quantc.flows.tracing.call_sites import BOUNDARIES, Key, Link, place_of_call
+from quantc.flows.tracing.call_sites import BOUNDARIES, Link, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
@@ -65,10 +65,11 @@ class Interception(TorchFunctionMode):
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
+        phase = run.trace.phase
         key = run.key(func, args, 3)
-        if run.counts_batches(func, args):
+        if phase is Phase.TRAINING and run.counts_batches(func, args):
             return args[0]
-        if state.first_call:
+        if phase is Phase.TRACING:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
@@ -78,7 +79,7 @@ class Interception(TorchFunctionMode):
                 if run.trace.kind_of(func) is Kind.MOVE
                 else call_on_floats(func, args, kwargs)
             )
-        if run.trace.phase is Phase.CONVERTED:
+        if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
             function = state.op_convert_function(func, site, run) or func
             output = function(*args, **kwargs)
@@ -88,10 +89,10 @@ class Interception(TorchFunctionMode):
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
 
 
-def has_hooks(module: Any) -> bool:
+def has_hooks(module: Any, run: Run) -> bool:
     """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or has_global_hooks()
+    return bool(hooks) or (not run.is_quick and has_global_hooks())
 
 
 class Intercepted:
@@ -107,14 +108,14 @@ class Intercepted:
             with torch._C.DisableTorchFunction():
                 return super().__call__(*args, **kwargs)  # type: ignore[misc]
         outer = run.frame
-        run.frame = _entered(state, outer, run)
+        frame = run.frame = _entered(state, outer, run)
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
-            call: Any = super().__call__ if has_hooks(self) else self.forward  # type: ignore[attr-defined, misc]
+            call: Any = super().__call__ if has_hooks(self, run) else self.forward  # type: ignore[attr-defined, misc]
             return state.module_after_hook(call(*args, **kwargs), run)
         finally:
-            if run.frame.steps is not None and run.frame.context is not None:
-                run.frame.context.sequences[tuple(run.frame.steps)] = None
+            if frame.steps is not None and frame.context is not None:
+                frame.context.sequences[tuple(frame.steps)] = None
             run.frame = outer
             outer.last = state.path
 
@@ -143,27 +144,28 @@ class InterceptedLeaf(Intercepted):
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         frame = run.frame
-        path: str = self._auto_quant_path  # type: ignore[attr-defined]
-        is_quick = run.is_quick and len(args) == 1 and not kwargs
-        if is_quick and not (self._forward_hooks or self._forward_pre_hooks):  # type: ignore[attr-defined]
+        if run.is_quick and len(args) == 1 and not kwargs:
             quick = frame.at.then
             caller = sys._getframe(1)
             if (
                 quick is None
-                or quick.path != path
+                or quick.leaf is not self
                 or quick.instruction != caller.f_lasti
-                or quick.code != id(caller.f_code)
+                or quick.code is not caller.f_code
                 or (quick.is_watched and frame.previous not in quick.may_follow)
+                or quick.hooks
+                or quick.pre_hooks
             ):
-                quick = _quick_for((path, *place_of_call(2)), frame, run)
+                quick = _quick_for(self, frame, run)
             if quick is not None:
                 frame.at = quick
                 if quick.is_watched:
                     frame.previous = quick.number
-                if self._parameters:  # type: ignore[attr-defined]
-                    frame.last = path
+                if quick.has_parameters:
+                    frame.last = quick.path
                 with _WITHOUT_INTERCEPTION():
-                    return quick.call(self, args, run)
+                    return quick.call(args, run)
+        path: str = self._auto_quant_path  # type: ignore[attr-defined]
         key = place_of_call(2)
         before, run.leaf = run.leaf, LeafCall(path, key)
         try:
@@ -174,11 +176,14 @@ class InterceptedLeaf(Intercepted):
                 frame.last = path
 
 
-def _quick_for(key: Key, frame: Frame, run: Run) -> Quick | None:
-    """What runs instead of a module that is called at a place, looked up: another was guessed."""
-    found: Quick | None = frame.context.quick.get(key) if frame.context is not None else None
+def _quick_for(leaf: Any, frame: Frame, run: Run) -> Quick | None:
+    """What runs instead of a module, looked up by the place that calls it: another was guessed."""
+    if frame.context is None or leaf._forward_hooks or leaf._forward_pre_hooks:
+        return None
+    found: Quick | None = frame.context.quick.get((leaf._auto_quant_path, *place_of_call(3)))
     if found is not None:
         frame.state.step_to(found.site, run)
+        found.bind(leaf, sys._getframe(2).f_code)
         frame.at.then = found if found.is_near else None
     return found
 
@@ -187,7 +192,7 @@ class InterceptedSequential(Intercepted):
     """The same for `nn.Sequential`, which calls all of its children."""
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter([child for _, child in self.named_children()])
+        return iter([child for name, child in self._modules.items() if name != STATE])  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         return len(self._modules) - 1  # type: ignore[attr-defined]

@@ -24,8 +24,8 @@ class Quick(Link):
     """What runs instead of a module of torch.nn whose one call is part of a quantized op."""
 
     __slots__ = (
-        "code", "follows", "instruction", "is_last", "is_near", "is_watched", "may_follow", "number", "path", "site",
-        "starts", "trace", "unit", "writes",
+        "code", "follows", "has_parameters", "hooks", "instruction", "is_last", "is_near", "is_watched", "leaf",
+        "may_follow", "number", "path", "pre_hooks", "site", "starts", "trace", "unit", "writes",
     )  # fmt: skip
 
     def __init__(self, site: OpSite, trace: Trace, key: Key, may_follow: frozenset[int]) -> None:
@@ -34,10 +34,9 @@ class Quick(Link):
         self.number = site.number
         unit = self.unit
         self.path: str = key[0]
-        """The module that is called."""
         self.is_near = len(key) == 3
-        """Whether `forward` of the module around it calls it: by which instruction of which code."""
-        self.code, self.instruction = key[1:3]
+        """Whether `forward` of the module around it calls it: by this instruction of its code."""
+        self.instruction: int = key[2]
         self.is_watched = site.number in trace.busy
         self.may_follow = may_follow
         """The steps that it may come after, if control flow over it is watched."""
@@ -45,29 +44,37 @@ class Quick(Link):
         self.follows = unit.is_fused and site.number > unit.trigger
         self.is_last = site.number == unit.members[-1]
         self.writes = site.number in unit.in_place
+        self.leaf: Any = None
+
+    def bind(self, leaf: Any, code: Any) -> None:
+        """Hold on to the module and to the code that calls it: looking these up each time takes as long as the rest."""
+        self.leaf, self.code = leaf, code
+        self.hooks, self.pre_hooks = leaf._forward_hooks, leaf._forward_pre_hooks
+        self.has_parameters = bool(leaf._parameters)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """The copy of a trace makes its own."""
 
-    def call(self, leaf: Any, args: tuple[Any, ...], run: Run) -> Any:
+    def call(self, args: tuple[Any, ...], run: Run) -> Any:
         """Do the work of the module."""
         x, unit = args[0], self.unit
         if self.starts:
-            operands = {0: x}
-            output = run_unit(self.trace, unit, run, operands)
+            output = run.queue.put_off(self.number, unit, args, unit.grids_read) if unit.reads_bytes else None
+            if output is None:
+                output = unit.run_quantized(self.trace.held, {0: x}, self.trace.target)
             if not self.is_last:
-                waiting = Waiting(unit, self.number, leaf.forward, args, NOTHING, operands, output)
-                output = to_be_fused(body_of(output), waiting)
+                output = self._waits(args, {0: x}, output)
         elif self.follows and (before := _done_before(x, unit)) is not None:
-            output = before.result
-            if not self.is_last:
-                waiting = Waiting(unit, self.number, leaf.forward, args, NOTHING, before.operands, output)
-                output = to_be_fused(body_of(output), waiting)
+            output = before.result if self.is_last else self._waits(args, before.operands, before.result)
         else:
-            output = advance(self.trace, unit, self.number, leaf.forward, args, NOTHING, run)
+            output = advance(self.trace, unit, self.number, self.leaf.forward, args, NOTHING, run)
         if self.writes and type(x) is Traced and output is not x:
             become(x, output)
         return output
+
+    def _waits(self, args: tuple[Any, ...], operands: dict[int, Any], result: Any) -> Traced:
+        waiting = Waiting(self.unit, self.number, self.leaf.forward, args, NOTHING, operands, result)
+        return to_be_fused(body_of(result), waiting)
 
 
 def _done_before(x: Any, unit: Unit) -> Waiting | None:

@@ -65,8 +65,8 @@ class Run:
         self.recording: Recording | None = None
         self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()
         """Whether modules of torch.nn need not be called where a kernel does their work."""
-        self.queue = Queue(trace) if trace.phase is Phase.CONVERTED else None
-        """What is put off."""
+        self.queue: Any = Queue(trace) if trace.phase is Phase.CONVERTED else None
+        """What is put off; None before it is converted."""
         self.leaf: LeafCall | None = None
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
@@ -86,7 +86,7 @@ class Run:
 
     def counts_batches(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a batch norm counts a batch, which the fused op that it is part of does too."""
-        if self.leaf is None or self.trace.phase is not Phase.TRAINING or getattr(func, "__name__", "") != "add_":
+        if self.leaf is None or getattr(func, "__name__", "") != "add_":
             return False
         is_counter = args[0] is self.constants.get(f"{self.leaf.path}.num_batches_tracked")
         return is_counter and self.leaf.path not in self.trace.bound.left_float
@@ -115,7 +115,7 @@ class Run:
             with torch._C.DisableTorchFunction(), torch.no_grad(), torch.inference_mode(False), fakes:
                 metas = pytree.tree_map(_without_numbers, (args, kwargs))
                 shape = func(*metas[0], **metas[1]).shape
-            found = body_for(shape)
+            found = body_for(torch.Size(shape))
             if len(shapes) < MOST_SHAPES:
                 shapes[call, given] = found
         return found

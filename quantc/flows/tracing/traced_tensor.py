@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -95,10 +96,11 @@ class Pending:
         return self.value
 
 
-def body_for(shape: Any) -> Tensor:
+@lru_cache(maxsize=1024)
+def body_for(shape: torch.Size) -> Tensor:
     """A tensor of a shape, without numbers: code that reads the memory of one that waits fails, and reads no zeros."""
     with torch.inference_mode(False):
-        return torch.empty(tuple(shape), device="meta")
+        return torch.empty(shape, device="meta")
 
 
 def on_grid(levels: Tensor, grid: Grid) -> Traced:
@@ -170,10 +172,28 @@ def _floats(x: Traced) -> Tensor:
     if waiting.unit.members[-1] == waiting.call and waiting.result is not None:
         return floats_of(waiting.result)  # type: ignore[no-any-return]
     # somebody looks at what lies inside of a fused op: it is computed by itself
-    args, kwargs = pytree.tree_map(floats_of, (waiting.args, waiting.kwargs))
+    args, kwargs = on_floats((waiting.args, waiting.kwargs))
     if waiting.unit.writes_in_place(waiting.call):
         args = (args[0].clone(), *args[1:])
     return waiting.func(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def on_floats(x: Any) -> Any:
+    """Arguments, in whatever they are arranged, with floats for what traced tensors stand for."""
+    kind = type(x)
+    if kind is Traced:
+        return floats_of(x)
+    if kind is tuple or kind is list:
+        return kind(map(on_floats, x))
+    if kind is dict:
+        return {key: on_floats(value) for key, value in x.items()}
+    return x if kind in LEAVES else pytree.tree_map(floats_of, x)
+
+
+LEAVES = frozenset(
+    {Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size}
+)
+"""What holds no traced tensor. Trees of other kinds are known to torch, which takes longer to look into them."""
 
 
 def float32_of(x: Any) -> Any:
@@ -286,7 +306,7 @@ def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
     first = args[0] if args else None
-    plain_args, plain_kwargs = pytree.tree_map(floats_of, (args, kwargs))
+    plain_args, plain_kwargs = on_floats((args, kwargs))
     with torch._C.DisableTorchFunctionSubclass():
         output = func(*plain_args, **plain_kwargs)
     if type(first) is Traced and _writes(func, plain_args, output):
