@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import BOUNDARIES, Link, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
-from quantc.flows.tracing.moves import moved
+from quantc.flows.tracing.moves import moved, put_off
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.recording import Recording
@@ -57,6 +57,8 @@ class Interception(TorchFunctionMode):
             return answer(func, args, kwargs)
         elif kind is Kind.MOVE:
             return moved(func, args, kwargs)
+        elif kind is Kind.CALM:
+            return put_off(func, args, kwargs)
         if kind is Kind.OPENED:
             with self:
                 return opened(func)(*args, **kwargs)

@@ -3,8 +3,8 @@
 Python goes on at once, with tensors that know their shape. The ops that were put off since the last look are run together: a
 sequence that has come before runs as one function, as a lowered program does, with nothing of Python between kernels.
 
-Only ops that read bytes are put off. Bytes belong to the model alone, so nothing can change them in between; floats, which
-anybody may write to, are read at the call. And an op is put off only on shapes that it has run on before: what it refuses,
+Only ops are put off that read bytes, or what others will give that were put off. That belongs to the model alone, so nothing can
+change it in between; floats, which anybody may write to, are read at the call. And an op is put off only on shapes that it has run on before: what it refuses,
 it refuses at the line that calls it.
 """
 
@@ -19,8 +19,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
+from quantc.flows.tracing.moves import Move
 from quantc.flows.tracing.sequence import line_of
-from quantc.flows.tracing.traced_tensor import Grid, Pending, Traced, body_for, levels_on, on_grid, to_come
+from quantc.flows.tracing.traced_tensor import (
+    Grid,
+    Pending,
+    Traced,
+    body_for,
+    float32_of,
+    levels_on,
+    on_grid,
+    rounded,
+    to_come,
+)
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.trace import Trace
@@ -56,8 +67,13 @@ class Op(Protocol):
         """What it gives is bytes on; None for floats."""
         ...
 
-    def action(self, trace: Trace) -> Action:
-        """What computes it, from bytes."""
+    @property
+    def rounds_first(self) -> bool:
+        """Whether floats that it reads are rounded by themselves anyway, so that this can be done at the call."""
+        ...
+
+    def action(self, trace: Trace, forms: tuple[Grid | None, ...]) -> Action:
+        """What computes it from operands in the form they come in: bytes on a grid, or floats."""
         ...
 
 
@@ -136,13 +152,15 @@ class Queue:
             if is_full or is_inference != self.is_inference or self.paths is not self.trace.paths:
                 self.flush()
                 self.is_inference = is_inference
+            if op.rounds_first:
+                operands = [self._rounded(x, grid) for x, grid in zip(operands, grids, strict=True)]
             del self.inputs[self.read :]
             reads: list[Any] = [key]
             for x, grid in zip(operands, grids, strict=True):
                 pending = x.pending if type(x) is Traced else None
                 if pending is not None and pending.queue is self:
                     reads.append(pending.place)
-                elif type(x) is Traced and x.grid is not None and grid is not None:
+                elif grid is not None and (op.rounds_first or (type(x) is Traced and x.grid is not None)):
                     reads.append(self._input(levels_on(x, grid)))
                 else:
                     return None
@@ -150,6 +168,15 @@ class Queue:
             if step is not None:
                 return self._wait_for(step)
             return self._first_time(path, op, operands, grids)
+
+    def _rounded(self, x: Any, grid: Grid | None) -> Any:
+        """Floats that were put off, on the grid that they are read on: this is put off as well."""
+        pending = x.pending if type(x) is Traced and x.grid is None else None
+        if pending is None or pending.queue is not self or grid is None:
+            return x
+        move = Move(rounded, False, (grid,), {}, grid)
+        made = self.put_off(move.key, move, (x,), (None,))
+        return x if made is None else made
 
     def _input(self, levels: Tensor) -> tuple[int, Any, Any]:
         """Where a tensor is among the inputs, and how it looks."""
@@ -166,13 +193,20 @@ class Queue:
 
     def _first_time(self, path: tuple[Any, ...], op: Op, operands: Sequence[Any], grids: Sequence[Grid | None]) -> Any:
         """An op that was never put off after just these others. On shapes that are new to it, it runs at once."""
-        given = list(zip(operands, grids, strict=True))
-        if any(x.pending is not None and x.grid != grid for x, grid in given):
+        waits = [x.pending if type(x) is Traced else None for x in operands]
+        forms = tuple(
+            grid if pending is None else x.grid for x, grid, pending in zip(operands, grids, waits, strict=True)
+        )
+        if any(form is not None and form != grid for form, grid in zip(forms, grids, strict=True)):
             return None  # it must be rounded anew
-        action, grid = op.action(self.trace), op.out_grid
-        shapes = tuple(x.pending.body.shape if x.pending is not None else levels_on(x, on).shape for x, on in given)
+        action, grid = op.action(self.trace, forms), op.out_grid
+        shapes = tuple(
+            levels_on(x, on).shape if pending is None else pending.body.shape
+            for x, on, pending in zip(operands, forms, waits, strict=True)
+        )
         if shapes not in action.makes:
-            made = action.forward(*(levels_on(x, on) for x, on in given))
+            given = (float32_of(x) if on is None else levels_on(x, on) for x, on in zip(operands, forms, strict=True))
+            made = action.forward(*given)
             action.makes[shapes] = _body_like(made, grid)
             if not isinstance(made, Tensor):
                 return None  # for the caller to take apart

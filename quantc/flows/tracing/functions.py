@@ -22,6 +22,7 @@ class Kind(Enum):
     QUERY = "asks about a tensor without looking at its numbers"
     MOVE = "moves elements, bytes as well as floats"
     HOOKED = "may be quantized"
+    CALM = "computes on floats what it computes, now or later"
     OPENED = "is written in Python, and is followed into"
 
 
@@ -93,6 +94,8 @@ MOVES = frozenset(
         "channel_shuffle",
     ]
 )
+CALM = frozenset({"adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "mean"})
+"""Calls on floats that often stand between quantized ops, and are put off with them."""
 IN_MEMORY = frozenset({"view", "view_as", "flatten", "unflatten"})
 """Moves that go by how a tensor lies in memory."""
 OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
@@ -109,6 +112,8 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
         return Kind.MOVE if getattr(func.__self__, "__name__", "") in ("T", "mT") else Kind.OTHER
     if name in hooked or name in PRODUCTS:
         return Kind.HOOKED
+    if name in CALM:
+        return Kind.CALM
     return Kind.MOVE if name in MOVES else Kind.OTHER
 
 

@@ -21,10 +21,17 @@ PLAIN = (int, bool, str, type(None), EllipsisType, torch.memory_format, torch.dt
 
 
 class Move:
-    """What is done to bytes: a function, and its arguments but for the tensors."""
+    """What is done to bytes, or to floats that were put off: a function, and its arguments but for the tensors."""
+
+    rounds_first = False
 
     def __init__(
-        self, func: Callable[..., Any], is_listed: bool, rest: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid
+        self,
+        func: Callable[..., Any],
+        is_listed: bool,
+        rest: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        grid: Grid | None,
     ) -> None:
         self.func, self.is_listed, self.rest, self.kwargs, self.out_grid = func, is_listed, rest, kwargs, grid
         self.is_in_memory = getattr(func, "__name__", "") in IN_MEMORY
@@ -39,7 +46,7 @@ class Move:
         """Write it into a graph."""
         return graph.call_function(self.forward, tuple(operands))
 
-    def action(self, trace: Trace) -> Move:
+    def action(self, trace: Trace, forms: tuple[Grid | None, ...]) -> Move:
         """The same move as it was first met: that one knows what shapes it makes."""
         return trace.paths.moves.setdefault(self.key, self)
 
@@ -56,7 +63,18 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if type(value) is slice:
         return all(map(_is_plain, (value.start, value.stop, value.step)))
-    return type(value) in PLAIN
+    return type(value) in PLAIN or type(value) is Grid
+
+
+def put_off(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call on floats, which is put off if those were."""
+    first = args[0] if args else None
+    pending = first.pending if type(first) is Traced and first.grid is None else None
+    if pending is not None and pending.queue is not None:
+        move = Move(func, False, args[1:], kwargs, None)
+        if (key := move.key) is not None and (made := pending.queue.put_off(key, move, (first,), (None,))) is not None:
+            return made
+    return call_on_floats(func, args, kwargs)
 
 
 def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,6 +83,8 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     pieces: Any = first if isinstance(first, list | tuple) else (first,)
     grid = pieces[0].grid if pieces and type(pieces[0]) is Traced else None
     is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)
+    if first is not pieces and grid is None:
+        return put_off(func, args, kwargs)
     if grid is None or not is_alike or any(type(leaf) is Traced for leaf in pytree.tree_leaves((args[1:], kwargs))):
         return call_on_floats(func, args, kwargs)
     move = Move(func, first is pieces, args[1:], kwargs, grid)

@@ -193,9 +193,11 @@ class Unit:
                 self.computes[given] = found
         return found
 
-    def action(self, trace: Trace) -> Compute:
-        """What computes it from bytes on its grids."""
-        return self.compute(trace.held, self.grids, trace.target)
+    def action(self, trace: Trace, forms: tuple[Grid | None, ...]) -> Compute:
+        """What computes it from operands in the form they come in."""
+        form_of = {self.operands[number].value: form for number, form in zip(self.reading, forms, strict=True)}
+        given = tuple(form_of[operand.value] for operand in self.operands)
+        return self.compute(trace.held, given, trace.target)
 
     def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         names = list(dict.fromkeys(operand.value for operand in self.operands))
@@ -255,6 +257,8 @@ class Unit:
     """The operands that are computed with: each tensor once, in order."""
     grids_read: tuple[Grid | None, ...] = ()
     """Those of the operands that are computed with."""
+    rounds_first: bool = False
+    """Whether floats that it reads are rounded by themselves: kernels of convolutions read bytes alone."""
     reads_bytes: bool = False
     """Whether all that it reads is on grids."""
     direct: Any = None
@@ -345,6 +349,7 @@ class Units:
             frozenset(number for number in members if self.calls[number].writes_first),
             frozenset(node.name for node in nodes),
             is_product=claim.part is Part.QUANTIZED and bool(constants),
+            rounds_first=any(self.calls[number].name.startswith("conv") for number in members),
         )
 
     def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:
