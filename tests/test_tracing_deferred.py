@@ -158,7 +158,7 @@ def test_tensors_that_are_kept_hold_what_was_computed(made: Any) -> None:
         for x in inputs:
             twin(x)
         for x, kept in zip(inputs, twin.kept, strict=True):
-            expected = with_code(made[0], lambda model, y: model.kept.append(y) or y)
+            expected = with_code(made[0], between)
             expected(x)
             assert sqnr(expected.kept[0], kept + 0) > 25
 

@@ -182,7 +182,7 @@ class Compute(nn.Module):
             for node, is_asked in zip(operands, self.in_order, strict=True)
         ]
         inner = self.body.graph
-        copied = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
+        copied: dict[fx.Node, fx.Node] = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
         for node in inner.nodes:
             if node.op in ("placeholder", "output"):
                 continue

@@ -201,7 +201,7 @@ class Queue:
             return None  # it must be rounded anew
         action, grid = op.action(self.trace, forms), op.out_grid
         shapes = tuple(
-            levels_on(x, on).shape if pending is None else pending.body.shape
+            pending.body.shape if pending is not None else levels_on(x, on).shape if on is not None else x.shape
             for x, on, pending in zip(operands, forms, waits, strict=True)
         )
         if shapes not in action.makes:

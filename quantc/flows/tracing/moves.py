@@ -48,7 +48,8 @@ class Move:
 
     def action(self, trace: Trace, forms: tuple[Grid | None, ...]) -> Move:
         """The same move as it was first met: that one knows what shapes it makes."""
-        return trace.paths.moves.setdefault(self.key, self)
+        known: Move = trace.paths.moves.setdefault(self.key, self)
+        return known
 
     @property
     def key(self) -> Hashable:
@@ -93,7 +94,8 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         made = queue.put_off(key, move, pieces, [grid] * len(pieces))
         if made is not None:
             return made
-    made = move.forward(*(arrived(piece).levels for piece in pieces))
+    levels: list[Any] = [arrived(piece).levels for piece in pieces]
+    made = move.forward(*levels)
     if isinstance(made, Tensor):
         return on_grid(made, grid)
     return type(made)(on_grid(part, grid) for part in made)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from quantc.kernels.engines import to_bytes
+
 decomposed: Any = torch.ops.quantized_decomposed
 CPU = torch.device("cpu")
 """Where kernels are."""
@@ -221,7 +223,7 @@ def levels_on(x: Any, grid: Grid) -> Tensor:
 def rounded(x: Tensor, grid: Grid) -> Tensor:
     """A float tensor on a grid, by the fastest kernel that rounds half to even."""
     if grid.dtype is torch.uint8 and (grid.qmin, grid.qmax) == (0, 255) and x.dtype is torch.float32:
-        return torch.quantize_per_tensor(x, grid.scale, grid.zero_point, torch.quint8).int_repr()
+        return to_bytes(x, grid.scale, grid.zero_point, torch.uint8)
     made: Tensor = decomposed.quantize_per_tensor(x, *grid)
     return made
 
