@@ -7,6 +7,7 @@ import gc
 import io
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -294,19 +295,13 @@ def test_threads_that_share_sequences(made: Any) -> None:
     with torch.no_grad():
         expected = [made[1](x) for x in inputs]
     twin = copy.deepcopy(made[1])
-    found: dict[int, Tensor] = {}
 
-    def run(start: int) -> None:
+    def run(x: Tensor) -> Any:
         with torch.no_grad():
-            for number in range(start, len(inputs), 4):
-                found[number] = twin(inputs[number])
+            return twin(x)
 
-    threads = [threading.Thread(target=run, args=(start,)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[number], row) for number, row in enumerate(expected))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(torch.equal, pool.map(run, inputs), expected))
 
 
 def test_modes_that_change_within_a_call(made: Any) -> None:
