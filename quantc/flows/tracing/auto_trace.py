@@ -7,152 +7,27 @@ alike. From there the hooks of `AutoQuantizationState` are called: see `Intercep
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from quantc.capture.tracing import Recorder, tensors_in
 from quantc.errors import InputError
-from quantc.flows.tracing.call_sites import (
-    BOUNDARIES,
-    END,
-    FIRST_CHILD,
-    START,
-    Context,
-    Key,
-    OpSite,
-    place_of_call,
-    source_of_call,
-)
-from quantc.flows.tracing.functions import Kind, is_product, moved, opened
-from quantc.flows.tracing.quantization_state import AutoQuantizationState
+from quantc.flows.tracing.call_sites import BOUNDARIES, Link, place_of_call
+from quantc.flows.tracing.functions import Kind, opened
+from quantc.flows.tracing.moves import moved, put_off
+from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.quick import Quick
+from quantc.flows.tracing.recording import Recording
+from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import Traced, answer, call_on_floats, floats_of
-from quantc.flows.tracing.units import CallFacts, Path, Unit
-from quantc.sites import Origin
+from quantc.flows.tracing.traced_tensor import answer, call_on_floats
 
-STATE = "_auto_quant_state"
-"""The name under which a module has its state."""
-_ACTIVE = threading.local()
-_HOOKS: Any = torch.nn.modules.module
 _WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
-MOST_SHAPES = 256
-
-
-@dataclass(slots=True)
-class Frame:
-    """A call of a module that is running."""
-
-    state: AutoQuantizationState
-    context: Context | None
-    parent: Frame | None
-    previous: int = START
-    steps: list[int] | None = None
-    """What was called, while the model is traced."""
-    last: str = ""
-    """The module with parameters that was called last: the same line after another layer of a loop is another place."""
-
-
-@dataclass(slots=True)
-class LeafCall:
-    """A call of a module of torch.nn, which holds no others."""
-
-    path: str
-    key: Key
-    names: list[str] = field(default_factory=list)
-    """The torch functions that it has called."""
-
-
-class Run:
-    """One call of a model: where it is, and what it has seen. Each thread has its own."""
-
-    def __init__(self, trace: Trace, state: AutoQuantizationState, model: nn.Module) -> None:
-        self.trace = trace
-        self.frame = Frame(state, state.contexts[0] if state.contexts else None, None)
-        self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
-        self.recording: Recording | None = None
-        self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()
-        """Whether modules of torch.nn need not be called where a kernel does their work."""
-        self.leaf: LeafCall | None = None
-        self.rounded: dict[Any, Any] = {}
-        """In training: what was rounded in this run, by what rounds it."""
-        if trace.bound is None:
-            trace.bound = Bound(trace, model)
-        self.constants: dict[str, Tensor] = trace.bound.constants
-
-    def key(self, func: Any, args: tuple[Any, ...], depth: int) -> Key:
-        """The place of the torch function that is called. Modules of torch.nn call more of them in training."""
-        leaf = self.leaf
-        if leaf is None:
-            own = self.trace.bound.names.get(id(args[1]), "") if len(args) > 1 else ""
-            return ("", own or self.frame.last, *place_of_call(depth + 1))
-        name = getattr(func, "__name__", "")
-        leaf.names.append(name)
-        return (leaf.path, *leaf.key, name, leaf.names.count(name))
-
-    def counts_batches(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a batch norm counts a batch, which the fused op that it is part of does too."""
-        if self.leaf is None or self.trace.phase is not Phase.TRAINING or getattr(func, "__name__", "") != "add_":
-            return False
-        is_counter = args[0] is self.constants.get(f"{self.leaf.path}.num_batches_tracked")
-        return is_counter and self.leaf.path not in self.trace.bound.left_float
-
-    def is_left_float(self, leaf: str) -> bool:
-        """Whether the config leaves a module float, so that it may be called from anywhere."""
-        return bool(leaf) and leaf in self.trace.bound.left_float
-
-    def step_name(self, number: int) -> str:
-        """A step, for messages."""
-        if number == END:
-            return "the end of forward"
-        if number < 0:
-            path = next((row.path for row in self.trace.context.walk() if row.number == number), "")
-            return f"a call of {path}"
-        site = self.trace.bound.sites[number]
-        return f"{site.name} at {site.where}"
-
-    def shape_of_result(self, unit: Unit, call: int, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-        """A tensor without numbers that has the shape of what a call would give."""
-        shapes: dict[Any, Tensor] = self.trace.bound.shapes
-        given = args[0].shape
-        found = shapes.get((call, given))
-        if found is None:
-            fakes = FakeTensorMode(allow_non_fake_inputs=True)
-            with torch._C.DisableTorchFunction(), torch.no_grad(), torch.inference_mode(False), fakes:
-                metas = pytree.tree_map(_without_numbers, (args, kwargs))
-                shape = func(*metas[0], **metas[1]).shape
-            found = torch.zeros(()).expand(tuple(shape))
-            if len(shapes) < MOST_SHAPES:
-                shapes[call, given] = found
-        return found
-
-
-def _without_numbers(x: Any) -> Any:
-    return torch.empty(tuple(x.shape)) if isinstance(x, Tensor) else x
-
-
-class Bound:
-    """What a trace needs of the model it is attached to."""
-
-    def __init__(self, trace: Trace, model: nn.Module) -> None:
-        self.constants = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-        self.names = {id(tensor): name for name, tensor in self.constants.items()}
-        contexts = trace.context.walk()
-        self.sites = {site.number: site for context in contexts for site in context.ops.values()}
-        quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
-        self.left_float = {site.leaf for site in self.sites.values()} - quantized
-        self.shapes: dict[Any, Tensor] = {}
 
 
 class Interception(TorchFunctionMode):
@@ -182,6 +57,8 @@ class Interception(TorchFunctionMode):
             return answer(func, args, kwargs)
         elif kind is Kind.MOVE:
             return moved(func, args, kwargs)
+        elif kind is Kind.CALM:
+            return put_off(func, args, kwargs)
         if kind is Kind.OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
@@ -190,10 +67,11 @@ class Interception(TorchFunctionMode):
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
+        phase = run.trace.phase
         key = run.key(func, args, 3)
-        if run.counts_batches(func, args):
+        if phase is Phase.TRAINING and run.counts_batches(func, args):
             return args[0]
-        if state.first_call:
+        if phase is Phase.TRACING:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
@@ -203,7 +81,7 @@ class Interception(TorchFunctionMode):
                 if run.trace.kind_of(func) is Kind.MOVE
                 else call_on_floats(func, args, kwargs)
             )
-        if run.trace.phase is Phase.CONVERTED:
+        if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
             function = state.op_convert_function(func, site, run) or func
             output = function(*args, **kwargs)
@@ -213,20 +91,10 @@ class Interception(TorchFunctionMode):
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
 
 
-def has_global_hooks() -> bool:
-    """Whether torch has hooks on the calls of all modules."""
-    return bool(
-        _HOOKS._global_forward_hooks
-        or _HOOKS._global_forward_pre_hooks
-        or _HOOKS._global_backward_hooks
-        or _HOOKS._global_backward_pre_hooks
-    )
-
-
-def has_hooks(module: Any) -> bool:
+def has_hooks(module: Any, run: Run) -> bool:
     """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or has_global_hooks()
+    return bool(hooks) or (not run.is_quick and has_global_hooks())
 
 
 class Intercepted:
@@ -234,7 +102,7 @@ class Intercepted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state: AutoQuantizationState = self._modules[STATE]  # type: ignore[attr-defined]
-        run: Run | None = getattr(_ACTIVE, "run", None)
+        run: Run | None = getattr(ACTIVE, "run", None)
         if run is None or run.trace is not state.trace:
             return _start(self, state, args, kwargs)
         if state.is_idle:
@@ -242,14 +110,14 @@ class Intercepted:
             with torch._C.DisableTorchFunction():
                 return super().__call__(*args, **kwargs)  # type: ignore[misc]
         outer = run.frame
-        run.frame = _entered(state, outer, run)
+        frame = run.frame = _entered(state, outer, run)
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
-            call: Any = super().__call__ if has_hooks(self) else self.forward  # type: ignore[attr-defined, misc]
+            call: Any = super().__call__ if has_hooks(self, run) else self.forward  # type: ignore[attr-defined, misc]
             return state.module_after_hook(call(*args, **kwargs), run)
         finally:
-            if run.frame.steps is not None and run.frame.context is not None:
-                run.frame.context.sequences[tuple(run.frame.steps)] = None
+            if frame.steps is not None and frame.context is not None:
+                frame.context.sequences[tuple(frame.steps)] = None
             run.frame = outer
             outer.last = state.path
 
@@ -274,27 +142,32 @@ class InterceptedLeaf(Intercepted):
     module around it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run: Run | None = getattr(_ACTIVE, "run", None)
+        run: Run | None = getattr(ACTIVE, "run", None)
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         frame = run.frame
-        context = frame.context
-        path = self._auto_quant_path  # type: ignore[attr-defined]
-        is_quick = run.is_quick and context is not None and len(args) == 1 and not kwargs
-        if is_quick and not (self._forward_hooks or self._forward_pre_hooks):  # type: ignore[attr-defined]
-            quick = context.expected.get(frame.previous)  # type: ignore[union-attr]
+        if run.is_quick and len(args) == 1 and not kwargs:
+            quick = frame.at.then
             caller = sys._getframe(1)
-            if quick is None or quick.where != (path, id(caller.f_code), caller.f_lasti):
-                quick = context.quick.get((path, *place_of_call(2)))  # type: ignore[union-attr]
-                if quick is not None:
-                    frame.state.step_to(quick.site, run)
-            else:
-                frame.previous = quick.number
+            if (
+                quick is None
+                or quick.leaf is not self
+                or quick.instruction != caller.f_lasti
+                or quick.code is not caller.f_code
+                or (quick.is_watched and frame.previous not in quick.may_follow)
+                or quick.hooks
+                or quick.pre_hooks
+            ):
+                quick = _quick_for(self, frame, run)
             if quick is not None:
-                if self._parameters:  # type: ignore[attr-defined]
-                    frame.last = path
+                frame.at = quick
+                if quick.is_watched:
+                    frame.previous = quick.number
+                if quick.has_parameters:
+                    frame.last = quick.path
                 with _WITHOUT_INTERCEPTION():
-                    return quick.call(self, args, run)
+                    return quick.call(args, run)
+        path: str = self._auto_quant_path  # type: ignore[attr-defined]
         key = place_of_call(2)
         before, run.leaf = run.leaf, LeafCall(path, key)
         try:
@@ -305,11 +178,23 @@ class InterceptedLeaf(Intercepted):
                 frame.last = path
 
 
+def _quick_for(leaf: Any, frame: Frame, run: Run) -> Quick | None:
+    """What runs instead of a module, looked up by the place that calls it: another was guessed."""
+    if frame.context is None or leaf._forward_hooks or leaf._forward_pre_hooks:
+        return None
+    found: Quick | None = frame.context.quick.get((leaf._auto_quant_path, *place_of_call(3)))
+    if found is not None:
+        frame.state.step_to(found.site, run)
+        found.bind(leaf, sys._getframe(2).f_code)
+        frame.at.then = found if found.is_near else None
+    return found
+
+
 class InterceptedSequential(Intercepted):
     """The same for `nn.Sequential`, which calls all of its children."""
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter([child for _, child in self.named_children()])
+        return iter([child for name, child in self._modules.items() if name != STATE])  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         return len(self._modules) - 1  # type: ignore[attr-defined]
@@ -357,14 +242,14 @@ def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
     """The frame of a module that is called from another."""
     steps: list[int] | None = [] if run.recording is not None else None
     if outer.context is None:
-        return Frame(state, None, outer, steps=steps)
+        return Frame(state, None, outer, Link(), steps=steps)
     key = (*place_of_call(3), state.path)
     context = outer.context.children.get(key)
     if context is None and run.recording is not None:
         context = run.recording.enter(outer.context, key, state)
     if context is not None and outer.steps is not None:
         outer.steps.append(context.number)
-    return Frame(state, context, outer, steps=steps)
+    return Frame(state, context, outer, Link() if context is None else context.start, steps=steps)
 
 
 def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -373,16 +258,18 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
     if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
-    outer = getattr(_ACTIVE, "run", None)
-    _ACTIVE.run = run
+    outer = getattr(ACTIVE, "run", None)
+    ACTIVE.run = run
     try:
         if run.watch is not None:
             _watch_inputs(trace, run.watch, args, kwargs)
         with Interception(run):
             output = nn.Module.__call__(module, *args, **kwargs)
         output = state.module_after_hook(output, run)
+        if run.queue is not None:
+            run.queue.flush()  # somebody may have kept a tensor
     finally:
-        _ACTIVE.run = outer
+        ACTIVE.run = outer
     if run.watch is not None:
         trace.commit(run.watch.tally)
     return output
@@ -404,128 +291,7 @@ def _refuse_gradients(args: Any, kwargs: Any) -> None:
         )
 
 
-# -- tracing -----------------------------------------------------------------------------------------------------------
-
-
-class Recording:
-    """Several runs of a model whose calls are written down."""
-
-    def __init__(self, model: nn.Module, trace: Trace) -> None:
-        self.trace = trace
-        self.recorder = Recorder(model)
-        self.types = {name: own_class(type(module)) for name, module in model.named_modules()}
-        self.paths: dict[int, tuple[Path, ...]] = {}
-        self.fixed: dict[int, tuple[tuple[Path, Any], ...]] = {}
-        self.contexts = 1
-        self.last: Any = None
-        """What the model gave in the last run."""
-        self.trees: Any = None
-        self.gives_tensors = True
-
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model once; gives its result."""
-        state: AutoQuantizationState = model._modules[STATE]  # type: ignore[assignment]
-        self.trace.bound = None
-        run = Run(self.trace, state, model)
-        run.recording = self
-        run.frame.steps = []
-        self.recorder.begin(pytree.tree_leaves((args, kwargs)))
-        _ACTIVE.run = run
-        try:
-            with torch.no_grad(), Interception(run):
-                output = nn.Module.__call__(model, *args, **kwargs)
-        finally:
-            _ACTIVE.run = None
-            self.trace.bound = None
-        self.trace.context.sequences[tuple(run.frame.steps)] = None
-        self.recorder.read(tensors_in(output))
-        leaves, out_spec = pytree.tree_flatten(output)
-        self.trees = (pytree.tree_flatten((args, kwargs))[1], out_spec)
-        self.gives_tensors = self.gives_tensors and all(isinstance(leaf, Tensor) for leaf in leaves)
-        self.last = output
-        return output
-
-    def enter(self, outer: Context, key: Key, state: AutoQuantizationState) -> Context:
-        """A module that is called from a place where it was not seen before."""
-        found = outer.around(state.path)
-        if found is None:
-            found = Context(state.path, FIRST_CHILD - self.contexts, outer)
-            self.contexts += 1
-            state.contexts.append(found)
-        outer.children[key] = found
-        return found
-
-    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Key, run: Run) -> Any:
-        """A torch function is called."""
-        output = func(*args, **kwargs)
-        given, results = (args, kwargs), tensors_in(output)
-        file, line = source_of_call(4)
-        if not results:
-            name = getattr(func, "__name__", "")
-            if name != "__set__":
-                self.recorder.read(tensors_in(given), f"{name} looks at numbers ({file.rsplit('/', 1)[-1]}:{line})")
-            if name != "__setitem__":
-                return output
-        context = run.frame.context
-        if context is None:
-            return output
-        site = context.ops.get(key)
-        if site is None:
-            leaf = str(key[0])
-            path = leaf or run.frame.state.path
-            kind = self.types.get(path, nn.Module)
-            origin = Origin(path, f"{kind.__module__}.{kind.__qualname__}", file, line)
-            call = self.recorder.see(func, given, output, origin)
-            site = OpSite(call.number, call.name, origin.source, leaf, is_product(func, args, kwargs))
-            context.ops[key] = site
-            self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)
-        else:
-            self.recorder.again(self.recorder.calls[site.number], given, output)
-        if run.frame.steps is not None:
-            run.frame.steps.append(site.number)
-        return output
-
-    @property
-    def made_of_nothing(self) -> str:
-        """The first call that makes a tensor without reading one."""
-        return next((call.name for call in self.recorder.calls if not call.reads), "")
-
-    def facts(self) -> tuple[CallFacts, ...]:
-        """What was seen of each call."""
-        rows = self.recorder.calls
-        return tuple(
-            CallFacts(
-                call.number,
-                call.name,
-                tuple(node.name for node in call.reads),
-                tuple(self.recorder.parameter(node) for node in call.reads),
-                self.paths[call.number],
-                tuple(node.name if node is not None else "" for node in call.makes),
-                self.fixed[call.number],
-                call.writes_first,
-                any(node is not None and (node.users or self.recorder.is_read(node)) for node in call.makes),
-            )
-            for call in rows
-        )
-
-
-BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start, Recording.run))
-
-
-def arguments_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
-    """Where the tensors among the arguments of a call are, and what the others are."""
-    tensors: list[Path] = []
-    others: list[tuple[Path, Any]] = []
-    leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
-    for keys, leaf in leaves:
-        path = tuple(getattr(key, "idx", getattr(key, "key", None)) for key in keys)
-        if isinstance(leaf, Tensor):
-            tensors.append(path)
-        elif isinstance(leaf, int | float | str | bool | None):
-            others.append((path, leaf))
-    return tuple(tensors), tuple(others)
+BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start))
 
 
 def add_auto_observation(
@@ -546,7 +312,8 @@ def add_auto_observation(
         module.add_module(STATE, state)
     root: AutoQuantizationState = model._modules[STATE]  # type: ignore[assignment]
     root.contexts.append(trace.context)
-    recording = Recording(model, trace)
+    types = {name: own_class(type(module)) for name, module in model.named_modules()}
+    recording = Recording(model, trace, types, Interception)
     for args, kwargs in examples:
         recording.run(model, args, kwargs)
     return recording
@@ -560,14 +327,4 @@ def add_auto_convert(model: nn.Module, trace: Trace, program: Any) -> nn.Module:
     return model
 
 
-__all__ = [
-    "STATE",
-    "Intercepted",
-    "Interception",
-    "Recording",
-    "Run",
-    "Traced",
-    "add_auto_convert",
-    "add_auto_observation",
-    "floats_of",
-]
+__all__ = ["Intercepted", "Interception", "Run", "add_auto_convert", "add_auto_observation"]

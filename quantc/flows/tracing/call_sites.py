@@ -38,6 +38,16 @@ class OpSite:
     """Whether it is an op that is quantized for its own sake: control flow over it is watched."""
 
 
+class Link:
+    """A place in a module, as far as it helps to guess the next one."""
+
+    __slots__ = ("then",)
+
+    def __init__(self) -> None:
+        self.then: Any = None
+        """What ran instead of the module of torch.nn that was called next, the last time."""
+
+
 @dataclass(slots=True)
 class Context:
     """A module as it is called from one place."""
@@ -55,8 +65,7 @@ class Context:
     quick: dict[Key, Any] = field(default_factory=dict)
     """What modules of torch.nn that are called in it run instead, once it is converted."""
 
-    expected: dict[int, Any] = field(default_factory=dict)
-    """For a step after which only one other can come: what runs that."""
+    start: Link = field(default_factory=Link)
 
     def around(self, path: str) -> Context | None:
         """This context or one it is inside of, if it is of the module at a path: recursion comes back to it."""

@@ -9,10 +9,10 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
-from quantc.flows.tracing.traced_tensor import Traced, call_on_floats, is_query, on_grid
+from quantc.flows.tracing.traced_tensor import is_query
 
 
 class Kind(Enum):
@@ -22,6 +22,7 @@ class Kind(Enum):
     QUERY = "asks about a tensor without looking at its numbers"
     MOVE = "moves elements, bytes as well as floats"
     HOOKED = "may be quantized"
+    CALM = "computes on floats what it computes, now or later"
     OPENED = "is written in Python, and is followed into"
 
 
@@ -93,6 +94,8 @@ MOVES = frozenset(
         "channel_shuffle",
     ]
 )
+CALM = frozenset({"adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "mean"})
+"""Calls on floats that often stand between quantized ops, and are put off with them."""
 IN_MEMORY = frozenset({"view", "view_as", "flatten", "unflatten"})
 """Moves that go by how a tensor lies in memory."""
 OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
@@ -109,6 +112,8 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
         return Kind.MOVE if getattr(func.__self__, "__name__", "") in ("T", "mT") else Kind.OTHER
     if name in hooked or name in PRODUCTS:
         return Kind.HOOKED
+    if name in CALM:
+        return Kind.CALM
     return Kind.MOVE if name in MOVES else Kind.OTHER
 
 
@@ -127,21 +132,3 @@ def opened(func: FunctionType) -> FunctionType:
     made = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     made.__kwdefaults__ = func.__kwdefaults__
     return made
-
-
-def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Move elements: bytes if all are on one grid, else floats."""
-    first = args[0] if args else None
-    pieces = first if isinstance(first, list | tuple) else (first,)
-    grid = pieces[0].grid if pieces and type(pieces[0]) is Traced else None
-    is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)
-    if grid is None or not is_alike or any(type(leaf) is Traced for leaf in pytree.tree_leaves((args[1:], kwargs))):
-        return call_on_floats(func, args, kwargs)
-    levels = [piece.levels for piece in pieces if piece is not None]
-    if getattr(func, "__name__", "") in IN_MEMORY:
-        levels = [piece.contiguous() for piece in levels]
-    with torch._C.DisableTorchFunctionSubclass():
-        made = func(levels if isinstance(first, list | tuple) else levels[0], *args[1:], **kwargs)
-    if isinstance(made, Tensor):
-        return on_grid(made, grid)
-    return type(made)(on_grid(part, grid) for part in made)

@@ -14,14 +14,16 @@ from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quick import advance
 from quantc.flows.tracing.slicing import subgraph
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
-from quantc.flows.tracing.traced_tensor import Traced, become, call_on_floats, floats_of
+from quantc.flows.tracing.traced_tensor import Traced, become, call_on_floats, floats_of, on_floats
 from quantc.flows.tracing.units import Unit, reach, rounded_once
 
 if TYPE_CHECKING:
-    from quantc.flows.tracing.auto_trace import Run
+    from quantc.flows.tracing.run import Run
     from quantc.observe.observation import Observation
     from quantc.program import Program
 
+STATE = "_auto_quant_state"
+"""The name under which a module has its state."""
 CONTENT = "content"
 """The name of the tensor that holds, as bytes, what no other tensor does: statistics, or the quantized program."""
 
@@ -151,7 +153,7 @@ class AutoQuantizationState(nn.Module):
         unit = self.trace.units.get(site.number)
         if unit is None:
             rows = self.trace.rounding.get(site.number)
-            plain = pytree.tree_map(floats_of, (args, kwargs))
+            plain = on_floats((args, kwargs))
             return plain if rows is None else self._rounded(plain, rows, run)  # type: ignore[no-any-return]
         if run.watch is not None:
             for number, path in unit.by_call.get(site.number, ()):
@@ -202,7 +204,7 @@ class AutoQuantizationState(nn.Module):
         """Check that a quantized op is given the weights it was quantized with; float ops are given floats."""
         unit = self.trace.units.get(site.number)
         if unit is None:
-            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+            return on_floats((args, kwargs))  # type: ignore[no-any-return]
         for path, name in unit.constants_of(site.number):
             if reach(args, kwargs, path) is not run.constants[name]:
                 raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
@@ -230,16 +232,15 @@ class AutoQuantizationState(nn.Module):
     def module_before_hook(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> tuple[Any, Any]:
         """What a module is called with: floats, if nothing in it is quantized."""
         if self.is_idle:
-            return pytree.tree_map(floats_of, (args, kwargs))  # type: ignore[no-any-return]
+            return on_floats((args, kwargs))  # type: ignore[no-any-return]
         frame = run.frame
-        if frame.context is not None and frame.context.number in self.trace.busy and frame.parent is not None:
-            parent = frame.parent
-            if parent.context is not None:
-                run.frame = parent
-                try:
-                    parent.state._step(frame.context.number, f"a call of {self.path}", run)
-                finally:
-                    run.frame = frame
+        context, parent = frame.context, frame.parent
+        if context is None or parent is None or parent.context is None or context.number not in self.trace.busy:
+            return args, kwargs
+        if context.number not in parent.context.steps.get(parent.previous, ()):
+            run.frame = parent
+            raise parent.state.unseen(f"a call of {self.path}", run, "")
+        parent.previous = context.number
         return args, kwargs
 
     def module_after_hook(self, output: Any, run: Run) -> Any:
@@ -248,7 +249,7 @@ class AutoQuantizationState(nn.Module):
             self._step_end(run)
         if run.frame.parent is not None:
             return output
-        return floats_of(output) if isinstance(output, Tensor) else pytree.tree_map(floats_of, output)
+        return on_floats(output)
 
     def _step_end(self, run: Run) -> None:
         if run.frame.context is not None and run.frame.context.steps:

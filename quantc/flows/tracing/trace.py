@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError
-from quantc.flows.tracing.call_sites import END, START, Context
+from quantc.flows.tracing.call_sites import END, START, Context, Link
+from quantc.flows.tracing.deferred import Paths
 from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.units import CallFacts, Unit, Units
@@ -67,6 +68,8 @@ class Trace:
         """In training: what rounds the tensors that other calls read."""
         self.bound: Any = None
         """What is looked up in the model itself, once it is known which."""
+        self.paths = Paths()
+        """The sequences of quantized ops that have come up, once it is converted."""
         self._kinds: dict[Any, Kind] = {}
         self.lock = threading.Lock()
 
@@ -99,6 +102,7 @@ class Trace:
         if self.phase is Phase.TRAINING:  # dropout is gone
             self.units = Units(program, self.calls).build()
         self.program, self.phase = program, Phase.CONVERTED
+        self.paths = Paths()
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
         self._find_shared_rounding()
@@ -108,17 +112,16 @@ class Trace:
         """The modules of torch.nn that need not be called: their one call is part of a quantized op."""
         for context in self.context.walk():
             calls = Counter(key[:-2] for key, site in context.ops.items() if site.leaf)
+            before: dict[int, set[int]] = {}
+            for step, after in context.steps.items():
+                for number in after:
+                    before.setdefault(number, set()).add(step)
             context.quick = {
-                key[:-2]: Quick(site, self.units[site.number], self, key[:-2])
+                key[:-2]: Quick(site, self, key[:-2], frozenset(before.get(site.number, ())))
                 for key, site in context.ops.items()
                 if calls[key[:-2]] == 1 and site.leaf and site.number in self.units and self._is_plain(site.number)
             }
-            near = {row.number: row for key, row in context.quick.items() if len(key) == 3}
-            context.expected = {
-                step: near[next(iter(after))]
-                for step, after in context.steps.items()
-                if len(after) == 1 and next(iter(after)) in near
-            }
+            context.start = Link()
 
     def _is_plain(self, number: int) -> bool:
         """Whether the only operand of a call, if it has one, comes first."""
@@ -185,6 +188,11 @@ class Trace:
             program.plan.batches += 1
             program.stage = max(program.stage, Stage.CALIBRATED)
 
+    def where(self, call: Any) -> str:
+        """The place of a call, for messages."""
+        site = None if self.bound is None else self.bound.sites.get(call)
+        return "a move of elements" if site is None else f"{site.name} at {site.where}"
+
     @property
     def is_converted(self) -> bool:
         return self.phase is Phase.CONVERTED
@@ -233,11 +241,11 @@ class Trace:
         twin = Trace.__new__(Trace)
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
-            if name not in ("lock", "units", "program", "captured", "bound", "_kinds", "calls", "trees"):
+            if name not in ("lock", "units", "program", "captured", "bound", "_kinds", "calls", "trees", "paths"):
                 setattr(twin, name, copy.deepcopy(value, memo))
         twin.lock = threading.Lock()
         twin.captured, twin.calls, twin.trees = self.captured, self.calls, self.trees
-        twin.bound, twin._kinds = None, {}
+        twin.bound, twin._kinds, twin.paths = None, {}, Paths()
         twin.units = {}
         twin.program = None if self.program is None else self.program.clone()
         if twin.program is not None and self.program is not None:

@@ -6,20 +6,23 @@ import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
 from quantc.capture.tracing import ARITHMETIC, INPUT, SeenAt
 from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
-from quantc.flows.tracing.traced_tensor import Grid, Traced, float32_of, floats_of, levels_on, on_grid
+from quantc.flows.tracing.traced_tensor import Grid, Traced, arrived, float32_of, floats_of, levels_on, on_grid
 from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
 from quantc.plan import Part
 from quantc.program import TRAINED, Program, Stage
 from quantc.qat.insertion import MODES, NORMS
 from quantc.qdq import belongs_to_qdq
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.trace import Trace
 
 Path = tuple[Any, ...]
 """How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
@@ -90,6 +93,8 @@ class Unit:
             self.by_call.setdefault(operand.call, []).append((number, operand.path))
         for call, path, name in self.constants:
             self._constants.setdefault(call, []).append((path, name))
+        values = [operand.value for operand in self.operands]
+        self.reading = tuple(values.index(value) for value in dict.fromkeys(values))
         self.trigger = max((operand.call for operand in self.operands), default=self.members[0])
 
     @property
@@ -134,6 +139,8 @@ class Unit:
             pending.extend(node.all_input_nodes)
         self.grids = tuple(grids.get(operand.value) for operand in self.operands)
         self.out_grid = grid_made(nodes[self.root])
+        self.reads_bytes = bool(self.grids) and None not in self.grids
+        self.grids_read = tuple(self.grids[number] for number in self.reading)
         self.computes.clear()
         self.direct = None
 
@@ -186,6 +193,12 @@ class Unit:
                 self.computes[given] = found
         return found
 
+    def action(self, trace: Trace, forms: tuple[Grid | None, ...]) -> Compute:
+        """What computes it from operands in the form they come in."""
+        form_of = {self.operands[number].value: form for number, form in zip(self.reading, forms, strict=True)}
+        given = tuple(form_of[operand.value] for operand in self.operands)
+        return self.compute(trace.held, given, trace.target)
+
     def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         names = list(dict.fromkeys(operand.value for operand in self.operands))
         on_grids = {operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None}
@@ -196,8 +209,7 @@ class Unit:
 
     def distinct(self, operands: Mapping[int, Any]) -> list[Any]:
         """Each tensor once, in the order in which they are computed with."""
-        found = {self.operands[number].value: value for number, value in sorted(operands.items(), reverse=True)}
-        return [found[name] for name in dict.fromkeys(operand.value for operand in self.operands)]
+        return [operands[number] for number in self.reading]
 
     def run_float(self, program: Program, operands: Mapping[int, Any]) -> Any:
         """Compute it in float, as it is before it is converted."""
@@ -216,7 +228,7 @@ class Unit:
             ):
                 if type(x) is not Traced or x.grid != grid:
                     break
-                levels.append(x.levels)
+                levels.append(arrived(x).levels)
             else:
                 made = direct(*levels)
                 return made if self.out_grid is None else on_grid(made, self.out_grid)
@@ -241,6 +253,14 @@ class Unit:
         made = compute.forward(*values.values())
         return made if self.out_grid is None else on_grid(made, self.out_grid)
 
+    reading: tuple[int, ...] = ()
+    """The operands that are computed with: each tensor once, in order."""
+    grids_read: tuple[Grid | None, ...] = ()
+    """Those of the operands that are computed with."""
+    rounds_first: bool = False
+    """Whether floats that it reads are rounded by themselves: kernels of convolutions read bytes alone."""
+    reads_bytes: bool = False
+    """Whether all that it reads is on grids."""
     direct: Any = None
     """What computes it from bytes on its grids, where one or two are all it reads."""
     shares_rounding: tuple[bool, ...] = ()
@@ -329,6 +349,7 @@ class Units:
             frozenset(number for number in members if self.calls[number].writes_first),
             frozenset(node.name for node in nodes),
             is_product=claim.part is Part.QUANTIZED and bool(constants),
+            rounds_first=any(self.calls[number].name.startswith("conv") for number in members),
         )
 
     def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:

@@ -13,16 +13,10 @@ from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
 from quantc.errors import CaptureError, InputError, QuantcError, UnknownNameError
-from quantc.flows.tracing.auto_trace import (
-    STATE,
-    InterceptedLeaf,
-    Recording,
-    add_auto_convert,
-    add_auto_observation,
-    own_class,
-)
+from quantc.flows.tracing.auto_trace import InterceptedLeaf, add_auto_convert, add_auto_observation, own_class
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
-from quantc.flows.tracing.quantization_state import AutoQuantizationState
+from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.trace import Phase, Trace
 from quantc.flows.tracing.units import Units
 from quantc.kernels.table import KERNELS

@@ -1,0 +1,149 @@
+"""Tracing: several runs of a model whose calls are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from quantc.capture.tracing import Recorder, tensors_in
+from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
+from quantc.flows.tracing.functions import is_product
+from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.run import ACTIVE, Run
+from quantc.flows.tracing.trace import Trace
+from quantc.flows.tracing.units import CallFacts, Path
+from quantc.sites import Origin
+
+
+class Recording:
+    """Several runs of a model whose calls are written down."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trace: Trace,
+        types: Mapping[str, type],
+        interception: Callable[[Run], AbstractContextManager[Any]],
+    ) -> None:
+        self.trace = trace
+        self.recorder = Recorder(model)
+        self.types = types
+        """The classes of the modules, by path."""
+        self.interception = interception
+        self.paths: dict[int, tuple[Path, ...]] = {}
+        self.fixed: dict[int, tuple[tuple[Path, Any], ...]] = {}
+        self.contexts = 1
+        self.last: Any = None
+        """What the model gave in the last run."""
+        self.trees: Any = None
+        self.gives_tensors = True
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model once; gives its result."""
+        state: AutoQuantizationState = model._modules[STATE]  # type: ignore[assignment]
+        self.trace.bound = None
+        run = Run(self.trace, state, model)
+        run.recording = self
+        run.frame.steps = []
+        self.recorder.begin(pytree.tree_leaves((args, kwargs)))
+        ACTIVE.run = run
+        try:
+            with torch.no_grad(), self.interception(run):
+                output = nn.Module.__call__(model, *args, **kwargs)
+        finally:
+            ACTIVE.run = None
+            self.trace.bound = None
+        self.trace.context.sequences[tuple(run.frame.steps)] = None
+        self.recorder.read(tensors_in(output))
+        leaves, out_spec = pytree.tree_flatten(output)
+        self.trees = (pytree.tree_flatten((args, kwargs))[1], out_spec)
+        self.gives_tensors = self.gives_tensors and all(isinstance(leaf, Tensor) for leaf in leaves)
+        self.last = output
+        return output
+
+    def enter(self, outer: Context, key: Key, state: AutoQuantizationState) -> Context:
+        """A module that is called from a place where it was not seen before."""
+        found = outer.around(state.path)
+        if found is None:
+            found = Context(state.path, FIRST_CHILD - self.contexts, outer)
+            self.contexts += 1
+            state.contexts.append(found)
+        outer.children[key] = found
+        return found
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Key, run: Run) -> Any:
+        """A torch function is called."""
+        output = func(*args, **kwargs)
+        given, results = (args, kwargs), tensors_in(output)
+        file, line = source_of_call(4)
+        if not results:
+            name = getattr(func, "__name__", "")
+            if name != "__set__":
+                self.recorder.read(tensors_in(given), f"{name} looks at numbers ({file.rsplit('/', 1)[-1]}:{line})")
+            if name != "__setitem__":
+                return output
+        context = run.frame.context
+        if context is None:
+            return output
+        site = context.ops.get(key)
+        if site is None:
+            leaf = str(key[0])
+            path = leaf or run.frame.state.path
+            kind = self.types.get(path, nn.Module)
+            origin = Origin(path, f"{kind.__module__}.{kind.__qualname__}", file, line)
+            call = self.recorder.see(func, given, output, origin)
+            site = OpSite(call.number, call.name, origin.source, leaf, is_product(func, args, kwargs))
+            context.ops[key] = site
+            self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)
+        else:
+            self.recorder.again(self.recorder.calls[site.number], given, output)
+        if run.frame.steps is not None:
+            run.frame.steps.append(site.number)
+        return output
+
+    @property
+    def made_of_nothing(self) -> str:
+        """The first call that makes a tensor without reading one."""
+        return next((call.name for call in self.recorder.calls if not call.reads), "")
+
+    def facts(self) -> tuple[CallFacts, ...]:
+        """What was seen of each call."""
+        rows = self.recorder.calls
+        return tuple(
+            CallFacts(
+                call.number,
+                call.name,
+                tuple(node.name for node in call.reads),
+                tuple(self.recorder.parameter(node) for node in call.reads),
+                self.paths[call.number],
+                tuple(node.name if node is not None else "" for node in call.makes),
+                self.fixed[call.number],
+                call.writes_first,
+                any(node is not None and (node.users or self.recorder.is_read(node)) for node in call.makes),
+            )
+            for call in rows
+        )
+
+
+BOUNDARIES.add(id(Recording.run.__code__))
+
+
+def arguments_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
+    """Where the tensors among the arguments of a call are, and what the others are."""
+    tensors: list[Path] = []
+    others: list[tuple[Path, Any]] = []
+    leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
+    for keys, leaf in leaves:
+        path = tuple(getattr(key, "idx", getattr(key, "key", None)) for key in keys)
+        if isinstance(leaf, Tensor):
+            tensors.append(path)
+        elif isinstance(leaf, int | float | str | bool | None):
+            others.append((path, leaf))
+    return tuple(tensors), tuple(others)
