@@ -55,7 +55,7 @@ def can_saturate(levels: Tensor) -> bool:
 
 
 def _conv(call: Call, levels: str, weight: Stored, bias: tuple[str, ...], **settings: list[int]) -> str:
-    x, w = dequantized(_dequantize(call), levels), replace(weight, name=f"{weight.name}_wide").write(call.writer)
+    x, w = dequantized(_dequantize(call), levels), weight.write(call.writer)
     return call.emit("Conv", x, w, *bias, kernel_shape=list(weight.levels.shape[2:]), **settings)
 
 
