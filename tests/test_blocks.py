@@ -126,20 +126,41 @@ def test_other_runtimes_read_the_image() -> None:
 @pytest.mark.parametrize(("taps", "padding"), [(7, 3), (3, 1), (2, 0)])
 def test_the_delegate_reads_blocks(taps: int, padding: int) -> None:
     pytest.importorskip("executorch")
-    from quantc.executorch.spelling import spell
+    from quantc.executorch.strided import write_blocks
 
     program, x = converted(stem(taps, padding), "executorch")
     own = program.clone()
-    spell(own)
+    write_blocks(own)
     (first, _) = (node for node in own.graph.nodes if "conv2d" in str(node.target))
     assert tuple(first.args[1].args[0].meta["val"].shape[:2]) == (16, 12)
     assert torch.allclose(own(x), program(x), atol=1e-5)
     lowered = qc.lower(program, "executorch")
     assert not lowered.delegation().fallen_back
-    step = max(float(node.args[1]) for node in program.nodes() if "dequantize_per_tensor" in str(node.target))
+    scales: list[Any] = [node.args[1] for node in program.nodes() if "dequantize_per_tensor" in str(node.target)]
+    step = max(scales)
     difference = (lowered(x) - program(x)).abs()
     assert difference.max() <= 1.001 * step
     assert (difference > 0).double().mean() < 0.05
+
+
+def test_blocks_of_any_number_of_images() -> None:
+    pytest.importorskip("executorch")
+    batches = [torch.randn(2, 3, 16, 16) for _ in range(2)]
+    sizes = ({0: torch.export.Dim("batch", max=8)},)
+    made = qc.quantize(stem(3, 1), (batches[0],), batches, backend="executorch", dynamic_shapes=sizes).program
+    lowered = qc.lower(made, "executorch")
+    assert not lowered.delegation().fallen_back
+    x = torch.randn(5, 3, 16, 16)
+    assert lowered(x).shape == (5, 16, 8, 8)
+    assert (lowered(x) != made(x)).double().mean() < 0.05
+
+
+def test_delegates_of_others_read_the_image() -> None:
+    pytest.importorskip("executorch")
+    program, x = converted(stem(3, 1), "executorch")
+    plain = qc.lower(program, "executorch", partitioners=[])
+    assert "constant_pad_nd" not in " ".join(plain.delegation().others)
+    assert torch.allclose(plain(x), program(x), atol=1e-5)
 
 
 def test_results_of_a_pte_are_not_overwritten() -> None:

@@ -17,7 +17,6 @@ from quantc import run_time
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op, op_name
 from quantc.executorch.recurrent import STEPS, looped
-from quantc.executorch.strided import is_conv_of_levels, over_blocks
 from quantc.executorch.weights import (
     CONVOLUTIONS,
     by_rows,
@@ -267,6 +266,5 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (is_conv_alone, in_float),
     (_is_lookup, _rows_looked_up),
     (_is_recurrent, _looped),
-    (is_conv_of_levels, over_blocks),
 )
 """What is written otherwise, and how."""

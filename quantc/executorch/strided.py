@@ -19,7 +19,16 @@ from quantc.types import TensorType, tensor_type
 aten = torch.ops.aten
 
 
-def is_conv_of_levels(node: fx.Node) -> bool:
+def write_blocks(program: Program) -> None:
+    """Change a program of one's own so that XNNPACK reads images block by block, where it can."""
+    for _, graph in program.graphs():
+        for node in list(graph.nodes):
+            if _is_conv_of_levels(node):
+                _over_blocks(program, node)
+    program.touch()
+
+
+def _is_conv_of_levels(node: fx.Node) -> bool:
     """A convolution of images, of which input and weight are quantized beforehand."""
     if not is_op(node, "conv2d"):
         return False
@@ -27,7 +36,7 @@ def is_conv_of_levels(node: fx.Node) -> bool:
     return is_dequantize(weight) and is_dequantize(x) and x.target is decomposed_ops().dequantize_per_tensor.default
 
 
-def over_blocks(program: Program, node: fx.Node) -> None:
+def _over_blocks(program: Program, node: fx.Node) -> None:
     """The levels of an image as those of its blocks, and a convolution of them; the padding, which is not the same on both
     sides any more, is an op before it."""
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))

@@ -85,8 +85,8 @@ def conv(call: Call) -> Value:
     sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
     bias = () if call["b"] is None else (bias_of(call, call["b"], weight),)
     if weight is not None and _step(call["x"], weight) is not None:
-        settings = (pair(call[name], len(sizes)) for name in ("stride", "padding", "dilation"))
-        wide = wide_conv(call, weight, Window(*settings, int(call["groups"])), *bias)
+        stride, padding, dilation = (pair(call[name], len(sizes)) for name in ("stride", "padding", "dilation"))
+        wide = wide_conv(call, weight, Window(stride, padding, dilation, int(call["groups"])), *bias)
         if wide is not None:
             return wide
     x, was_single = _batched(call, call.tensor("x"), len(sizes))
