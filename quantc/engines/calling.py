@@ -24,18 +24,24 @@ class Calling:
     exported: Exported
     watched: tuple[int, ...]
     """Inputs that are looked at for NaN: engines make a number of it."""
+    is_one: bool
+    """Whether the program yields the model's one output, and nothing around it."""
     known: KnownArguments = field(default_factory=KnownArguments)
 
     @staticmethod
     def of(program: Program, exported: Exported) -> Calling:
-        return Calling(program.signature, exported, watched(program))
+        is_one = program.signature.out_spec.is_leaf() and exported.outputs == (0,)
+        return Calling(program.signature, exported, watched(program), is_one)
 
     def __call__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = KnownArguments.kind(args, kwargs)
-        leaves = args if kind in self.known else self._checked(args, kwargs)
+        is_known = kind in self.known
+        leaves = args if is_known else self._checked(args, kwargs)
         check_numbers(leaves, self.watched, self.signature)
-        self.known.add(kind)
-        return self.arranged(session([leaves[index] for index in self.exported.inputs]))
+        if not is_known:
+            self.known.add(kind)
+        made = session([leaves[index] for index in self.exported.inputs])
+        return made[0] if self.is_one else self.arranged(made)
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The flat inputs, which fit."""

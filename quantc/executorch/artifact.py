@@ -50,6 +50,8 @@ class Pte:
         self._delegation = delegation
         self._outputs = tuple(outputs)
         """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
+        self._is_one = self._outputs == (...,) and signature is not None and signature.out_spec.is_leaf()
+        """Whether it yields a tensor, and nothing around it."""
         self._running: Running | None = None
         self._known = KnownArguments()
         self._rounded = tuple(
@@ -80,13 +82,16 @@ class Pte:
             return made[0] if len(made) == 1 else tuple(made)
         kind = KnownArguments.kind(args, kwargs)
         if kind in self._known:
-            rest = iter(self._run(args))
+            made = self._run(args)
         else:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             self._signature.check(leaves, spec)
             pairs = zip(self._signature.inputs, leaves, strict=True)
-            rest = iter(self.run(*(leaf for item, leaf in pairs if not item.is_constant)))
+            made = self.run(*(leaf for item, leaf in pairs if not item.is_constant))
             self._known.add(kind)
+        if self._is_one:
+            return made[0]
+        rest = iter(made)
         flat = [next(rest) if value is ... else value for value in self._outputs]
         return pytree.tree_unflatten(flat, self._signature.out_spec)
 
@@ -104,7 +109,8 @@ class Pte:
                     where=self._where,
                     advice="replace NaN before the call; the float model yields NaN for such inputs",
                 )
-        return self._runs().run(inputs)
+        running = self._running if self._running is not None else self._runs()
+        return running.run(inputs)
 
     def try_out(self, inputs: Sequence[Tensor]) -> None:
         """Run it, whatever the tensors hold: an error if the runtime cannot."""

@@ -18,6 +18,7 @@ from quantc.executorch.metadata import METHOD, metadata_of
 from quantc.executorch.packages import package, quiet, unwarned
 from quantc.executorch.partitioning import held, reasons
 from quantc.executorch.spelling import spell
+from quantc.executorch.strided import write_blocks
 from quantc.executorch.weight_only import xnnpack_partitioner
 from quantc.program import Program, check_program
 
@@ -42,6 +43,8 @@ def lower(
     given = list(partitioners) if partitioners is not None else [xnnpack_partitioner()]
     own = program.clone()
     spell(own)
+    if partitioners is None:
+        write_blocks(own)
     ranges = size_ranges(own, largest)
     metadata = metadata_of(program, ranges)
     try:

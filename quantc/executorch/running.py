@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and co
 def in_order(x: Tensor) -> Tensor:
     """A tensor that lies in memory as its axes come, with the strides of such: ExecuTorch goes by these also where an axis has
     one place, and torch calls any stride contiguous."""
-    if x.is_contiguous() and x.stride() == _strides(x.shape):
-        return x.detach()
-    return x.detach().clone(memory_format=torch.contiguous_format)
+    if x.stride() != _strides(x.shape):
+        return x.detach().clone(memory_format=torch.contiguous_format)
+    return x.detach() if x.requires_grad else x
 
 
+@lru_cache(maxsize=1024)
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     found = [1]
     for size in reversed(shape[1:]):
@@ -68,20 +70,20 @@ class Running:
             ) from error
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """Flat inputs to flat outputs. What comes out is memory of the caller's own."""
+        """Flat inputs to flat outputs. What comes out is memory of the caller's own: the runtime copies it."""
         plain = [in_order(value) for value in inputs]
         with self._turn:
             if self._method is None:
                 self._method = self._loaded(FORWARD)
             try:
-                made = self._method.execute(plain)
+                made: list[Any] = self._method.execute(plain)
             except RuntimeError as error:
                 raise QuantcError(
                     f"ExecuTorch fails: {_first(error)}",
                     where=self._where,
                     advice="call it with inputs like the example inputs; lowered.delegation() says what runs where",
                 ) from error
-            return [value.clone() if isinstance(value, Tensor) else value for value in made]
+            return made
 
 
 def _first(error: Exception) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from quantc.blocks import Window
 from quantc.onnx.dtypes import INT32
+from quantc.onnx.images import wide_conv
 from quantc.onnx.stored import Stored
 from quantc.onnx.table import Call, Value, writes
 from quantc.qdq import is_dequantize
@@ -81,8 +83,13 @@ def unbatched(call: Call, y: str, was_single: bool) -> str:
 def conv(call: Call) -> Value:
     weight = call.translation.stored(call["w"])
     sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
-    x, was_single = _batched(call, call.tensor("x"), len(sizes))
     bias = () if call["b"] is None else (bias_of(call, call["b"], weight),)
+    if weight is not None and _step(call["x"], weight) is not None:
+        stride, padding, dilation = (pair(call[name], len(sizes)) for name in ("stride", "padding", "dilation"))
+        wide = wide_conv(call, weight, Window(stride, padding, dilation, int(call["groups"])), *bias)
+        if wide is not None:
+            return wide
+    x, was_single = _batched(call, call.tensor("x"), len(sizes))
     w = call.for_float(call["w"]) if _scale_of(call["x"]) is None else call.tensor("w")
     inputs = (x, w, *bias)
     made = call.emit("Conv", *inputs, kernel_shape=sizes, group=int(call["groups"]), **_window(call, len(sizes)))

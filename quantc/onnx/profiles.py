@@ -31,6 +31,9 @@ class Profile:
     before_norm: Literal["Add", "Sum"]
     """How a sum is written that a layer norm reads. ONNX Runtime makes one kernel of Add and norm, which is several times
     slower than the two; a Sum it leaves alone."""
+    images: Literal["wide", "as they are"]
+    """How convolutions of images of three channels are written: with more of them (`quantc.onnx.images`), or with
+    three."""
 
 
 PROFILES: Mapping[str, Profile] = {
@@ -45,6 +48,7 @@ PROFILES: Mapping[str, Profile] = {
             dynamic="integer",
             float_ops="folded",
             before_norm="Sum",
+            images="wide",
         ),
         Profile(
             "openvino",
@@ -55,6 +59,7 @@ PROFILES: Mapping[str, Profile] = {
             dynamic="qdq",
             float_ops="qdq",
             before_norm="Add",
+            images="as they are",
         ),
         Profile(
             "tensorrt",
@@ -65,6 +70,7 @@ PROFILES: Mapping[str, Profile] = {
             dynamic="qdq",
             float_ops="qdq",
             before_norm="Add",
+            images="as they are",
         ),
     )
 }

@@ -87,11 +87,16 @@ def _clipped_before(call: Call, x: str, ends: tuple[int, int], grid: Grid) -> st
 
 @writes(_name("dequantize_per_tensor.default"))
 def dequantize(call: Call) -> Value:
-    """Without a zero point where it is zero: ONNX Runtime 1.31 does not load some models whose int8 ones are written."""
+    return dequantized(call, call.read(call.node.args[0]))
+
+
+def dequantized(call: Call, levels: str) -> str:
+    """Levels brought back to float as a dequantize op does. Without a zero point where it is zero: ONNX Runtime 1.31 does
+    not load some models whose int8 ones are written."""
     grid = Grid.of(call)
     qparams = grid.constants(call)
     is_plain = grid.dtype is torch.int8 and grid.zero_point == 0
-    return call.emit("DequantizeLinear", call.read(call.node.args[0]), *(qparams[:1] if is_plain else qparams))
+    return call.emit("DequantizeLinear", levels, *(qparams[:1] if is_plain else qparams))
 
 
 @writes(_name("quantize_per_channel.default"))
