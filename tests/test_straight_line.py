@@ -15,7 +15,7 @@ from quantc.kernels.linear_sum import LinearSum
 from quantc.kernels.lowered import Lowered
 from quantc.kernels.packed import Form, Kernel
 from quantc.kernels.placing import Choosing
-from quantc.kernels.straight import BINDINGS, _Writing, remembers, straight_line
+from quantc.kernels.straight import BINDINGS, _Writing, straight_line, why_not_repeated
 
 X = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = X.flatten(2)
@@ -204,11 +204,35 @@ class Counter(nn.Module):
         return made
 
 
-def test_what_writes_to_itself_is_told_apart() -> None:
+class Statistics(nn.Module):
+    """Batch norm whose op writes to its statistics, and whose schema does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.norm.running_mean, self.norm.running_var
+        return torch.nn.functional.batch_norm(self.layer(x), mean, var, training=True)
+
+
+class Kept(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_what_must_not_be_called_for_nothing_is_told_apart() -> None:
     x = torch.randn(4, 8)
-    for model, is_so in ((Counter(), True), (nn.Linear(8, 8), False)):
-        program = qc.quantize(model.eval(), (x,), mode="dynamic").program
-        assert remembers(qc.lower(program, "x86").module) is is_so
+    models = {
+        Counter(): "writes to a tensor",
+        Statistics(): "writes to a tensor",
+        nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), Kept()): "3 is code of its own",
+        nn.Linear(8, 8): None,
+    }
+    for model, wanted in models.items():
+        program = qc.capture(model.eval(), (x,), leaf=Kept if wanted and "code" in wanted else ())
+        why = why_not_repeated(qc.lower(qc.quantize(program, None, mode="dynamic").program, "x86").module)
+        assert why is None if wanted is None else wanted in (why or "")
 
 
 @pytest.mark.parametrize("gain", [0.5, 2.0])

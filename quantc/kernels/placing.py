@@ -32,7 +32,7 @@ from quantc.kernels.packed import Kernel
 from quantc.kernels.replayed import Replayed
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.static_conv import settle_summands
-from quantc.kernels.straight import remembers, straight_line
+from quantc.kernels.straight import straight_line, why_not_repeated
 from quantc.kernels.table import HIGHEST, Call, Maker, NoKernelError, Placement, highest_level, kernels_for
 from quantc.kernels.tuning import Times, tune
 from quantc.kernels.whole import fastest, race
@@ -100,7 +100,7 @@ class Running:
 def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     """A program with kernels in the place of ops; the program itself is not changed."""
     made = _on_kernels(program, target, choosing)
-    if not made.others or remembers(made.module):
+    if not made.others or why_not_repeated(made.module) is not None:
         return made
     saved = [replace(choosing, tune=False, saved=choices) for choices in made.others.values()]
     forms = {"measured": made, **{

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from quantc.aliasing import written
+from quantc.dialect import is_opaque
 from quantc.kernels.packed import Form, Kernel
 from quantc.program import attribute
 from quantc.types import tensor_type
@@ -159,11 +161,27 @@ class _Writing:
         return name
 
 
-def remembers(module: fx.GraphModule) -> bool:
-    """Whether a module writes to tensors of its own or of its caller's, so that no two calls are alike."""
-    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
-    targets: list[Any] = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
-    return any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets)
+def why_not_repeated(module: fx.GraphModule) -> str | None:
+    """Why no two calls of a module need be alike, so that it must not be called for nothing; None if all are.
+
+    It writes to tensors of its own or of its caller's; or code of somebody's own is part of it, that may do anything.
+    """
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            if _is_foreign(part, node):
+                return (
+                    f"{node.target if node.op == 'call_module' else node.name} is code of its own, which was kept whole"
+                )
+            if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or written(node, part)):
+                return f"{node.name} writes to a tensor that stays"
+    return None
+
+
+def _is_foreign(owner: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node calls Python that nobody has looked into."""
+    if node.op == "call_module":
+        return not isinstance(attribute(owner, str(node.target)), Kernel | fx.GraphModule)
+    return node.op == "call_function" and not isinstance(node.target, OpOverload) and is_opaque(node)
 
 
 def _nodes_in(values: Any) -> Iterator[fx.Node]:
