@@ -235,6 +235,29 @@ def test_what_must_not_be_called_for_nothing_is_told_apart() -> None:
         assert why is None if wanted is None else wanted in (why or "")
 
 
+class Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.table: Tensor
+        self.register_buffer("table", torch.arange(8.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.layer(x), self.table, self.table[2:], self.table.reshape(2, 4), self.layer(x) + self.table
+
+
+def test_results_that_are_constants_are_the_callers_own() -> None:
+    x = torch.randn(4, 8)
+    lowered = qc.lower(qc.quantize(Constants().eval(), (x,), [x]).program, "x86")
+    with torch.no_grad():
+        wanted = [result.clone() for result in lowered(x)]
+        for _ in range(5):
+            made = lowered(x)
+            assert all(torch.equal(one, other) for one, other in zip(made, wanted, strict=True))
+            for result in made:
+                result.mul_(3)
+
+
 @pytest.mark.parametrize("gain", [0.5, 2.0])
 def test_compiling_stays_where_it_is_faster(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 8)
