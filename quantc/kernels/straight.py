@@ -166,14 +166,13 @@ def why_not_repeated(module: fx.GraphModule) -> str | None:
 
     It writes to tensors of its own or of its caller's; or code of somebody's own is part of it, that may do anything.
     """
-    for part in module.modules():
-        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
-            if _is_foreign(part, node):
-                return (
-                    f"{node.target if node.op == 'call_module' else node.name} is code of its own, which was kept whole"
-                )
-            if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or written(node, part)):
-                return f"{node.name} writes to a tensor that stays"
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    for part, node in [(owner, each) for owner in parts for each in owner.graph.nodes]:
+        if _is_foreign(part, node):
+            called = node.target if node.op == "call_module" else node.name
+            return f"{called} is code of its own, which was kept whole"
+        if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or written(node, part)):
+            return f"{node.name} writes to a tensor that stays"
     return None
 
 
