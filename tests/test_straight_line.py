@@ -235,6 +235,28 @@ def test_what_must_not_be_called_for_nothing_is_told_apart() -> None:
         assert why is None if wanted is None else wanted in (why or "")
 
 
+class AddedTo(nn.Module):
+    """A convolution's result is the second summand, and lies otherwise in memory than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = x + self.conv(x)
+        return total * total.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_call_yields_the_bits_of_the_others(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(2, 8, 6, 6)
+    lowered = qc.lower(qc.quantize(AddedTo().eval(), (x,), [x]).program, "x86")
+    with torch.no_grad():
+        first = lowered(x)
+        assert all(torch.equal(lowered(x), first) for _ in range(4))
+
+
 class Constants(nn.Module):
     def __init__(self) -> None:
         super().__init__()

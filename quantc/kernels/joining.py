@@ -113,7 +113,7 @@ def in_usual_order(program: Program) -> None:
     for _, graph in program.graphs():
         for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
             for source in node.all_input_nodes:
-                if not (_is_image(source) or node.target in BY_MEMORY):
+                if not (is_image(source) or node.target in BY_MEMORY):
                     continue
                 reader, whole = (node, source) if node.target in BY_MEMORY else _below_views(node, source)
                 if whole.op == "call_function" or (whole.op == "call_module" and reader is not node):
@@ -122,7 +122,8 @@ def in_usual_order(program: Program) -> None:
                     reader.replace_input_with(whole, made)
 
 
-def _is_image(node: fx.Node) -> bool:
+def is_image(node: fx.Node) -> bool:
+    """Whether what a node yields can lie channels last."""
     kind = type_of(node)
     return isinstance(kind, TensorType) and kind.rank in CHANNELS_LAST
 

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from quantc.aliasing import written
 from quantc.dialect import is_opaque
+from quantc.kernels.joining import is_image
 from quantc.kernels.packed import Form, Kernel
 from quantc.program import attribute
 from quantc.types import tensor_type
@@ -139,6 +140,8 @@ class _Writing:
         if len(summands) != 2 or len(node.args) != 2 or node.kwargs or not _is_alike(node, *summands):
             return None
         for own, rest in (summands, reversed(summands)):
+            if own is not node.args[0] and is_image(node):
+                continue  # a sum lies in memory as its first summand does, and what adds it up goes by that
             kernel = self.kernels.get(own)
             if kernel is not None and kernel.makes_memory and len(own.users) == 1:
                 return own, rest
