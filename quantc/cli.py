@@ -487,3 +487,7 @@ def _show_log(screen: Screen, program: Program, start: int = 0) -> None:
 
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
+
+
+if __name__ == "__main__":
+    main()

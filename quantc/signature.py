@@ -54,11 +54,16 @@ class Signature:
         names = self.parameters
         if given.num_children != taken.num_children or keywords.context != named.context:
             extra = "".join(f", {key}=" for key in keywords.context or ())
+            advice = "give these and nothing else; from pairs of images and labels take the images"
+            if given.num_children + keywords.num_children == taken.num_children + named.num_children:
+                listed = ", ".join(names[: taken.num_children])
+                by_name = f", and {', '.join(map(str, named.context))} by name" if named.context else ""
+                advice = f"give {listed} by position{by_name}, as it was captured"
             return InputError(
                 f"the call has {given.num_children} positional arguments{extra}, and the model takes "
                 f"{taken.num_children + len(named.context or ())}: {', '.join(names)}",
                 where=f"the inputs are {', '.join(names)}",
-                advice="give these and nothing else; from pairs of images and labels take the images",
+                advice=advice,
             )
         pairs = zip(
             names, (*given.children(), *keywords.children()), (*taken.children(), *named.children()), strict=True
@@ -78,7 +83,7 @@ class Signature:
         derived: list[tuple[Input, int, str, int]] = []
         for item, leaf in zip(self.inputs, leaves, strict=True):
             if item.is_constant:
-                if leaf is not item.constant and leaf != item.constant:
+                if leaf is not item.constant and (isinstance(leaf, torch.Tensor) or leaf != item.constant):
                     raise InputError(
                         f"input {item.name!r} is {leaf!r}, but the program was captured for {item.constant!r}",
                         where=f"input {item.name!r}",

@@ -435,3 +435,10 @@ def test_a_plugins_failure_is_reproduced_in_a_fresh_process(folder: Path) -> Non
     assert "Traceback" not in again.stderr
     assert first.splitlines()[0] == again.stderr.splitlines()[0]
     assert first.splitlines()[0] == "error: pass test-explode failed: RuntimeError: boom"
+
+
+@pytest.mark.parametrize("module", ["quantc", "quantc.cli"])
+def test_python_runs_it_as_a_module(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "bogus"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "No such command" in done.stderr

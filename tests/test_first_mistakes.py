@@ -50,6 +50,29 @@ def test_labels_in_the_batches() -> None:
     assert "TreeSpec" not in str(caught.value)
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: float) -> Tensor:
+        made: Tensor = self.layer(x) * scale
+        return made
+
+
+def test_arguments_by_name_that_were_captured_by_position() -> None:
+    program = qc.capture(Scaled().eval(), (torch.randn(2, 4), 2.0))
+    with pytest.raises(InputError) as caught:
+        program(x=torch.randn(2, 4), scale=2.0)
+    assert "give x, scale by position" in str(caught.value.advice)
+
+
+def test_a_tensor_for_a_number_that_was_fixed() -> None:
+    program = qc.capture(Scaled().eval(), (torch.randn(2, 4), 2.0))
+    with pytest.raises(InputError, match="was captured for 2"):
+        program(torch.randn(2, 4), torch.ones(4))
+
+
 class OfDict(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return batch["x"] @ batch["y"].T

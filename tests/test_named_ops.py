@@ -70,6 +70,20 @@ def test_what_nobody_names_is_float_and_coverage_says_how_to_ask() -> None:
     assert 'config.set_op("matmul", spec) asks for it' in row.reason
 
 
+class Whole(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_what_a_module_kept_whole_reads_is_float_for_that_reason(mode: str) -> None:
+    program = qc.capture(nn.Sequential(nn.Linear(8, 8), Whole()).eval(), (torch.randn(2, 8),), leaf=Whole)
+    config = qc.QuantConfig() if mode == "static" else qc.QuantConfig().set_all(X86.modes["dynamic"])
+    row = qc.prepare(program, "x86", config=config, allow_empty=True).coverage().row("linear")
+    assert row is not None
+    assert "_1 is kept whole, and nothing is known of it" in row.reason
+
+
 def test_the_smallest_change_is_to_name_it_and_it_helps() -> None:
     program = prepared(Products())
     explanation = program.explain("matmul")

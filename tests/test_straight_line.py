@@ -15,7 +15,7 @@ from quantc.kernels.linear_sum import LinearSum
 from quantc.kernels.lowered import Lowered
 from quantc.kernels.packed import Form, Kernel
 from quantc.kernels.placing import Choosing
-from quantc.kernels.straight import BINDINGS, _Writing, remembers, straight_line
+from quantc.kernels.straight import BINDINGS, _Writing, straight_line, why_not_repeated
 
 X = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = X.flatten(2)
@@ -204,11 +204,80 @@ class Counter(nn.Module):
         return made
 
 
-def test_what_writes_to_itself_is_told_apart() -> None:
+class Statistics(nn.Module):
+    """Batch norm whose op writes to its statistics, and whose schema does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.norm.running_mean, self.norm.running_var
+        return torch.nn.functional.batch_norm(self.layer(x), mean, var, training=True)
+
+
+class Kept(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_what_must_not_be_called_for_nothing_is_told_apart() -> None:
     x = torch.randn(4, 8)
-    for model, is_so in ((Counter(), True), (nn.Linear(8, 8), False)):
-        program = qc.quantize(model.eval(), (x,), mode="dynamic").program
-        assert remembers(qc.lower(program, "x86").module) is is_so
+    models = {
+        Counter(): "writes to a tensor",
+        Statistics(): "writes to a tensor",
+        nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), Kept()): "3 is code of its own",
+        nn.Linear(8, 8): None,
+    }
+    for model, wanted in models.items():
+        program = qc.capture(model.eval(), (x,), leaf=Kept if wanted and "code" in wanted else ())
+        why = why_not_repeated(qc.lower(qc.quantize(program, None, mode="dynamic").program, "x86").module)
+        assert why is None if wanted is None else wanted in (why or "")
+
+
+class AddedTo(nn.Module):
+    """A convolution's result is the second summand, and lies otherwise in memory than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = x + self.conv(x)
+        return total * total.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_call_yields_the_bits_of_the_others(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(2, 8, 6, 6)
+    lowered = qc.lower(qc.quantize(AddedTo().eval(), (x,), [x]).program, "x86")
+    with torch.no_grad():
+        first = lowered(x)
+        assert all(torch.equal(lowered(x), first) for _ in range(4))
+
+
+class Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.table: Tensor
+        self.register_buffer("table", torch.arange(8.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.layer(x), self.table, self.table[2:], self.table.reshape(2, 4), self.layer(x) + self.table
+
+
+def test_results_that_are_constants_are_the_callers_own() -> None:
+    x = torch.randn(4, 8)
+    lowered = qc.lower(qc.quantize(Constants().eval(), (x,), [x]).program, "x86")
+    with torch.no_grad():
+        wanted = [result.clone() for result in lowered(x)]
+        for _ in range(5):
+            made = lowered(x)
+            assert all(torch.equal(one, other) for one, other in zip(made, wanted, strict=True))
+            for result in made:
+                result.mul_(3)
 
 
 @pytest.mark.parametrize("gain", [0.5, 2.0])

@@ -106,6 +106,8 @@ class Reasons:
         if found is None:
             return None
         refusal, trial = found
+        if trial.fits_unnamed(node, Timing.DYNAMIC):
+            return None
         text = f"{op_name(node)} on {trial.backend.name}: {refusal.reason}"
         if refusal.rule.dynamic is Offer.NO:
             text = f"{op_name(node)} has no dynamic form on {trial.backend.name}, which the config asks for"
@@ -120,7 +122,7 @@ class Reasons:
         if found is None:
             return None
         refusal, trial = found
-        if trial.fits_unnamed(node):
+        if trial.fits_unnamed(node, Timing.STATIC):
             return None
         asking = f'config.set_op("{op_name(node)}", spec) asks for it'
         text = f"{op_name(node)} on {trial.backend.name}: {refusal.reason}; {asking}"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from quantc.annotator import QUANTIZABLE, Annotator
-from quantc.formats import Offer, Role
+from quantc.formats import Offer, Role, Timing
 from quantc.patterns.causes import Cause, Said, UnknownType, WrittenTo, WrongOperand, WrongType
 from quantc.patterns.explain import Explanation, best_refusal, explain_among
 from quantc.patterns.leaves import LeafKind
@@ -77,11 +77,13 @@ class Trial:
         found = [best_refusal(rule, node, self.matches, free) for rule in rules]
         return sorted(found, key=_nearness, reverse=True)
 
-    def fits_unnamed(self, node: fx.Node) -> bool:
+    def fits_unnamed(self, node: fx.Node, timing: Timing) -> bool:
         """Whether a rule that need not be named is kept from a node by what is unknown of it or written to it alone."""
         nearest = self.refusal(node)
         is_kept = nearest is not None and isinstance(nearest.cause, UnknownType | WrittenTo)
-        return nearest is not None and is_kept and nearest.rule.static is Offer.YES
+        if nearest is None or not is_kept:
+            return False
+        return (nearest.rule.dynamic if timing is Timing.DYNAMIC else nearest.rule.static) is Offer.YES
 
     def follower(self, node: fx.Node) -> Match | None:
         """The match that would hand on what a node is given, if it were given it quantized."""

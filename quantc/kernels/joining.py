@@ -109,16 +109,30 @@ BY_MEMORY: tuple[Any, ...] = (torch.ops.aten.as_strided.default,)
 
 def in_usual_order(program: Program) -> None:
     """Give the caller, and ops that look at the memory itself, what they would have been given without kernels: tensors
-    in order. Kernels leave images channels last, and ATen's ops hand that on."""
+    in order, and views of such. Kernels leave images channels last, and ATen's ops hand that on."""
     for _, graph in program.graphs():
         for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
             for source in node.all_input_nodes:
-                kind = type_of(source)
-                is_image = isinstance(kind, TensorType) and kind.rank in CHANNELS_LAST
-                if source.op == "call_function" and (is_image or node.target in BY_MEMORY):
+                if not (is_image(source) or node.target in BY_MEMORY):
+                    continue
+                reader, whole = (node, source) if node.target in BY_MEMORY else _below_views(node, source)
+                if whole.op == "call_function" or (whole.op == "call_module" and reader is not node):
                     target = torch.ops.aten.contiguous.default
-                    made = program.emit(target, (source,), before=node, like=source, value=kind)
-                    node.replace_input_with(source, made)
+                    made = program.emit(target, (whole,), before=reader, like=whole, value=type_of(whole))
+                    reader.replace_input_with(whole, made)
+
+
+def is_image(node: fx.Node) -> bool:
+    """Whether what a node yields can lie channels last."""
+    kind = type_of(node)
+    return isinstance(kind, TensorType) and kind.rank in CHANNELS_LAST
+
+
+def _below_views(reader: fx.Node, source: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The tensor that a result is a view of, and who reads it there: the result itself where it is none."""
+    while isinstance(source.target, OpOverload) and source.target.is_view and isinstance(source.args[0], fx.Node):
+        reader, source = source, source.args[0]
+    return reader, source
 
 
 CHANNELS_LAST = (4, 5)

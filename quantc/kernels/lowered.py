@@ -22,7 +22,7 @@ from quantc.kernels.memory import Memory, memory_of
 from quantc.kernels.one_op import RUN_LOWERED, portable_module, registered
 from quantc.kernels.placing import Choosing, Placed, on_kernels
 from quantc.kernels.replayed import Replayed
-from quantc.kernels.straight import remembers, straight_line
+from quantc.kernels.straight import straight_line, why_not_repeated
 from quantc.kernels.table import kernels_for
 from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
 from quantc.kernels.whole import fastest, race
@@ -66,6 +66,7 @@ class Lowered(nn.Module):
         self._run: Callable[..., Sequence[Any]] = compiled(program, self.module) if compile else self.module.forward
         self._line: Callable[..., Sequence[Any]] | None = None
         """The same as one function, once kernels are packed."""
+        self._why_not_recorded = ""
         self._holdings = Holdings(program, self.module)
         self._settling = threading.Lock()
         self._digest = _digest(program)
@@ -119,7 +120,7 @@ class Lowered(nn.Module):
         return made[0] if self._yields_one else pytree.tree_unflatten(list(made), self._program.signature.out_spec)
 
     def _checked_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shapes = tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in args)
+        shapes = tuple((x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) else None for x in args)
         leaves: Sequence[Any] = args
         signature = self._program.signature
         if kwargs or shapes not in self._checked:
@@ -167,7 +168,8 @@ class Lowered(nn.Module):
                 return
             self._holdings.release()
             line: Callable[..., Sequence[Any]] = straight_line(self.module)
-            if not remembers(self.module):  # or it could not be called for nothing
+            self._why_not_recorded = why_not_repeated(self.module) or ""
+            if not self._why_not_recorded:  # or it could not be called for nothing
                 line = Replayed(line, self._watched, self._check_numbers)
             elif self.is_compiled:
                 line = self._run
@@ -300,7 +302,7 @@ class Lowered(nn.Module):
             "compiled": self.is_compiled,
             "compiled_gain": self.gain,
             "recorded": self._line.count if isinstance(self._line, Replayed) else 0,
-            "not_recorded": self._line.why_not if isinstance(self._line, Replayed) else "",
+            "not_recorded": self._line.why_not if isinstance(self._line, Replayed) else self._why_not_recorded,
             "memory": self.memory().to_data(),
             "ops": [asdict(row) for row in self.placed],
         }
@@ -313,6 +315,8 @@ class Lowered(nn.Module):
         more = [f"  … and {len(self.placed) - MOST_ROWS} more"] if len(self.placed) > MOST_ROWS else []
         table = plain_rows(("node", "op", "runs on", "why"), rows) if rows else []
         runs = [f"  {self._line}"] if isinstance(self._line, Replayed) else []
+        if self._why_not_recorded and not self.is_compiled:
+            runs = [f"  runs: called from Python, since {self._why_not_recorded}"]
         return "\n".join([self.headline, f"  {self.memory()}", *runs, *table, *more])
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from quantc.constants import forget_unread
+from quantc.dialect import may_alias
 from quantc.integer.library import op_of
 from quantc.kernels.attention import fuse_attention
 from quantc.kernels.choosing import Choice, by_table
@@ -32,7 +33,7 @@ from quantc.kernels.packed import Kernel
 from quantc.kernels.replayed import Replayed
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.static_conv import settle_summands
-from quantc.kernels.straight import remembers, straight_line
+from quantc.kernels.straight import straight_line, why_not_repeated
 from quantc.kernels.table import HIGHEST, Call, Maker, NoKernelError, Placement, highest_level, kernels_for
 from quantc.kernels.tuning import Times, tune
 from quantc.kernels.whole import fastest, race
@@ -100,7 +101,7 @@ class Running:
 def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     """A program with kernels in the place of ops; the program itself is not changed."""
     made = _on_kernels(program, target, choosing)
-    if not made.others or remembers(made.module):
+    if not made.others or why_not_repeated(made.module) is not None:
         return made
     saved = [replace(choosing, tune=False, saved=choices) for choices in made.others.values()]
     forms = {"measured": made, **{
@@ -204,9 +205,31 @@ def _on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     settle_summands(draft)
     settle_float_summands(draft)
     _set_apart(draft)
+    _copy_returned_constants(draft)
     forget_unread(draft)
     others = _of_whole(by_table, taken) if is_tuned else {}
     return Running(_flat(draft.module), tuple(placed.values()), taken, others)
+
+
+def _copy_returned_constants(draft: Program) -> None:
+    """Have results be memory of the caller's own where they would be constants, or parts of them: whoever then writes to a
+    result would change what later calls compute. What a program writes to itself stays shared, as it is in the model."""
+    if why_not_repeated(draft.module) is not None:
+        return
+    (output,) = draft.graph.find_nodes(op="output")
+    constants: set[fx.Node] = set()
+    for node in draft.graph.nodes:
+        is_part = (
+            node.op == "call_function" and may_alias(node.target) and not constants.isdisjoint(node.all_input_nodes)
+        )
+        if is_part or node.op == "get_attr":
+            constants.add(node)
+    for node in [node for node in output.all_input_nodes if node in constants]:
+        with draft.graph.inserting_before(output):
+            copied = draft.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copied.meta = dict(node.meta)
+        output.replace_input_with(node, copied)
+    draft.touch()
 
 
 def _set_apart(draft: Program) -> None:

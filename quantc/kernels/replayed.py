@@ -22,7 +22,9 @@ from quantc.kernels.tape import Constant, Given, Held, Made, NoTapeError, Operan
 
 C: Any = torch._C
 MOST = 16
-"""How many shapes are recorded. Others run as they are, in Python."""
+"""How many shapes are recorded, or tried to be. Others run as they are, in Python."""
+MOST_MET = 256
+"""How many shapes that were met once are remembered. The one that was met first is forgotten first."""
 SETTINGS: dict[Any, Any] = {
     torch.contiguous_format: 0,
     torch.preserve_format: 1,
@@ -47,8 +49,10 @@ class Replayed:
         self.watched, self.alarm = tuple(watched), alarm
         self.why_not = ""
         """Why the last recording was given up; empty if none was."""
-        self._known: dict[Hashable, Run | None] = {}
-        """Recordings by what the inputs look like; None where one meeting was all, or the recording was given up."""
+        self._known: dict[Hashable, Run] = {}
+        """Recordings by what the inputs look like."""
+        self._met: dict[Hashable, None] = {}
+        """Looks that were met once."""
         self._given_up: set[Hashable] = set()
         self._recording = threading.Lock()
 
@@ -61,7 +65,9 @@ class Replayed:
         if self.alarm is not None and self.watched:
             self.alarm(leaves)
         look = look_of(leaves)
-        if look is not None and is_usual():
+        if look is None:
+            self.why_not = "inputs are more than plain tensors"
+        elif is_usual():
             self._meet(look, leaves)
         return self.line(*leaves)
 
@@ -74,7 +80,7 @@ class Replayed:
     @property
     def count(self) -> int:
         """How many shapes are recorded."""
-        return sum(found is not None for found in self._known.values())
+        return len(self._known)
 
     def __str__(self) -> str:
         if self.count:
@@ -84,20 +90,25 @@ class Replayed:
 
     def _meet(self, look: Hashable, leaves: Sequence[Tensor]) -> None:
         """Remember a look, and record it when it is met again."""
-        if look in self._given_up or (look not in self._known and len(self._known) >= MOST):
-            return
-        if look not in self._known:
-            self._known[look] = None
+        if look in self._given_up or len(self._known) + len(self._given_up) >= MOST:
             return
         if not self._recording.acquire(blocking=False):
             return  # another thread is at it
         try:
-            self._known[look] = self._recorded(leaves)
+            if look not in self._met:
+                self._remember(look)
+            elif look not in self._known:
+                self._known[look] = self._recorded(leaves)
         except NoTapeError as error:
             self.why_not = str(error)
             self._given_up.add(look)
         finally:
             self._recording.release()
+
+    def _remember(self, look: Hashable) -> None:
+        self._met[look] = None
+        if len(self._met) > MOST_MET:
+            del self._met[next(iter(self._met))]
 
     def _recorded(self, leaves: Sequence[Tensor]) -> Run:
         line, watched = self.line, self.watched
@@ -135,7 +146,7 @@ def _with_own_errors(run: Run, line: Run) -> Run:
 def look_of(leaves: Sequence[Any]) -> Hashable:
     """What the ops of a call depend on, numbers aside; None if there is more than plain tensors."""
     for leaf in leaves:
-        if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:
+        if (type(leaf) is not Tensor and type(leaf) is not nn.Parameter) or leaf.layout is not torch.strided:
             return None
     return tuple([(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves])
 
@@ -157,7 +168,7 @@ def replay(line: Run, leaves: Sequence[Tensor]) -> Run:
 
 
 def _replay(line: Run, leaves: Sequence[Tensor]) -> Run:
-    tape, _ = taped(line, leaves)
+    tape, _ = taped(line, [_copied(leaf) for leaf in leaves])  # a caller may give one tensor twice
     others = [_turned(leaf) for leaf in leaves]
     second, wanted = taped(line, others)
     if not tape.is_like(second):
@@ -168,14 +179,20 @@ def _replay(line: Run, leaves: Sequence[Tensor]) -> Run:
     return made
 
 
+def _copied(leaf: Tensor) -> Tensor:
+    """The same numbers elsewhere, lying in memory as they do."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return leaf.as_strided((extent,), (1,)).clone().as_strided(leaf.shape, leaf.stride())
+
+
 def _turned(leaf: Tensor) -> Tensor:
-    """The same numbers in another order, lying in memory as they do. What is not float may be a place in another tensor, or
-    a length, and stays."""
+    """The same numbers elsewhere in another order, lying in memory as they do. What is not float may be a place in another
+    tensor, or a length, and stays in order."""
+    turned = _copied(leaf)
     if not leaf.is_floating_point():
-        return leaf
+        return turned
     if torch._debug_has_internal_overlap(leaf):  # pyright: ignore[reportPrivateImportUsage]
         raise NoTapeError("elements of an input share their memory")
-    turned = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
     return turned.copy_(leaf.flip(list(range(leaf.dim()))))
 
 

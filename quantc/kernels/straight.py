@@ -16,6 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from quantc.aliasing import written
+from quantc.dialect import is_opaque
+from quantc.kernels.joining import is_image
 from quantc.kernels.packed import Form, Kernel
 from quantc.program import attribute
 from quantc.types import tensor_type
@@ -137,6 +140,8 @@ class _Writing:
         if len(summands) != 2 or len(node.args) != 2 or node.kwargs or not _is_alike(node, *summands):
             return None
         for own, rest in (summands, reversed(summands)):
+            if own is not node.args[0] and is_image(node):
+                continue  # a sum lies in memory as its first summand does, and what adds it up goes by that
             kernel = self.kernels.get(own)
             if kernel is not None and kernel.makes_memory and len(own.users) == 1:
                 return own, rest
@@ -159,11 +164,38 @@ class _Writing:
         return name
 
 
-def remembers(module: fx.GraphModule) -> bool:
-    """Whether a module writes to tensors of its own or of its caller's, so that no two calls are alike."""
-    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
-    targets: list[Any] = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
-    return any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets)
+def why_not_repeated(module: fx.GraphModule) -> str | None:
+    """Why no two calls of a module need be alike, so that it must not be called for nothing; None if all are.
+
+    It writes to tensors of its own or of its caller's; or code of somebody's own is part of it, that may do anything.
+    """
+    for part, node in _nodes_of_all(module):
+        if _is_foreign(part, node):
+            called = node.target if node.op == "call_module" else node.name
+            return f"{called} is code of its own, which was kept whole"
+    return why_it_writes(module)
+
+
+def why_it_writes(module: fx.GraphModule) -> str | None:
+    """What a module of known ops writes to that stays when it has run; None if there is nothing."""
+    for part, node in _nodes_of_all(module):
+        if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or written(node, part)):
+            return f"{node.name} writes to a tensor that stays"
+    return None
+
+
+def _nodes_of_all(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
+    """The nodes of a module and of its branches, each with whose it is."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from ((part, node) for node in part.graph.nodes)
+
+
+def _is_foreign(owner: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node calls Python that nobody has looked into."""
+    if node.op == "call_module":
+        return not isinstance(attribute(owner, str(node.target)), Kernel | fx.GraphModule)
+    return node.op == "call_function" and not isinstance(node.target, OpOverload) and is_opaque(node)
 
 
 def _nodes_in(values: Any) -> Iterator[fx.Node]:

@@ -101,7 +101,8 @@ def identity(value: Any) -> int:
 
 
 def taped(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[Tape, Sequence[Tensor]]:
-    """The tape of a function on inputs of these shapes, and what it made of these."""
+    """The tape of a function on inputs of these shapes, and what it made of these. No two may be the same tensor: nobody could
+    tell which of them an op was given."""
     recorder = _Recorder(leaves)
     with recorder:
         made = run(*leaves)
@@ -111,8 +112,19 @@ def taped(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[
     return Tape(len(leaves), tuple(recorder.steps), tuple(recorder.held), results), made
 
 
+def _has_open_size(func: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether the size of what an op makes depends on numbers. Of places in a tensor it is known; of a mask it is not."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    return func is not ATEN.index.Tensor or any(
+        places is not None and places.dtype in (torch.bool, torch.uint8) for places in args[1]
+    )
+
+
 class _Recorder(TorchDispatchMode):
     """Runs ops as they come, and writes them down."""
+
+    supports_higher_order_operators = True  # branches and loops come here too, and are refused
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,16 +138,17 @@ class _Recorder(TorchDispatchMode):
         """A tensor on a piece of memory, by the address of the latter."""
         for index, leaf in enumerate(leaves):
             self._note(leaf, Given(index))
-        self.given = frozenset(self.owners)
-        if len(self.given) != len(leaves):
-            raise NoTapeError("two inputs lie in the same memory, which others need not")
+        self.given = set(self.owners)
+        """The memory of inputs. Others may lie elsewhere in theirs."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
             raise NoTapeError(f"{func} is no op of tensors")
+        if _has_open_size(func, args):
+            raise NoTapeError(f"the size of what {func} makes depends on numbers")
         op, operands = self._call(func, args, kwargs)
-        made = func(*args, **kwargs)
+        made = self._run(func, args, kwargs)
         returns = func._schema.returns
         results = [made] if len(returns) == 1 else list(made or ())
         lengths = tuple(len(result) if isinstance(result, list | tuple) else None for result in results)
@@ -147,6 +160,18 @@ class _Recorder(TorchDispatchMode):
                     self._made(func, part, Made(step, place, item))
             elif result is not None:
                 self._made(func, result, Made(step, place))
+        return made
+
+    @staticmethod
+    def _run(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an op; one that draws numbers at random is not on a tape, and the generator is left as if it had not."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        before = torch.get_rng_state()
+        made = func(*args, **kwargs)
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise NoTapeError(f"{func} draws numbers at random")
         return made
 
     def _made(self, func: OpOverload, value: Any, operand: Made) -> None:
@@ -172,6 +197,8 @@ class _Recorder(TorchDispatchMode):
 
     def _flat(self, memory: Any) -> Operand:
         """All of a piece of memory as one row of elements: torch takes no other as memory."""
+        if memory._cdata in self.given:
+            raise NoTapeError("a tensor is put on the memory of an input")
         owner = self.owners.get(memory._cdata)
         tensor = None if owner is None else owner()
         if tensor is None:
@@ -200,7 +227,5 @@ class _Recorder(TorchDispatchMode):
             place = self.places[identity(value)] = Held(len(self.held))
             self.held.append(value)
             if isinstance(value, Tensor):
-                if value.layout is torch.strided and value.untyped_storage()._cdata in self.given:
-                    raise NoTapeError("an input lies in the memory of a weight, which others need not")
                 self._note(value, place)
         return place

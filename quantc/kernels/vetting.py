@@ -57,11 +57,17 @@ def check_gradients(leaves: Sequence[Any], signature: Signature) -> None:
 
 
 def check_device(leaves: Sequence[Any], signature: Signature) -> None:
-    """Refuse tensors that are not in the memory of the processor."""
+    """Refuse tensors that are not in the memory of the processor, element by element."""
     for item, leaf in zip(signature.inputs, leaves, strict=True):
         if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
             raise InputError(
                 f"input {item.name!r} is on {leaf.device}, and the kernels run on the CPU",
                 where=f"input {item.name!r}",
                 advice="give x.cpu()",
+            )
+        if isinstance(leaf, Tensor) and leaf.layout is not torch.strided:
+            raise InputError(
+                f"input {item.name!r} has the layout {leaf.layout}, which kernels do not read",
+                where=f"input {item.name!r}",
+                advice="give x.to_dense()",
             )

@@ -13,7 +13,7 @@ from quantc.kernels.linear_sum import settle_float_summands
 from quantc.kernels.packed import Kernel
 from quantc.kernels.replayed import Replayed
 from quantc.kernels.static_conv import settle_summands
-from quantc.kernels.straight import remembers, straight_line
+from quantc.kernels.straight import straight_line, why_it_writes
 from quantc.program import Program, Stage
 from quantc.signature import Input, Signature
 from quantc.types import type_of_value
@@ -42,7 +42,7 @@ def line_of(path: Sequence[Step], inputs: Sequence[Tensor], wanted: Sequence[int
     settle_summands(program)
     settle_float_summands(program)
     line = straight_line(module)
-    return (line if remembers(module) else Replayed(line)), results
+    return (Replayed(line) if why_it_writes(module) is None else line), results
 
 
 class _Typed(fx.Interpreter):
