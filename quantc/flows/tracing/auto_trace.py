@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
-from quantc.flows.tracing.call_sites import BOUNDARIES, Link, place_of_call
+from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved, put_off
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
@@ -292,6 +292,7 @@ def _refuse_gradients(args: Any, kwargs: Any) -> None:
 
 
 BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start))
+SKIPPED.add(id(Interception.__torch_function__.__code__))
 
 
 def add_auto_observation(

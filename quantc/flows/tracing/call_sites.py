@@ -17,10 +17,9 @@ FIRST_CHILD = -3
 BOUNDARIES: set[int] = set()
 """The code, by id, of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
 
-SKIPPED: frozenset[int] = frozenset(
-    id(function.__code__) for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)
-)
-"""The code, by id, through which a module calls its `forward` if it has hooks."""
+SKIPPED: set[int] = {id(function.__code__) for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)}
+"""The code, by id, that is no place of the model's: through which a module calls its `forward` if it has hooks, and which
+intercepts functions."""
 
 
 @dataclass(slots=True)

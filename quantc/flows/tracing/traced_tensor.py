@@ -284,7 +284,11 @@ def is_query(func: Any) -> bool:
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a query about a traced tensor comes to: it looks like float32 in memory order."""
+    """What a query about a tensor comes to: a traced one looks like float32 in memory order, unless it was written over."""
+    traced = args[0] if args else None
+    if type(traced) is not Traced:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
     if name == "__get__":
         name = func.__self__.__name__
@@ -292,7 +296,8 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if name == "dtype":
-        return torch.float32
+        is_plain = traced.plain is not None and traced.levels is None and traced.waiting is None
+        return traced.plain.dtype if is_plain and traced.plain is not None else torch.float32
     if name == "device":
         return CPU
     if name == "requires_grad":
