@@ -16,6 +16,7 @@ TOP = {
     "api",
     "batches",
     "bench",
+    "__main__",
     "cli",
     "engines",
     "executorch",

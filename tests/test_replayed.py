@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import quantc as qc
 from quantc.kernels.lowered import Lowered
@@ -96,7 +97,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a count": (lambda x: [x * torch.nonzero(x > 0).shape[0]], "depends on numbers"),
     "a mask": (lambda x: [x * x[x > 0].shape[0]], "depends on numbers"),
     "memory of an input": (on_memory_of_an_input, "on the memory of an input"),
-    "branches": (lambda x: [torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))], "cond is no op of tensors"),
     "no tensor": (lambda x: [x, 3], "other things than tensors"),
     "an error": (lambda x: [x @ x], "RuntimeError: "),
 }
@@ -414,6 +414,28 @@ def test_other_layouts_are_refused(times: int) -> None:
         lowered(x)
     with pytest.raises(qc.errors.InputError, match="layout torch"):
         lowered(x.to_sparse())
+
+
+class Roads(nn.Module):
+    """Two ways, by numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, self.left, self.right, (x,))
+
+
+def test_branches_are_not_recorded_and_leave_torch_as_it_was() -> None:
+    x = numbers(4, 8)
+    lowered = qc.lower(qc.quantize(Roads().eval(), (x,), [(x,), (-x,)]).program, "x86")
+    wanted = [lowered(x), lowered(-x)]
+    for _ in range(3):
+        assert [torch.equal(lowered(y), one) for y, one in zip((x, -x), wanted, strict=True)] == [True, True]
+    assert not isinstance(lowered._line, Replayed)
+    assert "looks at numbers" in str(lowered)
+    make_fx(lambda y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)))(x)
 
 
 def test_it_says_how_it_runs() -> None:

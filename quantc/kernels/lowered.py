@@ -22,7 +22,7 @@ from quantc.kernels.memory import Memory, memory_of
 from quantc.kernels.one_op import RUN_LOWERED, portable_module, registered
 from quantc.kernels.placing import Choosing, Placed, on_kernels
 from quantc.kernels.replayed import Replayed
-from quantc.kernels.straight import straight_line, why_not_repeated
+from quantc.kernels.straight import straight_line, why_not_recorded, why_not_repeated
 from quantc.kernels.table import kernels_for
 from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
 from quantc.kernels.whole import fastest, race
@@ -168,12 +168,12 @@ class Lowered(nn.Module):
                 return
             self._holdings.release()
             line: Callable[..., Sequence[Any]] = straight_line(self.module)
-            self._why_not_recorded = why_not_repeated(self.module) or ""
-            if not self._why_not_recorded:  # or it could not be called for nothing
+            self._why_not_recorded = why_not_recorded(self.module) or ""
+            if not self._why_not_recorded:
                 line = Replayed(line, self._watched, self._check_numbers)
+            if self.is_compiled and why_not_repeated(self.module) is not None:
+                line = self._run  # it cannot be called for nothing
             elif self.is_compiled:
-                line = self._run
-            if self.is_compiled and line is not self._run:
                 times = race({"plain": line, "compiled": self._run}, leaves)
                 self.gain = times["plain"] / times["compiled"]
                 line = line if fastest(times) == "plain" else self._run

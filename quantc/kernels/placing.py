@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -33,7 +33,7 @@ from quantc.kernels.packed import Kernel
 from quantc.kernels.replayed import Replayed
 from quantc.kernels.saturation import warn_of_saturation
 from quantc.kernels.static_conv import settle_summands
-from quantc.kernels.straight import straight_line, why_not_repeated
+from quantc.kernels.straight import straight_line, why_not_recorded, why_not_repeated
 from quantc.kernels.table import HIGHEST, Call, Maker, NoKernelError, Placement, highest_level, kernels_for
 from quantc.kernels.tuning import Times, tune
 from quantc.kernels.whole import fastest, race
@@ -141,6 +141,12 @@ def _times_of_wholes(forms: Mapping[str, Running], inputs: Sequence[Any]) -> dic
             times.put(keys[name], found)
         times.write()
     return {name: times.get(key) or 0.0 for name, key in keys.items()}
+
+
+def _running(module: fx.GraphModule) -> Callable[..., Any]:
+    """A module as it will run."""
+    line = straight_line(module)
+    return Replayed(line) if why_not_recorded(module) is None else line
 
 
 def _inputs(program: Program, choosing: Choosing) -> Sequence[Any]:

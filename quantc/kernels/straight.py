@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from quantc.aliasing import written
 from quantc.dialect import is_opaque
@@ -174,6 +174,18 @@ def why_not_repeated(module: fx.GraphModule) -> str | None:
             called = node.target if node.op == "call_module" else node.name
             return f"{called} is code of its own, which was kept whole"
     return why_it_writes(module)
+
+
+def why_not_recorded(module: fx.GraphModule) -> str | None:
+    """Why the ops of one call are not those of all, as far as the module shows; None if they may be.
+
+    Branches and loops look at numbers. They must not even be tried: torch compiles them as they are called, and what is broken
+    off there leaves torch.cond of other programs broken, too.
+    """
+    for _, node in _nodes_of_all(module):
+        if isinstance(node.target, HigherOrderOperator):
+            return f"{node.name} looks at numbers"
+    return why_not_repeated(module)
 
 
 def why_it_writes(module: fx.GraphModule) -> str | None:
