@@ -218,7 +218,7 @@ def spelled(op: OpOverload) -> Any:
 def test_every_op_of_torch_that_quantizes_is_spelled_out() -> None:
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("quantized_decomposed::")]
     short = {name.removeprefix("quantized_decomposed::") for name in names}
-    known = [name for name in short if not name.endswith(".out")]  # which ExecuTorch adds, if anybody imports it
+    known = [name for name in short if not name.endswith("out")]  # which ExecuTorch adds, if anybody imports it
     wanted = [name for name in known if "quantize_per_" in name or name.startswith("choose_qparams")]
     own = {f"quantc.{name}.default" for name in ("choose_qparams", "quantize_float", "dequantize_float")}
     assert {name if "." in name else f"{name}.default" for name in wanted} | own == set(SPELLED)
