@@ -1,7 +1,7 @@
 """A program as XNNPACK's partitioner knows it. The numbers stay; the delegate looks for ops by their names.
 
 It fuses `hardtanh`, and not `clamp`, into what comes before; it finds scales row by row itself, where it sees torch's op for
-that; of views it knows `reshape`; it computes on int8, not uint8; and it clips at the ends of int8, whatever a quantize op says.
+that; of views it knows `reshape`, of parts `slice`, of products `bmm`; it computes on int8, not uint8; and it clips at the ends of int8, whatever a quantize op says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch import fx
 from quantc import run_time
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op, op_name
+from quantc.executorch.cutting import is_cut, sliced
 from quantc.executorch.recurrent import STEPS, looped
+from quantc.executorch.stacks import delay_reshapes, has_number, is_stack_product, stacked, with_tensor
 from quantc.executorch.weights import (
     CONVOLUTIONS,
     by_rows,
@@ -49,6 +51,7 @@ def spell(program: Program) -> None:
             for is_meant, respelled in SPELLINGS:
                 if node.op == "call_function" and is_meant(node):
                     respelled(program, node)
+    delay_reshapes(program)
     program.touch()
 
 
@@ -252,6 +255,9 @@ def _looped(program: Program, node: fx.Node) -> None:
 
 SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], None]], ...] = (
     (_is_clamp, _hardtanh),
+    (is_cut, sliced),
+    (is_stack_product, stacked),
+    (has_number, with_tensor),
     (_is_view, _reshaped),
     (_is_copy_of_levels, _left_out),
     (_is_transposed, _moved),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
@@ -11,7 +10,7 @@ from torch import Tensor, fx
 from quantc.blocks import ORDER, Window, blocks_of, parted
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op
-from quantc.executorch.partitioning import give_name
+from quantc.executorch.moving import Mover, known
 from quantc.program import Program
 from quantc.qdq import is_dequantize
 from quantc.types import TensorType, tensor_type
@@ -46,18 +45,17 @@ def _over_blocks(program: Program, node: fx.Node) -> None:
     if blocks is None or image is None:
         return
     apart, whole = parted(image)
-    mover = _Mover(program, node, x.args[1:])
-    made = mover.move(x, aten.reshape.default, _known(apart), apart)
-    made = mover.move(made, aten.permute_copy.default, list(ORDER), [apart[axis] for axis in ORDER])
-    made = mover.move(made, aten.reshape.default, _known(whole), whole)
+    mover = Mover(program, node)
+    made = mover.move(x, aten.reshape.default, (known(apart),), _of(apart))
+    made = mover.move(made, aten.permute_copy.default, (list(ORDER),), _of([apart[axis] for axis in ORDER]))
+    made = mover.move(made, aten.reshape.default, (known(whole),), _of(whole))
     sides = [end for axis in (1, 0) for end in (blocks.begin[axis], blocks.end[axis])]
     if any(sides):
         sizes = zip(whole[2:], blocks.begin, blocks.end, strict=True)
         padded = [*whole[:2], *(int(size) + begin + end for size, begin, end in sizes)]
-        made = mover.emit(aten.constant_pad_nd.default, (made, sides, 0.0), TensorType(torch.float32, tuple(padded)))
+        made = mover.emit(aten.constant_pad_nd.default, (made, sides, 0.0), _of(padded))
     own = program.constant(f"{weight.args[0].target}_blocks", blocks.weight, before=node)
-    kind = TensorType(torch.float32, tuple(blocks.weight.shape))
-    filters = mover.emit(weight.target, (own, *weight.args[1:]), kind)
+    filters = mover.emit(weight.target, (own, *weight.args[1:]), _of(blocks.weight.shape))
     node.args, node.kwargs = (made, filters, bias, [1, 1], [0, 0], [1, 1], 1), {}
 
 
@@ -72,28 +70,5 @@ def _plain_levels(program: Program, weight: fx.Node) -> Tensor | None:
     return None if has_offsets or not isinstance(source, fx.Node) else program.tensor(source)
 
 
-def _known(shape: list[int | str]) -> list[int]:
-    """Sizes for a reshape, which finds the one that varies."""
-    return [size if isinstance(size, int) else -1 for size in shape]
-
-
-@dataclass(frozen=True, eq=False)
-class _Mover:
-    """Writes ops before a node, which are none of the program's own; what it moves is on one grid."""
-
-    program: Program
-    before: fx.Node
-    grid: tuple[Any, ...]
-
-    def emit(self, target: Any, args: tuple[Any, ...], kind: TensorType) -> fx.Node:
-        made = self.program.emit(target, args, before=self.before, value=kind)
-        give_name(made, "")
-        return made
-
-    def move(self, x: fx.Node, op: Any, how: list[int], shape: list[int | str]) -> fx.Node:
-        """Quantized again after it was moved, and brought back: so the delegate knows that it may move levels."""
-        ops, kind = decomposed_ops(), TensorType(torch.float32, tuple(shape))
-        moved = self.emit(op, (x, how), kind)
-        levels = TensorType(self.grid[-1], kind.shape)
-        quantized = self.emit(ops.quantize_per_tensor.default, (moved, *self.grid), levels)
-        return self.emit(ops.dequantize_per_tensor.default, (quantized, *self.grid), kind)
+def _of(shape: Sequence[int | str]) -> TensorType:
+    return TensorType(torch.float32, tuple(shape))
