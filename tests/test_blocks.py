@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import quantc as qc
-from quantc.blocks import ORDER, Window, blocks_of, parted
+from quantc.blocks import ORDER, SQUARE, TALL, Size, Window, blocks_of, parted
 from quantc.types import TensorType
 
 WINDOWS = ((7, 3), (3, 1), (3, 0), (4, 1), (2, 0), (1, 0), (5, 2), (6, 2))
@@ -25,22 +25,26 @@ WINDOWS = ((7, 3), (3, 1), (3, 0), (4, 1), (2, 0), (1, 0), (5, 2), (6, 2))
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     sizes=st.tuples(st.integers(4, 9), st.integers(4, 9)),
     channels=st.integers(1, 3),
+    block=st.sampled_from([SQUARE, TALL, (1, 2)]),
+    steps=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
 def test_sums_over_blocks_are_those_of_the_image(
-    taps: tuple[int, int], padding: tuple[int, int], sizes: tuple[int, int], channels: int
+    taps: Size, padding: Size, sizes: Size, channels: int, block: Size, steps: Size
 ) -> None:
     chance = torch.Generator().manual_seed(0)
-    shape = (2, channels, 2 * sizes[0], 2 * sizes[1])
+    rows, columns = (2 * size if wide > 1 else size + max(taps) for size, wide in zip(sizes, block, strict=True))
+    stride = tuple(wide if wide > 1 else step for wide, step in zip(block, steps, strict=True))
+    shape = (2, channels, rows, columns)
     image = torch.randint(-127, 128, shape, generator=chance).double()
     weight = torch.randint(-127, 128, (4, channels, *taps), generator=chance).double()
-    found = blocks_of(weight, TensorType(torch.float32, shape), Window((2, 2), padding, (1, 1), 1))
+    found = blocks_of(weight, TensorType(torch.float32, shape), Window(stride, padding, (1, 1), 1), block)
     assert found is not None
     assert min(*found.begin, *found.end) >= 0
-    apart, whole = parted(TensorType(torch.float32, shape))
+    apart, whole = parted(TensorType(torch.float32, shape), block)
     blocks = image.reshape(apart).permute(*ORDER).reshape(whole)  # type: ignore[arg-type]
     (top, left), (bottom, right) = found.begin, found.end
-    made = functional.conv2d(functional.pad(blocks, (left, right, top, bottom)), found.weight)
-    assert torch.equal(made, functional.conv2d(image, weight, stride=2, padding=padding))
+    made = functional.conv2d(functional.pad(blocks, (left, right, top, bottom)), found.weight, stride=found.stride)
+    assert torch.equal(made, functional.conv2d(image, weight, stride=stride, padding=padding))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,7 @@ def test_sums_over_blocks_are_those_of_the_image(
 def test_what_has_no_blocks(shape: tuple[int | str, ...], window: Window) -> None:
     channels = 4 if shape[1] == 4 else 3 // window.groups
     weight = torch.ones(6, channels, 3, 3, dtype=torch.int8)
-    assert blocks_of(weight, TensorType(torch.float32, shape), window) is None
+    assert blocks_of(weight, TensorType(torch.float32, shape), window, SQUARE) is None
 
 
 # -- in the files ------------------------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ def test_the_delegate_reads_blocks(taps: int, padding: int) -> None:
     own = program.clone()
     write_blocks(own)
     (first, _) = (node for node in own.graph.nodes if "conv2d" in str(node.target))
-    assert tuple(first.args[1].args[0].meta["val"].shape[:2]) == (16, 12)
+    assert tuple(first.args[1].args[0].meta["val"].shape[:2]) == (16, 6)
     assert torch.allclose(own(x), program(x), atol=1e-5)
     lowered = qc.lower(program, "executorch")
     assert not lowered.delegation().fallen_back

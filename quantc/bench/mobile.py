@@ -11,8 +11,7 @@ import torch
 import quantc as qc
 from quantc.bench.built import Built
 from quantc.bench.models import Task
-from quantc.executorch.packages import XNNPACK, quiet
-from quantc.executorch.running import Running
+from quantc.executorch.packages import XNNPACK, quiet, runtime
 from quantc.program import Program
 from quantc.quantizer import mode_config, quantizer_of
 
@@ -59,10 +58,11 @@ def xnnpack(**settings: bool) -> Callable[[Task], Built]:
             exported = torch.export.export(pt2e.convert_pt2e(prepared), inputs)
             edge = exir.to_edge_transform_and_lower(exported, partitioner=[partitioner.XnnpackPartitioner()])
             content = bytes(edge.to_executorch().buffer)
-        running = Running(content, task.name)
+            program = runtime().load_program(content)
+            method = program.load_method("forward")
 
-        def run(*given: Any) -> Any:
-            made = running.run(given)
+        def run(*given: Any, kept: Any = program) -> Any:  # a method reads what its program holds, and does not hold that itself
+            made = method.execute(given)
             return made[0] if len(made) == 1 else tuple(made)
 
         return Built(run, len(content))

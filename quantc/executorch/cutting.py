@@ -24,11 +24,13 @@ CUTS = ("select", "narrow", *PARTS)
 
 
 def is_cut(node: fx.Node) -> bool:
-    """Whether a node takes parts of a tensor all sizes of which are known."""
+    """Whether a node takes parts of a tensor, along an axis whose size is known; at most one other varies."""
     if not is_op(node, *CUTS):
         return False
     kind = tensor_type(node.all_input_nodes[0])
-    return kind is not None and kind.is_static and kind.rank > 1
+    if kind is None or kind.rank == 1 or sum(isinstance(size, str) for size in kind.shape) > 1:
+        return False
+    return isinstance(kind.shape[_axis(node, kind)], int)
 
 
 def sliced(program: Program, node: fx.Node) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from quantc.artifact import check_quantized
 from quantc.errors import QuantcError
@@ -53,6 +54,7 @@ def lower(
             manager = exir.to_edge_transform_and_lower(
                 graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}
             )
+        _check_sizes(manager, own)
         _restore_ranges(manager)
         if wrong := misread(manager):
             raise ValueError(f"{wrong} is read by a delegate and by others, which would take its integers for floats")
@@ -96,6 +98,23 @@ def _check_runs(made: Pte, program: Program) -> None:
             where=f"on its own kernels: {', '.join(others)}" if others else "in the delegate",
             advice="write what its kernels do not take otherwise in the model, or run the program by qc.lower(program, 'x86')",
         ) from error
+
+
+def _check_sizes(manager: Any, program: Program) -> None:
+    """Sizes that vary still do. For some ops ExecuTorch settles on those of the example inputs, and says nothing."""
+    lowered = manager.exported_program()
+    kinds = {node.name: node.meta.get("val") for node in lowered.graph.find_nodes(op="placeholder")}
+    given = [item for item in program.signature.inputs if not item.is_constant]
+    for name, item in zip(lowered.graph_signature.user_inputs, given, strict=True):
+        sizes = item.type.shape if item.type is not None else ()
+        pairs = zip(sizes, kinds[name].shape, strict=True) if sizes else ()
+        fixed = [size for size, now in pairs if isinstance(size, str) and is_concrete_int(now)]
+        if fixed:
+            raise QuantcError(
+                f"ExecuTorch fixes {', '.join(fixed)} of input {item.name!r}, which may vary, to that of the example inputs",
+                where=f"{program.name}: an op whose result has another size for it",
+                advice="capture it without dynamic_shapes=, once for each size, or write the op that depends on the size otherwise",
+            )
 
 
 def _restore_ranges(manager: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from quantc.errors import LoadError, QuantcError
 from quantc.executorch.metadata import METHOD, Metadata, read_metadata
 from quantc.executorch.packages import quiet, runtime
+from quantc.kernels.large_pages import on_large_pages
 
 FORWARD = "forward"
 ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and copy it whole"
@@ -73,9 +74,9 @@ class Running:
         """Flat inputs to flat outputs. What comes out is memory of the caller's own: the runtime copies it."""
         plain = [in_order(value) for value in inputs]
         with self._turn:
-            if self._method is None:
-                self._method = self._loaded(FORWARD)
             try:
+                if self._method is None:  # delegates pack their weights, and take their memory at the first call
+                    return on_large_pages(partial(self._first_run, plain), len(self._content))
                 made: list[Any] = self._method.execute(plain)
             except RuntimeError as error:
                 raise QuantcError(
@@ -84,6 +85,12 @@ class Running:
                     advice="call it with inputs like the example inputs; lowered.delegation() says what runs where",
                 ) from error
             return made
+
+    def _first_run(self, inputs: list[Tensor]) -> list[Any]:
+        method = self._loaded(FORWARD)
+        made: list[Any] = method.execute(inputs)
+        self._method = method
+        return made
 
 
 def _first(error: Exception) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from quantc.blocks import ORDER, Window, blocks_of, parted
+from quantc.blocks import ORDER, TALL, Window, blocks_of, parted
 from quantc.decomposed import decomposed_ops
 from quantc.dialect import argument, is_op
 from quantc.executorch.moving import Mover, known
@@ -41,10 +41,10 @@ def _over_blocks(program: Program, node: fx.Node) -> None:
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
     image, levels = tensor_type(x), _plain_levels(program, weight)
     settings = (argument(node, name) for name in ("stride", "padding", "dilation", "groups"))
-    blocks = None if levels is None else blocks_of(levels, image, Window(*settings))
+    blocks = None if levels is None else blocks_of(levels, image, Window(*settings), TALL)
     if blocks is None or image is None:
         return
-    apart, whole = parted(image)
+    apart, whole = parted(image, TALL)
     mover = Mover(program, node)
     made = mover.move(x, aten.reshape.default, (known(apart),), _of(apart))
     made = mover.move(made, aten.permute_copy.default, (list(ORDER),), _of([apart[axis] for axis in ORDER]))
@@ -56,7 +56,7 @@ def _over_blocks(program: Program, node: fx.Node) -> None:
         made = mover.emit(aten.constant_pad_nd.default, (made, sides, 0.0), _of(padded))
     own = program.constant(f"{weight.args[0].target}_blocks", blocks.weight, before=node)
     filters = mover.emit(weight.target, (own, *weight.args[1:]), _of(blocks.weight.shape))
-    node.args, node.kwargs = (made, filters, bias, [1, 1], [0, 0], [1, 1], 1), {}
+    node.args, node.kwargs = (made, filters, bias, list(blocks.stride), [0, 0], [1, 1], 1), {}
 
 
 def _plain_levels(program: Program, weight: fx.Node) -> Tensor | None:

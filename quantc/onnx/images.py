@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quantc.blocks import IMAGE, SIZE, Window, blocks_of
+from quantc.blocks import IMAGE, SQUARE, Window, blocks_of
 from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
 from quantc.onnx.quantizing import Grid, dequantized
 from quantc.onnx.stored import Stored
@@ -33,9 +33,9 @@ def wide_conv(call: Call, weight: Stored, window: Window, *bias: str) -> str | N
     has_offsets = weight.zero_point is not None and bool(weight.zero_point.any())
     if image.rank != IMAGE or has_offsets or Grid.of(_dequantize(call)).dtype is not torch.uint8:
         return None
-    blocks = blocks_of(weight.levels, image, window)
+    blocks = blocks_of(weight.levels, image, window, SQUARE)
     if blocks is not None and (not can_saturate(blocks.weight) or can_saturate(weight.levels)):
-        levels = call.emit("SpaceToDepth", _levels(call), blocksize=SIZE)
+        levels = call.emit("SpaceToDepth", _levels(call), blocksize=SQUARE[0])
         pads = [*blocks.begin, *blocks.end]
         return _conv(call, levels, replace(weight, levels=blocks.weight), bias, pads=pads)
     if weight.levels.shape[1] != CHANNELS - 1 or window.groups != 1:
