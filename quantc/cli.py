@@ -1,18 +1,18 @@
-"""The command line. Exit codes: 0 done, 1 refused (one of quantc's errors, told on stderr), 2 wrong usage.
+"""The command line. Exit codes: 0 done, 1 refused (one of quantc's errors, told on stderr), 2 wrong usage, 3 compared and
+further apart than allowed.
 
-With `--json`, standard output is one JSON document and nothing else.
+With `--json`, standard output is one JSON document and nothing else: a refusal is one too (`quantc.refusals`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial, wraps
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,9 @@ from quantc.cli_options import (
     Source,
     Technique,
 )
-from quantc.errors import LoadError, QuantcError
+from quantc.compare_command import compare
+from quantc.errors import LoadError
+from quantc.refusals import refusing
 from quantc.terminal import Screen
 
 if TYPE_CHECKING:
@@ -39,30 +41,6 @@ if TYPE_CHECKING:
     from quantc.patterns.table import RuleTable
     from quantc.program import DumpFormat, Program
     from quantc.progress import Style
-
-
-P = ParamSpec("P")
-
-
-def refusing(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn quantc's errors, and files that cannot be written, into a message and exit code 1, without a traceback."""
-
-    @wraps(command)
-    def told(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except QuantcError as error:
-            notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-            typer.echo(f"error: {error}{notes}", err=True)
-            raise typer.Exit(1) from error
-        except BrokenPipeError:
-            raise  # whoever read our output has had enough; typer leaves quietly
-        except OSError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from error
-
-    return told
-
 
 FUSIONS = "quantc.patterns.fusions:FUSIONS"
 REPRODUCER = Path("quantc-reproducer")
@@ -417,6 +395,7 @@ def ops(
     Screen().table("integer form", ("ops", "timing", "on integers", "deviation"), cells)
 
 
+app.command()(refusing(compare))
 app.command()(refusing(bench))
 
 
