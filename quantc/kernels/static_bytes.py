@@ -311,6 +311,7 @@ class Dequantize(Kernel):
 
     name: ClassVar[str] = "fbgemm dequantize"
     any_order: ClassVar[bool] = True
+    keeps_order: ClassVar[bool] = True
 
     def __init__(self, scale: float, zero_point: int) -> None:
         super().__init__()
