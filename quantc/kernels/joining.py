@@ -115,9 +115,9 @@ def in_usual_order(program: Program) -> None:
             for source in node.all_input_nodes:
                 if node.op == "output" and _keeps_views(program, source):
                     continue
-                if not (is_image(source) or node.target in BY_MEMORY):
-                    continue
                 reader, whole = (node, source) if node.target in BY_MEMORY else _below_views(node, source)
+                if not (is_image(whole) or is_image(source) or node.target in BY_MEMORY):
+                    continue
                 if whole.op == "call_function" or (whole.op == "call_module" and reader is not node):
                     target = torch.ops.aten.contiguous.default
                     made = program.emit(target, (whole,), before=reader, like=whole, value=type_of(whole))
