@@ -100,10 +100,10 @@ def coarse_channels(spec: QuantSpec, weight: Tensor) -> str | None:
     lost = [reach[0] for low, high in ends if (reach := coarse_reach(spec, low, high)) is not None]
     if not lost:
         return None
-    reach = f"{lost[0]}" if len(lost) == 1 else f"between {min(lost)} and {max(lost)}"
+    counts = f"{lost[0]}" if len(lost) == 1 else f"between {min(lost)} and {max(lost)}"
     return (
         f"{len(lost)} of {len(lows)} scales are the smallest allowed, {spec.eps:.3g}, and should be finer: "
-        f"their numbers come to {reach} of {spec.levels} levels"
+        f"their numbers come to {counts} of {spec.levels} levels"
     )
 
 

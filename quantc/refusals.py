@@ -44,12 +44,12 @@ def refusing(command: Callable[P, None]) -> Callable[P, None]:
 
 def error_data(error: QuantcError | OSError) -> dict[str, Any]:
     """An error for machines: its type, what it says in parts, and all that goes with it."""
-    is_own = isinstance(error, QuantcError)
+    own = error if isinstance(error, QuantcError) else QuantcError(str(error))
     return {
         "type": type(error).__name__,
-        "what": error.what if is_own else str(error),
-        "where": error.where if is_own else None,
-        "advice": error.advice if is_own else None,
+        "what": own.what,
+        "where": own.where,
+        "advice": own.advice,
         "details": [*getattr(error, "faults", ()), *getattr(error, "failures", ())],
         "notes": list(getattr(error, "__notes__", ())),
     }

@@ -49,7 +49,7 @@ def test_levels_are_those_that_torch_quantizes_to(scheme: str, magnitude: float)
     observer(x)
     scale, zero_point = observer.calculate_qparams()
     quantized = torch.quantize_per_tensor(x, float(scale), int(zero_point), torch.qint8)
-    count = len(quantized.int_repr().unique())
+    count = len(set(quantized.int_repr().tolist()))
     found = coarse_reach(spec, float(x.min()), float(x.max()))
     if count >= 128:
         assert found is None
@@ -80,7 +80,8 @@ def test_all_of_it_becomes_zero_and_everybody_says_so() -> None:
     program = prepared(tiny)
     report = qc.calibrate(program, [tiny])
     (row,) = [row for row in report.coarse if row.levels == 1]
-    assert (row.low, row.high) == (pytest.approx(float(tiny.min())), pytest.approx(float(tiny.max())))
+    assert row.low == pytest.approx(float(tiny.min()))
+    assert row.high == pytest.approx(float(tiny.max()))
     assert row.scale == EPS
     said = str(row)
     assert "every number becomes zero" in said

@@ -192,7 +192,8 @@ class Turned(nn.Module):
         self.linear = nn.Linear(SIDE, 7)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(1, 2).transpose(0, 1)).transpose(1, 0)
+        made: Tensor = self.linear(x.flatten(1, 2).transpose(0, 1))
+        return made.transpose(1, 0)
 
 
 ENDS: dict[str, Callable[[], nn.Module]] = {
@@ -200,7 +201,7 @@ ENDS: dict[str, Callable[[], nn.Module]] = {
     "rows": lambda: Ending(lambda x: x.flatten(2)),
     "tokens": lambda: Ending(lambda x: x.flatten(2).transpose(1, 2)),
     "one row": lambda: Ending(lambda x: x[:, :, 1]),
-    "split": lambda: Ending(lambda x: x.unflatten(1, (2, 4)).transpose(1, 2).flatten(3)),
+    "split": lambda: Ending(lambda x: x.reshape(x.shape[0], 2, 4, *x.shape[2:]).transpose(1, 2).flatten(3)),
     "turned": Turned,
 }
 
