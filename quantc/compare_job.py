@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from quantc.api import Method
 from quantc.batches import batches_of, read_batches
@@ -18,7 +17,7 @@ from quantc.compare_sides import Side, read_side
 from quantc.dialect import op_name
 from quantc.diff import Diff, diff
 from quantc.errors import DataError, LoadError
-from quantc.feeding import leaves_of
+from quantc.feeding import batch_of, leaves_of
 from quantc.inspect.compare import Comparison, compare, in_form_of
 from quantc.inspect.coverage import Row, Verdict
 from quantc.inspect.noise import Noise, add_outputs, as_data, check_alike, together
@@ -150,14 +149,14 @@ def _given(program: Program, sides: tuple[Side, Side], data: str | None, noise: 
     if noise is not None:
         note = f"noise like {EXAMPLES} (seed {SEED}): this says little about real inputs"
         made = noise_like(program, source, SEED, noise)
-        batches = [_batch(program, leaves) for leaves in made]
+        batches = [batch_of(program, leaves) for leaves in made]
         return Given(batches, f"{counted(noise)} of noise like {EXAMPLES}", (f"the inputs are {note}",))
     for side in sides:
         if side.batches is not None:
             return _taken(batches_of(side.source, side.batches), f"those of {side.source}", most)
     leaves = example_leaves(program, source)
     note = f"the inputs are {EXAMPLES} alone: give --data for more"
-    return Given([_batch(program, leaves)], EXAMPLES, (note,))
+    return Given([batch_of(program, leaves)], EXAMPLES, (note,))
 
 
 def _taken(batches: Iterable[Any], where: str, most: int | None, notes: tuple[str, ...] = ()) -> Given:
@@ -165,12 +164,6 @@ def _taken(batches: Iterable[Any], where: str, most: int | None, notes: tuple[st
     if not taken:
         raise DataError("compared on zero batches", where=where, advice="give at least one batch")
     return Given(taken, f"{counted(len(taken))}, {where}", notes)
-
-
-def _batch(program: Program, leaves: Sequence[Any]) -> Any:
-    """Flat inputs as a batch is given: arguments one after the other, or by name where some have one."""
-    arguments, keywords = pytree.tree_unflatten(list(leaves), program.signature.in_spec)
-    return dict(zip(program.signature.parameters, arguments, strict=False)) | keywords if keywords else arguments
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
