@@ -12,8 +12,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev]"
 	touch $@
 
-quantize: $(READY)  ## the main job on the embedded example
-	$(BIN)/quantc quantize
+quantize: $(READY)  ## the main job on the embedded example; reports/digits.html is a report to open
+	$(BIN)/quantc quantize --out reports/digits.qc
 
 test: $(READY)  ## what must never break
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"

@@ -14,6 +14,7 @@ import torch
 
 from quantc.calibration_report import CalibrationReport, counted, rows_of
 from quantc.checkpoint import Checkpoint, notes_for, plan_digest, program_digest
+from quantc.coarse import COARSE, coarse_groups
 from quantc.distribute import Shard, Team, team_for
 from quantc.errors import CalibrationError, QuantcError
 from quantc.feeding import check_batches, leaves_of, samples_in
@@ -220,7 +221,9 @@ def finish(prepared: Program, whole: Whole, seconds: float, notes: Sequence[str]
             advice="give at least one batch; an iterator that was gone through before gives none",
         )
     prepared.stage = max(prepared.stage, Stage.CALIBRATED)
-    prepared.log.append(LogEntry("calibrate", seconds, True, (counted(whole.batches), *notes)))
+    coarse = tuple(coarse_groups(prepared))
+    warned = (f"{COARSE}{row}" for row in coarse)
+    prepared.log.append(LogEntry("calibrate", seconds, True, (counted(whole.batches), *notes, *warned)))
     plan = prepared.plan
     return CalibrationReport(
         prepared.name,
@@ -230,6 +233,7 @@ def finish(prepared: Program, whole: Whole, seconds: float, notes: Sequence[str]
         seconds,
         rows_of(prepared),
         tuple(notes),
+        coarse,
         dict(plan.statistics),
         partial(notes_for, prepared, plan.batches, whole.samples),
     )

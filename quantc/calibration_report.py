@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from quantc.observe.average import MovingAverage
-from quantc.observe.minmax import MinMax
+from quantc.coarse import Coarse, extremes_of
 from quantc.observe.observation import Observation
 from quantc.observe.store import Statistics
 from quantc.observed import data_groups
@@ -49,6 +48,8 @@ class CalibrationReport:
     seconds: float
     groups: tuple[GroupRange, ...]
     notes: tuple[str, ...]
+    coarse: tuple[Coarse, ...]
+    """Groups that are too small for the smallest scale, and so come to few levels."""
     seen: Mapping[str, Observation] = field(repr=False)
     describe: Callable[[], Mapping[str, Any]] = field(repr=False)
     """What `seen` is of: takes a digest of all weights, and so is asked for only when needed."""
@@ -72,6 +73,8 @@ class CalibrationReport:
             "seconds": self.seconds,
             "unseen": list(self.unseen),
             "notes": list(self.notes),
+            "warnings": [str(row) for row in self.coarse],
+            "coarse": [asdict(row) for row in self.coarse],
             "groups": [asdict(row) for row in self.groups],
         }
 
@@ -82,6 +85,7 @@ class CalibrationReport:
         before = f" ({self.total} in all)" if self.total != self.batches else ""
         lines = [f"calibrated {self.name}: {counted(self.batches)}{before}{samples}, {self.seconds:.1f} s"]
         lines += [f"  {note}" for note in self.notes]
+        lines += [f"  warning: {row}" for row in self.coarse]
         if self.unseen:
             lines.append(f"  never reached, and so not to be converted: {', '.join(self.unseen)}")
         rows = [(row.where, row.observe, _shown(row.low), _shown(row.high), str(row.seen)) for row in self.groups]
@@ -107,14 +111,7 @@ def rows_of(program: Program) -> tuple[GroupRange, ...]:
     for group, spec in data_groups(program):
         where = program.describe(places.node(group.values[0]))
         observation = program.plan.statistics.get(group.name)
-        low, high = _extremes(observation)
+        low, high = extremes_of(observation)
         seen = observation.seen if observation is not None else 0
         rows.append(GroupRange(group.name, where, str(spec.observe), low, high, seen))
     return tuple(rows)
-
-
-def _extremes(observation: Observation | None) -> tuple[float | None, float | None]:
-    kept: object = getattr(observation, "extremes", observation)  # histograms and recordings keep them apart
-    if not isinstance(kept, MinMax | MovingAverage) or kept.low is None or kept.high is None:
-        return None, None
-    return float(kept.low.min()), float(kept.high.max())

@@ -1,18 +1,18 @@
-"""The command line. Exit codes: 0 done, 1 refused (one of quantc's errors, told on stderr), 2 wrong usage.
+"""The command line. Exit codes: 0 done, 1 refused (one of quantc's errors, told on stderr), 2 wrong usage, 3 compared and
+further apart than allowed.
 
-With `--json`, standard output is one JSON document and nothing else.
+With `--json`, standard output is one JSON document and nothing else: a refusal is one too (`quantc.refusals`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial, wraps
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,40 +29,17 @@ from quantc.cli_options import (
     Source,
     Technique,
 )
-from quantc.errors import LoadError, QuantcError
+from quantc.compare_command import compare
+from quantc.errors import LoadError
+from quantc.refusals import refusing
 from quantc.terminal import Screen
 
 if TYPE_CHECKING:
     from quantc.api import Method
     from quantc.hooks import Guard, Hook
-    from quantc.one_call import Result
     from quantc.patterns.table import RuleTable
     from quantc.program import DumpFormat, Program
     from quantc.progress import Style
-
-
-P = ParamSpec("P")
-
-
-def refusing(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn quantc's errors, and files that cannot be written, into a message and exit code 1, without a traceback."""
-
-    @wraps(command)
-    def told(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except QuantcError as error:
-            notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-            typer.echo(f"error: {error}{notes}", err=True)
-            raise typer.Exit(1) from error
-        except BrokenPipeError:
-            raise  # whoever read our output has had enough; typer leaves quietly
-        except OSError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from error
-
-    return told
-
 
 FUSIONS = "quantc.patterns.fusions:FUSIONS"
 REPRODUCER = Path("quantc-reproducer")
@@ -130,6 +107,7 @@ def inspect(
             "size": readable(summary.bytes),
             **{name: "\n".join(items) if items else "none" for name, items in listed.items()},
             **({} if found is None else {"accumulators": found.headline}),
+            **({"warnings": "\n".join(summary.warnings)} if summary.warnings else {}),
         },
     )
     if sums and found is not None:
@@ -173,54 +151,42 @@ def quantize(
     to: Annotated[QuantizedForm, typer.Option(help="The form of the quantized program.")] = QuantizedForm.qdq,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the quantized program to this file; .onnx is for ONNX runtimes, .pte for ExecuTorch."),
+        typer.Option(
+            help="Write the quantized program to this file, and beside it what it was lowered to and a report: model.qc, "
+            "model.x86.qc and model.html; .onnx is for ONNX runtimes, .pte for ExecuTorch."
+        ),
     ] = None,
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
-    """Quantize a model, and show what was quantized, how close it comes, and how large it is.
+    """Quantize a model, and show what was quantized, how close it comes, how large it is, and how fast.
 
     Without SOURCE this is the built-in example: a small CNN on images of digits, with its accuracy on images that were
     held out."""
     from quantc.config import QuantConfig
+    from quantc.delivery import check_out, deliver
     from quantc.quantize_job import Wanted, carry_out
     from quantc.registry import BACKENDS
     from quantc.spec import QuantSpec
-    from quantc.targets import ARTIFACTS, check_extra
 
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
     wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
-    if out is not None and out.suffix in ARTIFACTS:
-        check_extra(ARTIFACTS[out.suffix])  # before the work is done
-    done = carry_out(source, data, wanted, method.value, partial(typer.echo, err=True), progress)
-    artifact = _saved(done.result, out) if out is not None else None
+    check_out(out)
+    say = partial(typer.echo, err=True)
+    made = deliver(carry_out(source, data, wanted, method.value, say, progress), out, say)
     if as_json:
-        told = artifact.to_data() if artifact is not None else None
-        _print_json({**done.to_data(), "out": str(out) if out is not None else None, "artifact": told})
+        _print_json({**made.to_data(), "out": str(out) if out is not None else None})
         return
     screen = Screen()
-    done.show(screen)
-    if artifact is not None:
-        screen.text(str(artifact))
-    if out is not None:
-        typer.echo(f"written to {out}", err=True)
-
-
-def _saved(result: Result, out: Path) -> Any:
-    """Write a quantized program, lowered if the file's name asks for it; gives what it was lowered to."""
-    from quantc.targets import ARTIFACTS, lower
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    target = ARTIFACTS.get(out.suffix)
-    if target is None:
-        result.save(out)
-        return None
-    typer.echo(f"lower for {target} ...", err=True)
-    artifact = lower(result.program, target)
-    artifact.save(out)
-    return artifact
+    made.done.show(screen)
+    if made.is_elsewhere:
+        screen.text(str(made.artifact))
+    if made.why_not:
+        typer.echo(f"note: {made.why_not}", err=True)
+    for what, path in made.files:
+        typer.echo(f"{what} written to {path}", err=True)
 
 
 @app.command()
@@ -417,6 +383,7 @@ def ops(
     Screen().table("integer form", ("ops", "timing", "on integers", "deviation"), cells)
 
 
+app.command()(refusing(compare))
 app.command()(refusing(bench))
 
 

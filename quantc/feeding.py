@@ -60,6 +60,13 @@ def leaves_of(program: Program, batch: Any, index: int) -> list[Any]:
     return leaves
 
 
+def batch_of(program: Program, leaves: Iterable[Any]) -> Any:
+    """Flat inputs as a batch is given: arguments one after the other, or by name where some have one."""
+    signature = program.signature
+    arguments, keywords = pytree.tree_unflatten(list(leaves), signature.in_spec)
+    return dict(zip(signature.parameters, arguments, strict=False)) | keywords if keywords else arguments
+
+
 def _calls(signature: Signature, batch: Any) -> Iterator[Call]:
     """The ways in which a batch can be meant."""
     if isinstance(batch, Mapping):

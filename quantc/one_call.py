@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from quantc import pipelines
 from quantc.api import Form, Method, capture, check_form, convert, prepare
 from quantc.calibrate import calibrate
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
-from quantc.feeding import check_batches
+from quantc.feeding import batch_of, check_batches
 from quantc.inspect.compare import Comparison, compare
 from quantc.inspect.size import size_and_file
 from quantc.integer.proof.range_reduction import RangeReduction
@@ -189,10 +188,7 @@ def _given(batches: Iterable[Any] | None, prepared: Program) -> Iterable[Any]:
 
 def _examples(captured: Program) -> list[Any]:
     """The inputs the model was captured with, as a batch."""
-    if captured.example_inputs is None:
-        return []
-    arguments, keywords = pytree.tree_unflatten(list(captured.example_inputs), captured.signature.in_spec)
-    return [dict(zip(captured.signature.parameters, arguments, strict=False)) | keywords if keywords else arguments]
+    return [] if captured.example_inputs is None else [batch_of(captured, captured.example_inputs)]
 
 
 def _compared(prepared: Program, program: Program, measured: list[Any]) -> Comparison | None:

@@ -59,10 +59,18 @@ class Done:
             "accuracy": asdict(self.accuracy) if self.accuracy is not None else None,
         }
 
+    @property
+    def extra(self) -> dict[str, str]:
+        """What the report says besides."""
+        return {"accuracy": str(self.accuracy)} if self.accuracy is not None else {}
+
     def show(self, screen: Screen) -> None:
         """Print it."""
-        extra = {"accuracy": str(self.accuracy)} if self.accuracy is not None else {}
-        self.result.report.show(screen, extra)
+        self.result.report.show(screen, self.extra)
+
+    def to_html(self) -> str:
+        """The report as a page."""
+        return self.result.report.to_html(self.extra)
 
 
 def find(source: str | None, data: str | None, method: Method) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from quantc.inspect.size import Size
 from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import with_techniques
 from quantc.program import LogEntry
+from quantc.report_page import page
 from quantc.terminal import Screen
 
 MOST_ROWS = 20
@@ -35,6 +36,38 @@ class Step:
 
     name: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How long a call takes, of the float program and of the quantized one where it runs."""
+
+    target: str
+    """What runs the quantized one."""
+    before: float
+    """Milliseconds of the float program, the best of all rounds."""
+    after: float
+    times: float
+    """How many times faster, the median over the rounds."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.before:.2f} ms -> {self.after:.2f} ms on {self.target}, {self.times:.2f} times as fast "
+            f"(one thread, {EXAMPLES})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the report."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    all_of_them: str
+    """Where all rows are, in Python."""
+    decibels: int | None = None
+    """The column that a page shows as bars."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +88,8 @@ class Report:
     steps: tuple[Step, ...]
     log: tuple[LogEntry, ...]
     """What each pass did, and what it had to say."""
+    speed: Speed | None = None
+    """Where it was measured: `quantc quantize` does, on what it was lowered to."""
     measured_on: MeasuredOn = "batches"
     """What the comparison is of: the first batches, or the inputs the model was captured with where none were given."""
 
@@ -63,11 +98,13 @@ class Report:
             "name": self.name,
             "backend": self.backend,
             "form": self.form,
+            "warnings": list(self.warnings),
             "coverage": self.coverage.to_data(),
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "comparison": None if self.comparison is None else self.comparison.to_data(),
             "measured_on": None if self.comparison is None else self.measured_on,
             "size": self.size.to_data(),
+            "speed": None if self.speed is None else asdict(self.speed),
             "steps": [asdict(step) for step in self.steps],
             "log": [asdict(entry) for entry in self.log],
         }
@@ -75,37 +112,66 @@ class Report:
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
+    @property
+    def title(self) -> str:
+        return f"{self.name}, quantized for {self.backend}{', in integer form' if self.form == 'integer' else ''}"
+
+    def fields(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What it comes to, in a few lines."""
+        return {
+            **(extra or {}),
+            "coverage": self.coverage.headline.partition(": ")[2],
+            "calibrated with": self._calibrated_with,
+            "SQNR": self._sqnr,
+            "size": self._size,
+            **({} if self.speed is None else {"speed": str(self.speed)}),
+            "time": ", ".join(f"{step.name} {step.seconds:.2f} s" for step in self.steps),
+        }
+
+    def sections(self) -> list[Section]:
+        """The tables, each with all its rows; those without any are left out."""
+        techniques = {row.node: row.technique for row in self.coverage.rows}
+        layers = [] if self.comparison is None else [_layer_cells(row, techniques) for row in self.comparison.worst()]
+        head, cells = with_techniques(("node", "op", "rule", TECHNIQUE, "module", "alone, dB", "here, dB"), layers)
+        floats = [(row.node, row.op, row.module, row.reason) for row in self.coverage.rows_for(Verdict.FLOAT)]
+        noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes]
+        title = "what each quantized op costs, the worst first"
+        every = [
+            Section(title, head, tuple(cells), "result.report.comparison.worst()", len(head) - 2),
+            Section(
+                "left float", ("node", "op", "module", "why"), tuple(floats), "result.report.coverage.rows_for('float')"
+            ),
+            Section("what was done", ("pass", "notes"), tuple(noted), "result.program.log"),
+        ]
+        return [section for section in every if section.rows]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else there is to say."""
+        found, seen = self.comparison, self.calibration
+        unseen = () if seen is None else (*seen.notes, *(f"no batch reached {group}" for group in seen.unseen))
+        return (*unseen, *(() if found is None else found.notes))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is likely to be wrong with the numbers."""
+        return self.coverage.warnings
+
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
         """Print it, with more lines at the top if there are any."""
-        found, seen = self.comparison, self.calibration
-        screen.fields(
-            f"{self.name}, quantized for {self.backend}{', in integer form' if self.form == 'integer' else ''}",
-            {
-                **(extra or {}),
-                "coverage": self.coverage.headline.partition(": ")[2],
-                "calibrated with": self._calibrated_with,
-                "SQNR": self._sqnr,
-                "size": self._size,
-                "time": ", ".join(f"{step.name} {step.seconds:.2f} s" for step in self.steps),
-            },
-        )
-        techniques = {row.node: row.technique for row in self.coverage.rows}
-        layers = [] if found is None else [_layer_cells(layer, techniques) for layer in found.worst()]
-        head, cells = with_techniques(("node", "op", "rule", TECHNIQUE, "module", "alone, dB", "here, dB"), layers)
-        title = "what each quantized op costs, the worst first"
-        _rows(screen, title, head, cells, "result.report.comparison.worst()")
-        _rows(
-            screen,
-            "left float",
-            ("node", "op", "module", "why"),
-            [(row.node, row.op, row.module, row.reason) for row in self.coverage.rows_for(Verdict.FLOAT)],
-            "result.report.coverage.rows_for('float')",
-        )
-        noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes]
-        _rows(screen, "what was done", ("pass", "notes"), noted, "result.program.log")
-        unseen = () if seen is None else (*seen.notes, *(f"no batch reached {group}" for group in seen.unseen))
-        for note in (*unseen, *(() if found is None else found.notes)):
+        screen.fields(self.title, self.fields(extra))
+        for text in self.warnings:
+            screen.text(f"warning: {text}")
+        for section in self.sections():
+            screen.table(section.title, section.columns, section.rows[:MOST_ROWS])
+            if len(section.rows) > MOST_ROWS:
+                screen.text(f"  … and {len(section.rows) - MOST_ROWS} more: {section.all_of_them}")
+        for note in self.notes:
             screen.text(f"note: {note}")
+
+    def to_html(self, extra: Mapping[str, str] | None = None) -> str:
+        """A page that a browser opens, with every row of every table."""
+        return page(self, extra or {})
 
     @property
     def _calibrated_with(self) -> str:
@@ -148,16 +214,6 @@ def _layer_cells(layer: Layer, techniques: Mapping[str, str]) -> tuple[str, ...]
 
 def _counted(batches: int) -> str:
     return "1 batch" if batches == 1 else f"{batches} batches"
-
-
-def _rows(
-    screen: Screen, title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], all_of_them: str
-) -> None:
-    """A table of the first rows, and where the others are; nothing if there are none."""
-    if rows:
-        screen.table(title, columns, rows[:MOST_ROWS])
-    if len(rows) > MOST_ROWS:
-        screen.text(f"  … and {len(rows) - MOST_ROWS} more: {all_of_them}")
 
 
 def readable(count: float) -> str:

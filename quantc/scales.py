@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
 
+from quantc.coarse import COARSE, coarse_channels, coarse_groups
 from quantc.errors import CalibrationError, DataError, QuantcError, SpecError
 from quantc.formats import PerChannel
 from quantc.integer.proof.range_reduction import RangeReduction, Reduction
@@ -43,7 +45,7 @@ def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tup
     for group in program.plan.groups:
         if group.source not in (Source.DERIVED, Source.RUN_TIME):
             found[group.name] = _qparams(program, group, places)
-    notes = [note for group in program.plan.groups if (note := _too_fine(program, group, places, found)) is not None]
+    notes = [f"{COARSE}{told}" for told in (*coarse_groups(program), *_coarse_weights(program, places, found))]
     notes += _reduced(program, places, found, reduce_range)
     for group in program.plan.groups:
         if isinstance(group.outcome, Derived):
@@ -69,15 +71,18 @@ def _reduced(program: Program, places: Places, found: dict[str, QParams], what: 
     return reduction.notes
 
 
-def _too_fine(program: Program, group: Group, places: Places, found: dict[str, QParams]) -> str | None:
-    """Says so where the smallest scale allowed is coarser than what calibration saw asks for."""
-    if group.source is not Source.DATA or not isinstance(group.outcome, Quantize):
-        return None
-    spec = group.outcome.spec
-    if spec.dtype.is_float or bool((found[group.name].scale > torch.tensor(spec.eps)).any()):
-        return None
-    place = program.describe(places.value(group.places[0]))
-    return f"{place}: calibration saw only numbers within {spec.levels} steps of the smallest scale, {spec.eps:.3g}"
+def _coarse_weights(program: Program, places: Places, found: dict[str, QParams]) -> Iterator[str]:
+    """Says where the smallest scale allowed is coarser than what weights ask for."""
+    for group in program.plan.groups:
+        if group.source is not Source.CONSTANTS or not isinstance(group.outcome, Quantize):
+            continue
+        spec = group.outcome.spec
+        if not bool((found[group.name].scale <= torch.tensor(spec.eps)).any()):
+            continue
+        weight = program.tensor(places.node(group.values[0]))
+        told = None if weight is None else coarse_channels(spec, weight)
+        if told is not None:
+            yield f"{program.describe(places.value(group.places[0]))}: {told}"
 
 
 def _qparams(program: Program, group: Group, places: Places) -> QParams:

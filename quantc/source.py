@@ -55,10 +55,10 @@ def load_all(source: str | None, method: Method = "auto") -> Loaded:
     path = Path(source)
     if path.suffix in READERS:
         if not path.is_file():
-            raise LoadError(f"there is no file {source}", advice=KINDS)
+            raise LoadError(f"there is no file {source}", where=f"the source {source}", advice=KINDS)
         return Loaded(READERS[path.suffix](path))
     if ":" not in source:
-        raise LoadError(f"{source!r} is not a source of programs", advice=KINDS)
+        raise LoadError(f"{source!r} is not a source of programs", where=f"the source {source}", advice=KINDS)
     return _captured(source, method)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from quantc.coarse import coarse_groups
 from quantc.dialect import BY_TARGET, is_opaque, op_name
 from quantc.integer.library import op_of
 from quantc.program import LogEntry, Program
@@ -41,6 +42,8 @@ class Summary:
     """The nested graphs of higher-order ops."""
     ops: tuple[OpCount, ...]
     log: tuple[LogEntry, ...]
+    warnings: tuple[str, ...] = ()
+    """Tensors that are too small for the smallest scale."""
 
     @property
     def why(self) -> str:
@@ -77,6 +80,7 @@ def summarize(program: Program) -> Summary:
             for (op, kind), count in sorted(calls.items(), key=lambda item: (-item[1], item[0]))
         ),
         log=tuple(program.log),
+        warnings=tuple(map(str, coarse_groups(program))),
     )
 
 

@@ -431,7 +431,8 @@ def test_a_plugins_failure_is_reproduced_in_a_fresh_process(folder: Path) -> Non
         check=False,
         cwd=folder / "quantc-reproducer",
     )
-    assert (again.returncode, again.stdout) == (1, "")
+    assert again.returncode == 1
+    assert json.loads(again.stdout)["error"]["what"] == "pass test-explode failed: RuntimeError: boom"
     assert "Traceback" not in again.stderr
     assert first.splitlines()[0] == again.stderr.splitlines()[0]
     assert first.splitlines()[0] == "error: pass test-explode failed: RuntimeError: boom"

@@ -132,13 +132,14 @@ def test_the_example_prints_plain_lines_in_a_pipe() -> None:
     result = succeed()
     lines = [line.strip() for line in result.stdout.splitlines()]
     assert lines[0] == "DigitsCNN, quantized for x86"
-    for start in ("accuracy: float 99.", "coverage: ", "SQNR: ", "size: ", "time: capture"):
+    for start in ("accuracy: float 99.", "coverage: ", "SQNR: ", "size: ", "speed: ", "time: capture"):
         assert any(line.startswith(start) for line in lines), start
     assert any(line.startswith("conv2d_3") and "down.0" in line for line in lines)
     assert "\x1b" not in result.output
     said = result.stderr.splitlines()
     assert [line for line in said if line.endswith("...")] == [
-        f"{step} ..." for step in ("capture", "prepare", "calibrate", "convert", "compare", "measure")
+        f"{step} ..."
+        for step in ("capture", "prepare", "calibrate", "convert", "compare", "measure", "lower for x86", "time")
     ]
     assert any("8 of 8 batches" in line for line in said)
 
@@ -275,12 +276,64 @@ def test_a_config_file_is_followed(folder: Path) -> None:
 
 def test_the_result_is_written_and_reads_back(folder: Path) -> None:
     result = succeed("quantize_models:complete", "--out", "deep/model.qc")
-    assert "written to deep/model.qc" in result.stderr
+    assert "program written to deep/model.qc" in result.stderr
     program = qc.load(folder / "deep" / "model.qc")
     assert program.stage is qc.Stage.FOLDED
     assert program(torch.ones(2, 4)).shape == (2, 3)
     found = report("quantize_models:complete", "--out", "model.qc")
     assert found["out"] == "model.qc"
+
+
+def test_the_program_what_it_was_lowered_to_and_a_report_are_written(folder: Path) -> None:
+    found = report("quantize_models:complete", "--out", "deep/model.qc")
+    assert found["files"] == {
+        "program": "deep/model.qc",
+        "artifact": "deep/model.x86.qc",
+        "report": "deep/model.html",
+    }
+    lowered = qc.load(folder / "deep" / "model.x86.qc")
+    assert isinstance(lowered, qc.Lowered)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(lowered(x), qc.load(folder / "deep" / "model.qc")(x), rtol=0, atol=0.1)
+    page = (folder / "deep" / "model.html").read_text(encoding="utf-8")
+    assert "<h1>Sequential, quantized for x86</h1>" in page
+    for node in ("linear", "linear_1"):
+        assert f"<td>{node}</td>" in page
+    assert found["coverage"]["counts"]["quantized"] >= 2
+    assert f"{found['comparison']['sqnr']:.1f} dB" in page
+    assert found["speed"]["target"] == "x86"
+    assert min(found["speed"][key] for key in ("before", "after", "times")) > 0
+    assert found["not_lowered"] is None
+
+
+def test_what_is_not_asked_for_by_name_is_left_out_with_a_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = report("quantize_models:complete", "--to", "integer", "--backend", "onnx", "--out", "model.qc")
+    assert found["artifact"] is None
+    assert found["speed"] is None
+    assert "integer form" in found["not_lowered"]
+    assert set(found["files"]) == {"program", "report"}
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    told = succeed(
+        "quantize_models:any_size", "--data", "quantize_models:batches", "--backend", "onnx", "--out", "o.qc"
+    )
+    assert "note: not lowered for onnx: onnx is not installed" in told.stderr
+    assert (folder / "o.qc").exists()
+    assert (folder / "o.html").exists()
+    assert not (folder / "o.onnx").exists()
+
+
+def test_a_report_is_no_program() -> None:
+    assert "would hold the report, and no program" in refuse("quantize_models:complete", "--out", "model.html")
+
+
+def test_a_page_shows_text_as_text(folder: Path) -> None:
+    """Names come from the user's code."""
+    program = qc.capture(nn.Sequential(nn.Linear(4, 4)).eval(), (torch.randn(2, 4),))
+    program.name = "<script>alert(1)</script>"
+    page = qc.quantize(program, None, [torch.randn(2, 4)]).report.to_html({"accuracy": "a < b"})
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<dd>a &lt; b</dd>" in page
 
 
 # -- refusals -------------------------------------------------------------------------------------------------
@@ -400,6 +453,9 @@ def test_a_file_named_onnx_is_a_model_in_onnx(folder: Path) -> None:
         "quantize_models:any_size", "--data", "quantize_models:batches", "--backend", "onnx", "--out", str(out)
     )
     assert found["out"] == str(out)
+    assert found["files"]["program"] == str(out.with_suffix(".qc"))
+    assert qc.load(out.with_suffix(".qc")).stage is qc.Stage.FOLDED
+    assert found["speed"]["target"] == "onnx"
     model = onnx.load(str(out))
     onnx.checker.check_model(model, full_check=True)
     facts = {entry.key: entry.value for entry in model.metadata_props}

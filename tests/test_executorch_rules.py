@@ -24,6 +24,8 @@ from tests.executorch_models import relative, without_data
 pytest.importorskip("executorch")
 AT_MOST = frozenset({"embedding", "lstm", "gru", "rnn"})
 """The rules that may be without the delegate. A name may be taken out of here, and none may be added."""
+MAINLY = frozenset({"conv", "linear", "add"})
+"""Rules that are looked at each time; the slow tests look at all of them."""
 NEAR = 1e-5
 
 
@@ -42,6 +44,13 @@ def check_claims(found: DelegateReport) -> None:
     assert found.carried == found.claimed
 
 
+def test_the_rules_that_most_networks_are_made_of_are_taken_by_the_delegate() -> None:
+    rules = tuple(rule for rule in EXECUTORCH.table if rule.name in MAINLY)
+    assert {rule.name for rule in rules} == MAINLY
+    check_claims(check_delegate(replace(EXECUTORCH, table=RuleTable("executorch", rules)), models=first))
+
+
+@pytest.mark.slow  # a minute: every rule is lowered in every technique
 def test_rules_claim_the_delegate_if_and_only_if_it_takes_them() -> None:
     check_claims(report())
 
@@ -66,6 +75,7 @@ def test_other_backends_claim_no_delegate() -> None:
         assert name == "executorch" or not any("delegate" in rule.supports for rule in BACKENDS[name].table)
 
 
+@pytest.mark.slow
 def test_every_technique_was_tried() -> None:
     found = report()
     assert all(found.row("linear", timing) is not None for timing in Timing)

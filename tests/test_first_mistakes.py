@@ -116,7 +116,7 @@ def test_a_module_kept_whole_is_named_as_the_reason() -> None:
 def test_ranges_below_the_smallest_scale_are_in_the_report() -> None:
     tiny = X * 1e-4
     result = qc.quantize(nn.Linear(8, 8, bias=False).eval(), (tiny,), [tiny], backend="qnnpack")
-    assert "within 256 steps of the smallest scale" in str(result.report)
+    assert "have the smallest scale allowed, 0.000244" in str(result.report)
     assert "smallest scale" not in str(qc.quantize(model(), (X,), [X], backend="qnnpack").report)
 
 

@@ -107,6 +107,7 @@ def test_compile_in_eager_runs_and_agrees(name: str, backend: str, style: Style)
     assert torch.equal(compiled(program.module, "aot_eager")(*inputs), program(*inputs))
 
 
+@pytest.mark.slow  # half a minute, most of it the C++ compiler's
 @every_style
 def test_inductor_runs_and_agrees(style: Style) -> None:
     program, inputs = converted("residual", "qnnpack", style, multiplier="fixed" if style == "fused" else "float64")

@@ -168,3 +168,57 @@ def test_what_a_convolution_in_space_hands_on(move: Any) -> None:
     found, expected = module(x), module.program(x)
     assert float((found - expected).norm()) <= CLOSE * float(expected.norm())
     assert all(gap.steps <= 1 for gap in kernel_agreement(module, x))
+
+
+# -- views that are results ------------------------------------------------------------------------------------------
+
+
+class Ending(nn.Module):
+    """A convolution whose result, seen in another way, is that of the model."""
+
+    def __init__(self, view: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.view = nn.Conv2d(3, 8, 3, padding=1), view
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.view(self.conv(x).relu())
+
+
+class Turned(nn.Module):
+    """A linear layer on another order of the axes than the caller's, like that of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(SIDE, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.linear(x.flatten(1, 2).transpose(0, 1))
+        return made.transpose(1, 0)
+
+
+ENDS: dict[str, Callable[[], nn.Module]] = {
+    "image": lambda: Ending(lambda x: x),
+    "rows": lambda: Ending(lambda x: x.flatten(2)),
+    "tokens": lambda: Ending(lambda x: x.flatten(2).transpose(1, 2)),
+    "one row": lambda: Ending(lambda x: x[:, :, 1]),
+    "split": lambda: Ending(lambda x: x.reshape(x.shape[0], 2, 4, *x.shape[2:]).transpose(1, 2).flatten(3)),
+    "turned": Turned,
+}
+
+
+@pytest.mark.parametrize("target", ["x86", "qnnpack"])
+@pytest.mark.parametrize("name", ENDS)
+def test_results_have_the_strides_of_the_model(name: str, target: str) -> None:
+    torch.manual_seed(0)
+    model, x = ENDS[name]().eval(), torch.randn(3, 3, SIDE, SIDE)
+    prepared = qc.prepare(qc.capture(model, (x,)), target)
+    qc.calibrate(prepared, [(x,)])
+    program = qc.convert(prepared, reduce_range="weights")
+    module = qc.lower(program, target)
+    expected = program(x)
+    # of a part, the Q/DQ form makes a tensor of its own, where it is quantized before it is taken out
+    assert expected.stride() == model(x).stride() or name == "one row"
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        found = [module(given) for _ in range(3)]  # as it is, as one function, from a recording
+        assert [made.stride() for made in found] == [expected.stride()] * 3
+        assert float((found[0] - expected).norm()) <= CLOSE * float(expected.norm())

@@ -200,7 +200,10 @@ def test_how_inputs_lie_in_memory_makes_no_difference(name: str, target: str, li
     moved = pytree.tree_map(lambda x: lie(x) if isinstance(x, Tensor) else x, (model.args, model.kwargs))
     found = model.lowered(*moved[0], **moved[1])
     for one, other in zip(tensors(wanted), tensors(found), strict=True):
-        torch.testing.assert_close(other, one, rtol=CLOSE, atol=0, equal_nan=True)
+        # what stays float sums in another order over other memory, and small results of large terms show it: of a GRU with
+        # a turned state the float model itself is off by 6e-8
+        largest = float(one[one.isfinite()].abs().max()) if one.is_floating_point() and one.isfinite().any() else 0.0
+        torch.testing.assert_close(other, one, rtol=0, atol=CLOSE * largest, equal_nan=True)
 
 
 def test_rows_that_are_one_row_repeated_are_read_as_such() -> None:

@@ -101,7 +101,7 @@ def times(shape: str) -> dict[str, dict[int, float]]:
 @cache
 def call_counts(shape: str) -> dict[str, dict[int, float]]:
     costs(shape, (100,), seconds)
-    return costs(shape, (1000, 4000), calls)
+    return costs(shape, (500, 2000), calls)
 
 
 @pytest.mark.slow  # seconds need a quiet machine; the counts of calls below do not
@@ -141,7 +141,7 @@ def canonicalize_star(width: int) -> float:
 )
 def test_memory_stays_within_three_times_the_graph(shape: str, step: str) -> None:
     def make() -> Action:
-        program = SHAPES[shape](4000)
+        program = SHAPES[shape](2000)
         for name, earlier in STEPS.items():
             if name == step:
                 break

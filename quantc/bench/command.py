@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantc.cli_options import CaptureMethod, MethodOption
+from quantc.refusals import STANDARD_OUTPUT
 from quantc.terminal import Screen
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from quantc.bench.race import Row
 
 COLUMNS = ("model", "contender", "ms, best", "times eager", "SQNR, dB", "weights", "built in s", "note")
-STANDARD_OUTPUT = "-"
 
 
 def bench(

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from quantc.api import Method
 from quantc.batches import batches_of, read_batches
 from quantc.bench.models import CALIBRATION_SEED, COUNT, UNSEEN_SEED, Inputs, Task
 from quantc.errors import DataError, LoadError, ModeError
+from quantc.noise_inputs import noise_like
 from quantc.program import Program, Stage
 from quantc.source import load_all
 
@@ -79,22 +78,11 @@ def _positional(batch: Any, source: str) -> tuple[Any, ...]:
 
 
 def _noise(program: Program, source: str, seed: int) -> Inputs:
-    """Inputs of the shapes of the example inputs, with their mean and spread; what is not float stays as it is."""
-    if program.example_inputs is None:
-        raise LoadError(
-            f"{program.name} has no example inputs to run it on",
-            where=source,
-            advice="give --data, or save it with them",
-        )
-    args, kwargs = pytree.tree_unflatten(list(program.example_inputs), program.signature.in_spec)
-    if kwargs:
-        _positional(kwargs, source)
-    generator = torch.Generator().manual_seed(seed)
-
-    def like(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            return leaf
-        spread = leaf.std(correction=0) or 1.0
-        return (torch.randn(leaf.shape, generator=generator) * spread + leaf.mean()).to(leaf.dtype)
-
-    return [tuple(pytree.tree_map(like, args)) for _ in range(COUNT)]
+    """Noise like the example inputs, in the order of the model's arguments."""
+    batches: Inputs = []
+    for leaves in noise_like(program, source, seed, COUNT):
+        args, kwargs = pytree.tree_unflatten(leaves, program.signature.in_spec)
+        if kwargs:
+            _positional(kwargs, source)
+        batches.append(tuple(args))
+    return batches

@@ -41,7 +41,8 @@ def as_tensor(array: Any) -> Tensor:
 class OnnxRuntime:
     """A model in ONNX Runtime, on the processor."""
 
-    def __init__(self, model: bytes, threads: int, optimized: Path | None = None) -> None:
+    def __init__(self, model: bytes | str, threads: int, optimized: Path | None = None) -> None:
+        """`model` is a model, or the path of a file; only then can its weights be in a file beside it."""
         runtime = extra("onnxruntime", "onnx", "the engine onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -50,10 +51,11 @@ class OnnxRuntime:
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
         self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        self._names = [given.name for given in self._session.get_inputs()]
+        self.names = [given.name for given in self._session.get_inputs()]
+        """What it calls its inputs, in order."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        feeds = {name: as_array(value) for name, value in zip(self._names, inputs, strict=True)}
+        feeds = {name: as_array(value) for name, value in zip(self.names, inputs, strict=True)}
         return [as_tensor(array) for array in self._session.run(None, feeds)]
 
     @staticmethod

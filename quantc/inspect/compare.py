@@ -18,7 +18,7 @@ from quantc.dialect import op_name
 from quantc.errors import DataError, InputError, QuantcError
 from quantc.feeding import check_batches, leaves_of
 from quantc.inspect.lockstep import Lockstep, calls_graphs, is_integer
-from quantc.inspect.noise import Noise, as_data, shown
+from quantc.inspect.noise import as_data, shown, together
 from quantc.inspect.size import Size, size
 from quantc.isolation import Isolation
 from quantc.program import Program, Stage
@@ -64,11 +64,18 @@ class Comparison:
     """In the order of the program."""
     size: Size
     notes: tuple[str, ...] = ()
+    largest: tuple[float, ...] = ()
+    """The largest difference of a number, output by output."""
 
     def worst(self, count: int | None = None) -> tuple[Layer, ...]:
         """The ops that cost the most by themselves, the worst first."""
         own = [layer for layer in self.layers if layer.local is not None]
         return tuple(sorted(own, key=lambda layer: _cost(layer.local))[:count])
+
+    def farthest(self, count: int | None = None) -> tuple[Layer, ...]:
+        """The ops that end up farthest from the reference, whoever is to blame; those that agree are not among them."""
+        apart = [layer for layer in self.layers if layer.sqnr != math.inf]
+        return tuple(sorted(apart, key=lambda layer: _cost(layer.sqnr))[:count])
 
     def layer(self, node: str) -> Layer | None:
         """The row of a node, if it has one."""
@@ -80,6 +87,7 @@ class Comparison:
             "batches": self.batches,
             "sqnr": as_data(self.sqnr),
             "outputs": [as_data(output) for output in self.outputs],
+            "largest": [as_data(difference) for difference in self.largest],
             "size": self.size.to_data(),
             "layers": [layer.to_data() for layer in self.layers],
             "notes": list(self.notes),
@@ -127,7 +135,7 @@ def compare(reference: Program | nn.Module, quantized: Program, batches: Iterabl
     first = next(source, None)
     if first is None:
         raise DataError("compared on zero batches", where=quantized.name, advice="give at least one batch")
-    reference = _reference(reference, quantized, first)
+    reference = in_form_of(quantized, reference, first)
     _check_inputs(reference, quantized)
     lockstep = Lockstep(reference, quantized)
     isolation, own = Isolation(reference), Isolation(quantized)
@@ -141,18 +149,19 @@ def compare(reference: Program | nn.Module, quantized: Program, batches: Iterabl
     return Comparison(
         program=quantized.name,
         batches=count,
-        sqnr=_together(lockstep.outputs).sqnr,
+        sqnr=together(lockstep.outputs).sqnr,
         outputs=outputs,
         layers=tuple(_layers(quantized, lockstep)),
         size=size(reference, quantized),
         notes=tuple(_notes(quantized, lockstep)),
+        largest=tuple(lockstep.largest),
     )
 
 
-def _reference(given: Program | nn.Module, quantized: Program, batch: Any) -> Program:
-    """The float program in the form it had when it was quantized."""
+def in_form_of(quantized: Program, given: Program | nn.Module, batch: Any) -> Program:
+    """The float program in the form it had when it was quantized; as it is where nothing was."""
     program = given if isinstance(given, Program) else _captured(given, quantized, batch)
-    if program.stage >= Stage.ANNOTATED:
+    if program.stage >= Stage.ANNOTATED or quantized.stage < Stage.ANNOTATED:
         return program
     quantizer = quantized.plan.quantizer
     if quantizer is None:
@@ -188,15 +197,6 @@ def _check_inputs(reference: Program, quantized: Program) -> None:
             where=f"{reference.signature.in_spec} and {quantized.signature.in_spec}",
             advice="compare a quantized program with the one it was made from",
         )
-
-
-def _together(outputs: list[Noise]) -> Noise:
-    total = Noise()
-    for noise in outputs:
-        total.signal += noise.signal
-        total.noise += noise.noise
-        total.count += noise.count
-    return total
 
 
 def _layers(quantized: Program, lockstep: Lockstep) -> Iterator[Layer]:

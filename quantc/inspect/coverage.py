@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from quantc.coarse import Coarse, coarse_groups
 from quantc.dialect import SYMBOLIC, is_op, op_name
 from quantc.errors import AnnotationError
 from quantc.formats import Timing
@@ -89,6 +90,13 @@ class Coverage:
     rows: tuple[Row, ...]
     accumulators: Accumulators | None = None
     """What the sums of its products can come to, once its weights are integers."""
+    coarse: tuple[Coarse, ...] = ()
+    """Tensors that are too small for the smallest scale, once calibration has seen them."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is quantized, and yet likely to be wrong."""
+        return tuple(map(str, self.coarse))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -142,6 +150,7 @@ class Coverage:
             "int8_share": self.int8_share,
             "uncounted": list(self.uncounted),
             "rows": [row.to_data() for row in self.rows],
+            "warnings": list(self.warnings),
             "accumulators": None if self.accumulators is None else self.accumulators.to_data(),
         }
 
@@ -180,7 +189,7 @@ class Coverage:
     def __str__(self) -> str:
         from quantc.terminal import plain_rows
 
-        lines = [self.headline]
+        lines = [self.headline, *(f"warning: {text}" for text in self.warnings)]
         if self.rows:
             lines += ["", "by op", *plain_rows(*with_techniques(BY_OP, self._by_op()))]
         for verdict in (Verdict.FLOAT, Verdict.QUANTIZED, Verdict.PROPAGATED):
@@ -232,6 +241,7 @@ def coverage(program: Program) -> Coverage:
         judge.quantizer,
         tuple(judge.row(path, node) for path, node in ops_of(judge.program)),
         accumulators(program) if why_not_provable(program) is None else None,
+        tuple(coarse_groups(program)),
     )
 
 

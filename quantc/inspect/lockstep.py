@@ -20,10 +20,11 @@ from quantc.aliasing import Aliasing
 from quantc.dialect import op_name
 from quantc.errors import InputError
 from quantc.guard import NodeByNode
-from quantc.inspect.noise import Noise
+from quantc.inspect.noise import Noise, add_outputs, check_alike
 from quantc.places import operand_nodes
 from quantc.program import Program, Stage
 from quantc.qdq import belongs_to_qdq
+from quantc.types import tensor_type
 
 
 class Lane(NodeByNode):
@@ -68,6 +69,8 @@ class Lockstep:
         self.cumulative: dict[str, Noise] = {node.name: Noise() for node in self.twins if is_compared(node)}
         self.local: dict[str, Noise] = {}
         self.outputs: list[Noise] = []
+        self.largest: list[float] = []
+        """The largest difference of a number, output by output."""
         self.can_repeat = not is_integer(quantized) and not any(map(_may_write, (reference, quantized)))
         """Whether an op can be run again, without harm and to some purpose: what is off in integers is not comparable."""
         self._wanted = frozenset(self.twins.values())
@@ -125,11 +128,8 @@ class Lockstep:
 
     def _compare_outputs(self, expected: Any, value: Any) -> None:
         """An output node's value is the list of what the program yields."""
-        pairs = list(zip(expected, value, strict=True))
-        if not self.outputs:
-            self.outputs = [Noise() for _ in pairs]
-        for noise, (left, right) in zip(self.outputs, pairs, strict=True):
-            noise.add(left, right)
+        check_alike(expected, value, (self.reference.program.name, self.quantized.program.name))
+        add_outputs(expected, value, self.outputs, self.largest)
 
 
 def is_compared(node: fx.Node) -> bool:
@@ -160,13 +160,24 @@ def twins(reference: Program, quantized: Program) -> tuple[dict[fx.Node, fx.Node
         if on_integers and node.op != "placeholder" and node not in noted:
             continue  # it computes on integers, or is a step to or from them
         twin = named.get(node.name)
-        is_same = twin is not None and op_name(twin) == op_name(node)
+        is_same = twin is not None and op_name(twin) == op_name(node) and _may_be_alike(twin, node)
         # what an op in integer form reads has other names; it keeps its own
         if twin is not None and is_same and (on_integers or _reads(twin) == _reads(node)):
             found[node] = twin
         else:
             apart.append(node)
     return found, apart
+
+
+def _may_be_alike(left: fx.Node, right: fx.Node) -> bool:
+    """Whether the values of two nodes can be told apart number by number: of one dtype and one shape, as far as known."""
+    one, other = tensor_type(left), tensor_type(right)
+    if one is None or other is None:
+        return True
+    # symbols go by other names in another capture
+    sizes = zip(one.shape, other.shape, strict=False)
+    fits = all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in sizes)
+    return fits and one.dtype == other.dtype and one.rank == other.rank
 
 
 def _reads(node: fx.Node) -> list[str]:

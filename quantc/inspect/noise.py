@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from quantc.errors import QuantcError
 
 
 class Noise:
@@ -63,6 +65,54 @@ def _pairs(reference: Any, value: Any) -> Iterator[tuple[Tensor, Tensor]]:
             continue
         if one.shape == other.shape and one.is_floating_point() and other.is_floating_point():
             yield one.detach(), other.detach()
+
+
+def check_alike(reference: Sequence[Any], value: Sequence[Any], names: tuple[str, str]) -> None:
+    """Refuse outputs that cannot be told apart number by number: of another count, or another shape."""
+    left, right = list(reference), list(value)
+    counts = f"{len(left)} and {len(right)}"
+    faults = [f"they yield {counts} outputs"] if len(left) != len(right) else []
+    for place, (one, other) in enumerate(zip(left, right, strict=False)):
+        if isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape != other.shape:
+            faults.append(f"output {place} is {list(one.shape)} and {list(other.shape)}")
+    if faults:
+        raise QuantcError(
+            f"{names[0]} and {names[1]} yield different things: {'; '.join(faults)}",
+            where="their outputs",
+            advice="compare a quantized program with the one it was made from, or two versions of one model",
+        )
+
+
+def add_outputs(reference: Sequence[Any], value: Sequence[Any], noises: list[Noise], largest: list[float]) -> None:
+    """Add outputs that are alike, one by one, to the noise of each and to the largest difference of a number."""
+    pairs = list(zip(reference, value, strict=True))
+    if not noises:
+        noises.extend(Noise() for _ in pairs)
+        largest.extend(0.0 for _ in pairs)
+    for place, (left, right) in enumerate(pairs):
+        noises[place].add(left, right)
+        for one, other in _pairs(left, right):
+            largest[place] = max(largest[place], _largest(one, other), key=_badness)
+
+
+def _largest(reference: Tensor, value: Tensor) -> float:
+    apart = (value.double() - reference.double()).abs()
+    same = (reference == value) | (reference.isnan() & value.isnan())
+    return float(apart.masked_fill(same, 0.0).max()) if apart.numel() else 0.0
+
+
+def _badness(difference: float) -> float:
+    return math.inf if math.isnan(difference) else difference
+
+
+def together(noises: Iterable[Noise]) -> Noise:
+    """Several as one."""
+    total = Noise()
+    for noise in noises:
+        total.signal += noise.signal
+        total.noise += noise.noise
+        total.count += noise.count
+    return total
 
 
 def shown(sqnr: float | None) -> str:

@@ -113,13 +113,37 @@ def in_usual_order(program: Program) -> None:
     for _, graph in program.graphs():
         for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
             for source in node.all_input_nodes:
-                if not (is_image(source) or node.target in BY_MEMORY):
+                if node.op == "output" and _keeps_views(program, source):
                     continue
                 reader, whole = (node, source) if node.target in BY_MEMORY else _below_views(node, source)
+                if not (is_image(whole) or is_image(source) or node.target in BY_MEMORY):
+                    continue
                 if whole.op == "call_function" or (whole.op == "call_module" and reader is not node):
                     target = torch.ops.aten.contiguous.default
                     made = program.emit(target, (whole,), before=reader, like=whole, value=type_of(whole))
                     reader.replace_input_with(whole, made)
+
+
+def _keeps_views(program: Program, result: fx.Node) -> bool:
+    """Have a kernel that yields a result leave it as views have turned what it reads, as the op it runs would: the tensor
+    below the views is put in order, not the result. False if it is no such kernel, or reads no view."""
+    kernel = attribute(program.owner(result.graph), str(result.target)) if result.op == "call_module" else None
+    source = result.args[0] if result.args else None
+    if not isinstance(kernel, Kernel) or not kernel.keeps_order or not isinstance(source, fx.Node):
+        return False
+    reader, whole = _below_views(result, source)
+    if reader is result:
+        return False
+    below = attribute(program.owner(whole.graph), str(whole.target)) if whole.op == "call_module" else None
+    if isinstance(below, Kernel):
+        below.in_order = True
+    elif whole.op == "call_function":
+        made = program.emit(
+            torch.ops.aten.contiguous.default, (whole,), before=reader, like=whole, value=type_of(whole)
+        )
+        reader.replace_input_with(whole, made)
+    kernel.in_order = False
+    return True
 
 
 def is_image(node: fx.Node) -> bool:

@@ -59,6 +59,8 @@ class Kernel(nn.Module, ABC):
     """Whether it computes in float what bytes were meant for: taken only where the caller allows it."""
     any_order: ClassVar[bool] = False
     """Whether it reads tensors as they lie in memory, whatever their strides."""
+    keeps_order: ClassVar[bool] = False
+    """Whether its one result can lie in memory as what it reads does, where that need not be in order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -61,8 +61,25 @@ def one_number(call: Call, value: Any) -> float:
 
 
 def real(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    """Bytes as float32 numbers, which are new: they may be written over."""
-    return as_quantized(x, scale, zero_point).dequantize()
+    """Bytes as float32 numbers, which are new: they may be written over. They lie in memory as the bytes do.
+
+    torch keeps the order of channels-last tensors, and puts all others in that of their axes, though every op of floats
+    keeps it: results would have other strides than the model's.
+    """
+    if x.is_contiguous() or _is_channels_last(x):
+        return as_quantized(x, scale, zero_point).dequantize()
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    made = as_quantized(x.permute(order), scale, zero_point).dequantize()
+    return made.permute(sorted(range(x.dim()), key=order.__getitem__))
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    form = _CHANNELS_LAST.get(x.dim())
+    return form is not None and x.is_contiguous(memory_format=form)
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 # -- two tensors of one shape ----------------------------------------------------------------------------------------
@@ -294,6 +311,7 @@ class Dequantize(Kernel):
 
     name: ClassVar[str] = "fbgemm dequantize"
     any_order: ClassVar[bool] = True
+    keeps_order: ClassVar[bool] = True
 
     def __init__(self, scale: float, zero_point: int) -> None:
         super().__init__()
