@@ -7,7 +7,8 @@ own documentation has it, for one thread. One that cannot be built raises, and b
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
@@ -75,17 +76,24 @@ def eager(task: Task) -> Built:
 
 
 def compiled(task: Task) -> Built:
-    return Built(_frozen(task.model, task), weights_of(task.model))
+    return Built(_compiled(task.model, task), weights_of(task.model))
 
 
-def _frozen(model: nn.Module, task: Task) -> Callable[..., Any]:
-    """A module compiled by inductor for inference: with constants frozen, without which it uses no int8 kernels."""
+def _compiled(model: nn.Module, task: Task) -> Callable[..., Any]:
+    """A module compiled by inductor for inference."""
+    made: Callable[..., Any] = torch.compile(model)
+    made(*task.calibration[0])
+    return made
+
+
+@contextmanager
+def constants_frozen() -> Iterator[None]:
+    """inductor freezes constants, without which it uses no int8 kernels. While anything compiled is called, and not only when it is
+    compiled: exporters of others throw away what was, and it is compiled again."""
     from torch._inductor import config
 
     with config.patch(freezing=True):
-        made: Callable[..., Any] = torch.compile(model)
-        made(*task.calibration[0])
-    return made
+        yield
 
 
 def weights_of(module: nn.Module) -> int:
@@ -192,7 +200,7 @@ def pt2e_inductor(task: Task) -> Built:
     for batch in task.calibration:
         prepared(*batch)
     made = convert_pt2e(prepared)
-    return Built(_frozen(made, task), weights_of(made))
+    return Built(_compiled(made, task), weights_of(made))
 
 
 CONTENDERS: dict[str, Contender] = {

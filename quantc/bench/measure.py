@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from quantc.bench.built import Built
-from quantc.bench.contenders import Contender
+from quantc.bench.contenders import Contender, constants_frozen
 from quantc.bench.floor import Floor, kernel_floor
 from quantc.bench.models import Task
 from quantc.bench.race import EAGER, Row, closeness, quietly_on_one_thread, speed, take_turns
@@ -46,7 +46,7 @@ def measure(
     """
     rows: dict[str, Row] = {}
     built: dict[str, Built] = {}
-    with quietly_on_one_thread():
+    with quietly_on_one_thread(), constants_frozen():
         for name, contender in contenders.items():
             tell(f"{task.name}: building {name}")
             rows[name], made = _entered(task, name, contender)
