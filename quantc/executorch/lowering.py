@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 from quantc.artifact import check_quantized
 from quantc.errors import QuantcError
 from quantc.executorch.artifact import TARGET, Pte
+from quantc.executorch.calling import outputs_of
 from quantc.executorch.delegation import delegation_of, misread
 from quantc.executorch.exporting import LARGEST, examples_of, exported, size_ranges
 from quantc.executorch.metadata import METHOD, metadata_of
@@ -73,7 +73,7 @@ def lower(
         where=f"{program.name} for ExecuTorch",
         signature=program.signature,
         delegation=delegation,
-        outputs=_plain_outputs(program),
+        outputs=outputs_of(program),
     )
     if partitioners is None:
         _check_runs(made, own)
@@ -117,8 +117,3 @@ def _check_form(program: Program) -> None:
             f'computes in float; quantize it with backend="{TARGET}"',
             stacklevel=4,
         )
-
-
-def _plain_outputs(program: Program) -> tuple[Any, ...]:
-    (output,) = program.graph.find_nodes(op="output")
-    return tuple(... if isinstance(value, fx.Node) else value for value in output.args[0])
