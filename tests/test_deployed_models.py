@@ -27,6 +27,20 @@ RANDOM = 0.97
 integer form has 0.982 and 0.989."""
 CLEAR = 4.5
 """Answers that the Q/DQ form prefers by this many times what quantizing changes in a logit are the same everywhere."""
+GROWN = {
+    ("digits", "executorch"),
+    ("resnet18", "executorch"),
+    ("mobilenetv2", "executorch"),
+    ("bert", "executorch"),
+    ("bert", "onnx"),
+    ("bert, dynamic", "executorch"),
+    ("bert, dynamic", "onnx"),
+    ("bert, random head", "executorch"),
+    ("bert, random head", "onnx"),
+    ("gpt", "executorch"),
+    ("gpt, dynamic", "executorch"),
+}
+"""Where roundings that go the other way grow, so that a file is not 10 dB closer. A name may be taken out of here, and none added."""
 ON_INTEGERS = {
     ("lstm tagger", "executorch"): 0.6,
     ("lstm tagger", "onnx"): 0.5,
@@ -61,7 +75,10 @@ def test_a_file_is_as_close_to_qdq_as_exact_integers_are(name: str, target: str)
     """10 dB closer than Q/DQ is to float, or as close as the integer form. Where few roundings that float32 turns over reach all of
     a deep network, nothing exact can be closer: `test_integer_models` holds Q/DQ in float64 to the same."""
     row = found(name, target)
-    assert row.sqnr >= min(row.loss + CLOSER, row.integer_sqnr - SLACK)
+    if (name, target) in GROWN:
+        assert row.sqnr >= row.integer_sqnr - SLACK
+    else:
+        assert row.sqnr >= row.loss + CLOSER
     assert row.deployed_loss >= row.loss - 1, "as near the float model as the Q/DQ form"
 
 
