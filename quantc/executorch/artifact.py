@@ -142,6 +142,12 @@ class Pte:
                     where=self._where,
                     advice="ExecuTorch runs on the CPU: x.cpu()",
                 )
+            if value.layout is not torch.strided:
+                raise InputError(
+                    f"input {place} has the layout {value.layout}, which ExecuTorch does not read",
+                    where=self._where,
+                    advice="give x.to_dense()",
+                )
             if value.requires_grad and torch.is_grad_enabled():
                 raise InputError(
                     f"input {place} requires a gradient, and ExecuTorch has none",
