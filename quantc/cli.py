@@ -186,14 +186,14 @@ def quantize(
     from quantc.quantize_job import Wanted, carry_out
     from quantc.registry import BACKENDS
     from quantc.spec import QuantSpec
-    from quantc.targets import ARTIFACTS, check_extra
+    from quantc.targets import artifact_of, check_extra
 
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
     wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
-    if out is not None and out.suffix in ARTIFACTS:
-        check_extra(ARTIFACTS[out.suffix])  # before the work is done
+    if out is not None and (target := artifact_of(out)) is not None:
+        check_extra(target)  # before the work is done
     done = carry_out(source, data, wanted, method.value, partial(typer.echo, err=True), progress)
     artifact = _saved(done.result, out) if out is not None else None
     if as_json:
@@ -210,10 +210,10 @@ def quantize(
 
 def _saved(result: Result, out: Path) -> Any:
     """Write a quantized program, lowered if the file's name asks for it; gives what it was lowered to."""
-    from quantc.targets import ARTIFACTS, lower
+    from quantc.targets import artifact_of, lower
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    target = ARTIFACTS.get(out.suffix)
+    target = artifact_of(out)
     if target is None:
         result.save(out)
         return None

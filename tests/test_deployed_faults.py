@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from typer.testing import CliRunner
 
 import quantc as qc
-from quantc.errors import InputError, LoadError, QuantcError, RefusedError, SaveError, UnknownNameError
+from quantc.cli import app
+from quantc.errors import (
+    ConfigError,
+    InputError,
+    LoadError,
+    MissingDependencyError,
+    QuantcError,
+    RefusedError,
+    SaveError,
+    UnknownNameError,
+)
+from quantc.extras import extra
 from quantc.program import Program
+from quantc.targets import artifact_of
 
 pytest.importorskip("executorch")
 pytest.importorskip("onnxruntime")
@@ -169,3 +183,67 @@ def test_models_in_other_floats_are_told_to_be_float32(backend: str) -> None:
         qc.prepare(program, backend)
     assert "only float32 tensors are quantized" in str(caught.value)
     assert "model.float()" in str(caught.value)
+
+
+# -- packages that are not installed -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Hides packages, as if they were not installed."""
+
+    def hide(*names: str) -> None:
+        def find(name: str, package: str | None = None) -> Any:
+            return None if name in names else importlib.util.find_spec(name, package)
+
+        monkeypatch.setattr("quantc.extras.find_spec", find)
+
+    return hide
+
+
+def test_a_model_can_be_written_without_the_runtime(without: Any) -> None:
+    without("onnxruntime")
+    written = qc.lower(quantized("onnx"), "onnx")
+    assert "onnxruntime, which would say what it fuses, is not installed" in str(written)
+    assert written.to_data()["fusions"] is None
+
+
+def test_the_engine_says_which_package_is_missing(without: Any) -> None:
+    without("onnxruntime", "openvino")
+    auto = qc.lower(quantized("onnx"), "x86", engine="auto")
+    told = str(auto)
+    assert auto.engine == "torch"
+    assert "the only engine that can be taken" in told
+    assert "onnxruntime is not installed: pip install 'quantc[onnx]'" in told
+    with pytest.raises(MissingDependencyError, match="onnxruntime is not installed"):
+        qc.lower(quantized("onnx"), "x86", engine="onnxruntime")
+
+
+def test_a_package_that_failed_to_import_before_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python raises KeyError for parts of a package whose own import broke off."""
+
+    def broken(name: str) -> Any:
+        raise KeyError(name)
+
+    monkeypatch.setattr("quantc.extras.import_module", broken)
+    with pytest.raises(MissingDependencyError, match="executorch is not installed"):
+        extra("executorch.backends.xnnpack", "executorch", "files")
+
+
+# -- the command line ----------------------------------------------------------------------------------------------
+
+
+def test_files_of_other_tools_are_refused_before_the_work_is_done(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"quantc writes no \.tflite files") as caught:
+        artifact_of(tmp_path / "model.tflite")
+    assert ".onnx or .pte" in str(caught.value)
+    done = CliRunner().invoke(app, ["quantize", "--out", str(tmp_path / "model.tflite")])
+    assert done.exit_code == 1
+    assert "calibrating" not in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_endings_in_capitals_are_the_same() -> None:
+    assert artifact_of(Path("MODEL.PTE")) == "executorch"
+    assert artifact_of(Path("model.Onnx")) == "onnx"
+    assert artifact_of(Path("model.qc")) is None

@@ -24,7 +24,7 @@ def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
     `save` did not write. Nothing is unpickled, and nothing in the file is executed.
     """
     place = Path(path)
-    if place.suffix == ".onnx":
+    if place.suffix.lower() == ".onnx":
         raise LoadError(
             "an ONNX file holds no program of quantc's",
             where=str(place),
