@@ -101,7 +101,7 @@ def _instance(reader: Reader, token: Token, depth: int) -> pytree.TreeSpec:
         reader.fail(
             f"the class {token.text} is not known here",
             at=token.start,
-            advice="import the module that defines it, and register it with pytree, before parsing",
+            advice="import the module that defines it, and register it with pytree, before reading",
         )
     context: Any = None
     if reader.accept("["):

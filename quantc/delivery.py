@@ -14,7 +14,7 @@ from quantc.errors import QuantcError
 from quantc.program import Program
 from quantc.quantize_job import Done
 from quantc.report import Speed
-from quantc.targets import ARTIFACTS, TARGETS, check_extra, lower
+from quantc.targets import ARTIFACTS, TARGETS, artifact_of, check_extra, lower
 from quantc.whole_file import whole_file
 
 IN_PROCESS = ("x86", "qnnpack")
@@ -38,7 +38,7 @@ class Delivered:
     @property
     def is_elsewhere(self) -> bool:
         """Whether another runtime runs the artifact: what it took of the program is worth telling."""
-        return self.artifact is not None and any(path.suffix in ARTIFACTS for _, path in self.files)
+        return self.artifact is not None and any(artifact_of(path) is not None for _, path in self.files)
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -51,8 +51,8 @@ class Delivered:
 
 def check_out(out: Path | None) -> None:
     """Refuse what cannot be written, before the work is done."""
-    if out is not None and out.suffix in ARTIFACTS:
-        check_extra(ARTIFACTS[out.suffix])
+    if out is not None and (target := artifact_of(out)) is not None:
+        check_extra(target)
     if out is not None and out.suffix == ".html":
         raise QuantcError(
             f"{out} would hold the report, and no program",
@@ -64,7 +64,7 @@ def check_out(out: Path | None) -> None:
 def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
     """Lower, measure, write. A file whose name says what it is to be lowered to must be so; otherwise what cannot be
     lowered is told."""
-    asked = None if out is None else ARTIFACTS.get(out.suffix)
+    asked = None if out is None else artifact_of(out)
     target = asked or done.result.report.backend
     artifact, why_not = None, ""
     if asked is not None or target in IN_PROCESS or (out is not None and target in TARGETS):
@@ -88,13 +88,14 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
 def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
     """Beside each other, under one name: the program, the artifact and the report."""
     done, artifact = delivered.done, delivered.artifact
-    program = out.with_suffix(".qc") if out.suffix in ARTIFACTS else out
+    is_artifact = artifact_of(out) is not None
+    program = out.with_suffix(".qc") if is_artifact else out
     files = [("program", program)]
     out.parent.mkdir(parents=True, exist_ok=True)
     done.result.save(program)
     if artifact is not None:
         suffixes = {name: suffix for suffix, name in ARTIFACTS.items()}
-        place = program.with_suffix(suffixes.get(target, f".{target}.qc"))
+        place = out if is_artifact else program.with_suffix(suffixes.get(target, f".{target}.qc"))
         artifact.save(place)
         files.append(("artifact", place))
     page = program.with_suffix(".html")

@@ -26,7 +26,7 @@ class KnownArguments:
         other, none of which wants a gradient."""
         if kwargs or not all(type(x) is Tensor and not x.requires_grad for x in args):
             return None
-        return tuple((x.shape, x.dtype, x.device) for x in args)
+        return tuple((x.shape, x.dtype, x.device, x.layout) for x in args)
 
     def __contains__(self, kind: Kind | None) -> bool:
         return kind in self._kinds

@@ -71,7 +71,9 @@ def why_not_static(rule: Rule, asked: Iterable[tuple[fx.Node, Setting | None]]) 
     if rule.static is Offer.NAMED:
         is_named = any(said is not None and _is_named(said, node) for node, said in read)
         return None if is_named else only_where_named(Timing.STATIC)
-    return "it has no static form"
+    if rule.dynamic is Offer.NO:
+        return "it has no static form"
+    return "it has no static form; with INT8_TOKEN or INT8_DYNAMIC by config it finds its scales as it runs"
 
 
 def only_where_named(timing: Timing) -> str:

@@ -17,6 +17,9 @@ ADVICE = (
     "call it with inputs like the example inputs, or capture it again with dynamic_shapes= for the dimensions that vary"
 )
 
+MOST_SHOWN = 40
+"""How many values an arrangement is written out for, in messages."""
+
 
 @dataclass(frozen=True)
 class Input:
@@ -109,6 +112,9 @@ def _shape_of(spec: pytree.TreeSpec) -> str:
     """How values are nested, in short: `*`, `(*, *)`, `{x: *, y: *}`."""
     if spec.is_leaf():
         return "*"
+    if spec.num_leaves > MOST_SHOWN:
+        kind = getattr(spec.type, "__name__", "tree")
+        return f"a {kind} of {spec.num_leaves} values"
     parts = [_shape_of(child) for child in spec.children()]
     if spec.type is dict:
         return f"{{{', '.join(f'{key}: {part}' for key, part in zip(spec.context, parts, strict=True))}}}"
@@ -122,13 +128,15 @@ def _check_tensor(
     """Check dtype, rank and fixed sizes; bind plain symbols; return the composite sizes to check later."""
     if not isinstance(leaf, torch.Tensor):
         raise InputError(
-            f"input {item.name!r} is a {type(leaf).__name__}, not a tensor", where=f"input {item.name!r}", advice=ADVICE
+            f"input {item.name!r} is a {type(leaf).__name__}, not a tensor",
+            where=f"input {item.name!r}",
+            advice="give a tensor: torch.as_tensor(x)",
         )
     if leaf.dtype != expected.dtype or leaf.dim() != expected.rank:
         raise InputError(
             f"input {item.name!r} is {type_of_value(leaf)}, but the program was captured for {expected}",
             where=f"input {item.name!r}",
-            advice=ADVICE,
+            advice=ADVICE if leaf.dim() != expected.rank else f"give x.to({expected.dtype})",
         )
     later: list[tuple[Input, int, str, int]] = []
     for dim, (want, size) in enumerate(zip(expected.shape, leaf.shape, strict=True)):

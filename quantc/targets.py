@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from quantc.errors import UnknownNameError, suggest
+from quantc.errors import ConfigError, UnknownNameError, suggest
 from quantc.extras import extra
 
 if TYPE_CHECKING:
@@ -26,8 +27,22 @@ TARGETS: dict[str, str] = {
 
 ARTIFACTS: dict[str, str] = {".onnx": "onnx", ".pte": "executorch"}
 """By the end of a file's name: the target whose `save` writes such a file."""
+FOREIGN = (".engine", ".gguf", ".mlmodel", ".mlpackage", ".ort", ".plan", ".ptl", ".tflite", ".trt", ".xml")
+"""The ends of files of other tools, in whose form quantc writes nothing."""
 NEEDS: dict[str, tuple[str, str]] = {"executorch": ("executorch", "executorch"), "onnx": ("onnx", "onnx")}
 """By target: the package it needs, and the extra that installs it."""
+
+
+def artifact_of(path: Path) -> str | None:
+    """The target whose file has such a name; None for a program of quantc's own. ConfigError for files of other tools."""
+    ending = path.suffix.lower()
+    if ending in FOREIGN:
+        raise ConfigError(
+            f"quantc writes no {ending} files",
+            where=str(path),
+            advice=f"give a name that ends in {' or '.join(ARTIFACTS)}, or in .qc for the program, which qc.load reads",
+        )
+    return ARTIFACTS.get(ending)
 
 
 def check_extra(target: str) -> None:

@@ -73,7 +73,7 @@ def test_a_saved_file_runs_without_the_program(digits: tuple[qc.Program, executo
     with pytest.raises(qc.QuantcError, match="does not say which op is which"):
         loaded.delegation()
     assert "for ExecuTorch" in str(loaded)
-    with pytest.raises(InputError, match="one after the other"):
+    with pytest.raises(InputError, match="give images by position"):
         loaded(images=x)
 
 

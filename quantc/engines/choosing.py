@@ -69,7 +69,9 @@ class Chosen(Deployed):
 
     @property
     def headline(self) -> str:
-        return f"{self._name} on x86, run by {self.engine}, the fastest of {len(self.measured)} engines"
+        timed = [row for row in self.measured if row.milliseconds is not None]
+        rank = f"the fastest of {len(timed)} engines" if len(timed) > 1 else "the only engine that can be taken"
+        return f"{self._name} on x86, run by {self.engine}, {rank}"
 
     def to_data(self) -> dict[str, Any]:
         """What was chosen and why, for machines."""

@@ -9,7 +9,7 @@ from quantc.artifact import check_quantized
 from quantc.engines.choosing import Chosen, choose
 from quantc.engines.module import OnEngine
 from quantc.engines.table import AUTO, ENGINES, TORCH, engine_of
-from quantc.errors import QuantcError
+from quantc.errors import QuantcError, RefusedError
 from quantc.kernels.lowered import Lowered, lower
 from quantc.program import Program, check_program
 
@@ -26,6 +26,12 @@ def lower_x86(
 
     `threads` is how many threads an engine outside torch may use: as many as torch, unless it is given.
     """
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise RefusedError(
+            f"threads is {threads!r}",
+            where=f'qc.lower(..., "x86", engine={engine!r}, threads={threads!r})',
+            advice="give a whole number of at least 1, or leave it out for as many as torch uses",
+        )
     if engine == TORCH:
         return lower(program, "x86", **options)
     if isinstance(program, Lowered):

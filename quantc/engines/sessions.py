@@ -29,7 +29,7 @@ class Session(Protocol):
 
 def as_array(tensor: Tensor) -> Any:
     """The same memory for numpy; engines want it in order."""
-    return tensor.detach().contiguous().numpy()
+    return tensor.detach().resolve_neg().contiguous().numpy()
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -27,11 +27,13 @@ class Engine:
 
     def why_not(self) -> str | None:
         """Why it cannot be used here."""
-        return (
-            None
-            if is_installed(*self.packages)
-            else f"{self.extra} is not installed: pip install 'quantc[{self.extra}]'"
-        )
+        return f"{self.missing}: pip install 'quantc[{self.extra}]'" if self.missing else None
+
+    @property
+    def missing(self) -> str:
+        """What is not installed of it, told; empty if all is."""
+        packages = [package for package in self.packages if not is_installed(package)]
+        return f"{', '.join(packages)} {'is' if len(packages) == 1 else 'are'} not installed" if packages else ""
 
 
 TORCH = "torch"
@@ -71,10 +73,9 @@ def engine_of(name: str) -> Engine:
             advice=suggest(str(name), (TORCH, AUTO, *ENGINES), noun="engines"),
         )
     found = ENGINES[name]
-    if found.why_not() is not None:
-        missing = [package for package in found.packages if not is_installed(package)]
+    if found.missing:
         raise MissingDependencyError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            found.missing,
             where=f'qc.lower(..., "x86", engine={name!r})',
             advice=f"pip install 'quantc[{found.extra}]'",
         )

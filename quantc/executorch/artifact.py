@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from quantc.errors import InputError, QuantcError
 from quantc.executorch.container import sealed
 from quantc.executorch.delegation import Delegation
-from quantc.executorch.metadata import Metadata
+from quantc.executorch.metadata import Metadata, convention_in
 from quantc.executorch.running import Running
 from quantc.kernels.vetting import has_nan
 from quantc.known_arguments import KnownArguments
@@ -29,7 +29,8 @@ TARGET = "executorch"
 class Pte:
     """A program as ExecuTorch runs it. Called like the model; `save` writes the `.pte` file.
 
-    What was read from a file has no delegation, takes its tensors one after the other, and gives them so.
+    What was read from a file has no delegation. One that does not say how its tensors are arranged takes them one after the other,
+    and gives them so.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Pte:
         signature: Signature | None = None,
         delegation: Delegation | None = None,
         outputs: Sequence[Any] = (),
+        why_flat: str = "",
     ) -> None:
         self.content = content
         """The file, but for its seal."""
@@ -52,6 +54,8 @@ class Pte:
         """The flat outputs that are no tensors, at their places; for tensors, Ellipsis."""
         self._is_one = self._outputs == (...,) and signature is not None and signature.out_spec.is_leaf()
         """Whether it yields a tensor, and nothing around it."""
+        self._why_flat = why_flat
+        """Why tensors come and go one after the other, where they do."""
         self._running: Running | None = None
         self._known = KnownArguments()
         self._rounded = tuple(
@@ -72,13 +76,7 @@ class Pte:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs, arranged as those of the model."""
         if self._signature is None:
-            if kwargs:
-                raise InputError(
-                    f"{self.name} was read from a file, and takes tensors one after the other, not {', '.join(kwargs)}=",
-                    where=self._where,
-                    advice="give them in the order of its inputs: pte.metadata.inputs",
-                )
-            made = self.run(*args)
+            made = self._run_flat(args, kwargs)
             return made[0] if len(made) == 1 else tuple(made)
         kind = KnownArguments.kind(args, kwargs)
         if kind in self._known:
@@ -94,6 +92,16 @@ class Pte:
         rest = iter(made)
         flat = [next(rest) if value is ... else value for value in self._outputs]
         return pytree.tree_unflatten(flat, self._signature.out_spec)
+
+    def _run_flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        odd = [*(f"{name}=" for name in kwargs), *(f"a {type(x).__name__}" for x in args if not isinstance(x, Tensor))]
+        if odd:
+            raise InputError(
+                f"{self.name} was read from a file, and takes tensors one after the other, not {', '.join(odd)}",
+                where=f"{self._where}: {self._why_flat}",
+                advice="give them in the order of its inputs: pte.metadata.inputs",
+            )
+        return self.run(*args)
 
     def run(self, *inputs: Tensor) -> list[Tensor]:
         """The tensors that it takes, one after the other, to those that it gives."""
@@ -133,6 +141,12 @@ class Pte:
                     f"input {place} is on {value.device}",
                     where=self._where,
                     advice="ExecuTorch runs on the CPU: x.cpu()",
+                )
+            if value.layout is not torch.strided:
+                raise InputError(
+                    f"input {place} has the layout {value.layout}, which ExecuTorch does not read",
+                    where=self._where,
+                    advice="give x.to_dense()",
                 )
             if value.requires_grad and torch.is_grad_enabled():
                 raise InputError(
@@ -175,6 +189,10 @@ class Pte:
         ranges = self.metadata.ranges if self.metadata is not None else {}
         return f"{size} in {ranges[size][0]}..{ranges[size][1]}" if isinstance(size, str) and size in ranges else size
 
+    def __reduce__(self) -> Any:
+        """What is in the runtime stays there: a copy loads the program anew."""
+        return read_back, (self.content, self.metadata, self._where, self._delegation)
+
     # -- saving and telling --------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -215,6 +233,20 @@ class Pte:
 
     def __repr__(self) -> str:
         return f"<Pte {self.headline}>"
+
+
+def read_back(content: bytes, metadata: Metadata | None, where: str, delegation: Delegation | None = None) -> Pte:
+    """What a file holds, called as its metadata say."""
+    found = convention_in(metadata, where)
+    return Pte(
+        content,
+        metadata,
+        where=where,
+        signature=found.signature,
+        delegation=delegation,
+        outputs=found.outputs,
+        why_flat=found.why_flat,
+    )
 
 
 _LIKE = "call it with inputs like the example inputs; dimensions that vary need dynamic_shapes= at capture, and largest= at qc.lower"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.graph import CodeGen
 
-from quantc.errors import QuantcError
+from quantc.errors import QuantcError, RefusedError, suggest
 from quantc.executorch.packages import quiet
 from quantc.executorch.partitioning import give_name
 from quantc.executorch.running import in_order
@@ -23,13 +23,36 @@ LARGEST = 64
 
 
 def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """The sizes of each dynamic dimension, all with an end."""
+    """The sizes of each dynamic dimension, all with an end: its own, or where it has none, the one for all. One that is named
+    gets no more memory than that, whatever its bound."""
+    known = program.signature.ranges
+    named = {} if isinstance(largest, int) else _by_symbol(largest, known)
+    for_all = _checked(largest) if isinstance(largest, int) else LARGEST
     found: dict[str, tuple[int, int]] = {}
-    for symbol, (low, high) in program.signature.ranges.items():
-        wanted = largest if isinstance(largest, int) else largest.get(symbol, LARGEST)
-        end = wanted if high is None else high
-        found[symbol] = (low, max(end, low))
+    for symbol, (low, high) in known.items():
+        end = for_all if high is None else high
+        wanted = named.get(symbol, end)
+        found[symbol] = (low, max(wanted if high is None else min(wanted, high), low))
     return found
+
+
+def _by_symbol(largest: Any, known: Mapping[str, Any]) -> dict[str, int]:
+    if not isinstance(largest, Mapping):
+        raise _wrong(f"largest is a {type(largest).__name__}", "give a number, or numbers by symbol")
+    for symbol in largest:
+        if symbol not in known:
+            raise _wrong(f"{symbol!r} is no size that varies", suggest(str(symbol), known, noun="sizes"))
+    return {symbol: _checked(size) for symbol, size in largest.items()}
+
+
+def _checked(size: Any) -> int:
+    if not isinstance(size, int) or size < 1:
+        raise _wrong(f"largest is {size!r}", "give the largest size that will be asked for, a whole number")
+    return size
+
+
+def _wrong(what: str, advice: str) -> RefusedError:
+    return RefusedError(what, where='qc.lower(program, "executorch", largest=...)', advice=advice)
 
 
 def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
@@ -65,7 +88,21 @@ def _flat_module(program: Program) -> fx.GraphModule:
     (output,) = graph.find_nodes(op="output")
     output.args = (tuple(value for value in output.args[0] if isinstance(value, fx.Node)),)
     module = fx.GraphModule(root, graph)
+    _order_constants(module)
     return module.requires_grad_(False).eval()
+
+
+def _order_constants(module: nn.Module) -> None:
+    """Constants that lie in memory as their axes come: XNNPACK's passes fail on weights that have channels last already."""
+    done: dict[int, Tensor] = {}
+    """By the id of a tensor: those that go by several names stay one."""
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            for name, value in table.items():
+                if value is None or (ordered := in_order(value.detach())).stride() == value.stride():
+                    continue
+                own = nn.Parameter(ordered, False) if isinstance(value, nn.Parameter) else ordered
+                table[name] = done.setdefault(id(value), own)
 
 
 def _fix_constants(program: Program) -> None:

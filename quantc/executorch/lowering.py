@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from quantc.artifact import check_quantized
-from quantc.errors import QuantcError
+from quantc.errors import QuantcError, RefusedError
 from quantc.executorch.artifact import TARGET, Pte
+from quantc.executorch.calling import outputs_of
 from quantc.executorch.delegation import delegation_of, misread
 from quantc.executorch.exporting import LARGEST, examples_of, exported, size_ranges
 from quantc.executorch.metadata import METHOD, metadata_of
@@ -41,7 +41,7 @@ def lower(
     exir = package("executorch.exir")
     package("executorch.kernels.quantized")
     package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops takes
-    given = list(partitioners) if partitioners is not None else [xnnpack_partitioner()]
+    given = _partitioners(partitioners) if partitioners is not None else [xnnpack_partitioner()]
     own = program.clone()
     spell(own)
     if partitioners is None:
@@ -75,11 +75,24 @@ def lower(
         where=f"{program.name} for ExecuTorch",
         signature=program.signature,
         delegation=delegation,
-        outputs=_plain_outputs(program),
+        outputs=outputs_of(program),
     )
     if partitioners is None:
         _check_runs(made, own)
     return made
+
+
+def _partitioners(given: Any) -> list[Any]:
+    """Those that are given; an error unless they can be asked what ExecuTorch asks them first."""
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    odd = [each for each in listed if not hasattr(each, "ops_to_not_decompose")]
+    if odd:
+        raise RefusedError(
+            f"{odd[0]!r} is no partitioner",
+            where='qc.lower(program, "executorch", partitioners=...)',
+            advice="give a list of executorch.exir.backend.partitioner.Partitioner; [] leaves everything to ExecuTorch's own kernels",
+        )
+    return listed
 
 
 def _details(error: Exception) -> list[str]:
@@ -136,8 +149,3 @@ def _check_form(program: Program) -> None:
             f'computes in float; quantize it with backend="{TARGET}"',
             stacklevel=4,
         )
-
-
-def _plain_outputs(program: Program) -> tuple[Any, ...]:
-    (output,) = program.graph.find_nodes(op="output")
-    return tuple(... if isinstance(value, fx.Node) else value for value in output.args[0])

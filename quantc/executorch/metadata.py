@@ -7,13 +7,17 @@ import json
 from dataclasses import asdict
 from importlib.metadata import version
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantc.artifact import Provenance
 from quantc.errors import LoadError
+from quantc.executorch.calling import ADVICE, CallData, Convention, call_data, convention_of
 from quantc.frozen import faults_of
 from quantc.kernels.vetting import watched
 from quantc.program import Program
+from quantc.signature import Input
+from quantc.types import TensorType
 
 METHOD = "quantc"
 """The name of the method."""
@@ -50,6 +54,8 @@ class Metadata(BaseModel):
     inputs: list[InputData]
     ranges: dict[str, tuple[int, int]]
     """The sizes that a dimension may have, by its symbol."""
+    call: CallData | None = None
+    """How inputs and outputs are arranged; None in files of earlier versions."""
 
     def to_text(self) -> str:
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
@@ -72,6 +78,7 @@ def metadata_of(program: Program, ranges: dict[str, tuple[int, int]]) -> Metadat
             if not item.is_constant and item.type is not None
         ],
         ranges=ranges,
+        call=call_data(program),
     )
 
 
@@ -83,5 +90,20 @@ def read_metadata(text: str, where: str) -> Metadata:
         raise LoadError(
             f"what the file says of itself does not read: {faults_of(error)[0]}",
             where=where,
-            advice="write it again with qc.lower(program, 'executorch').save(path)",
+            advice=ADVICE,
         ) from error
+
+
+def convention_in(metadata: Metadata | None, where: str) -> Convention:
+    """How a file is called, by what it says of itself."""
+    if metadata is None:
+        return Convention(why_flat="quantc did not write it")
+    tensors = [_input(item, where) for item in metadata.inputs]
+    return convention_of(metadata.call, tensors, dict(metadata.ranges), where)
+
+
+def _input(item: InputData, where: str) -> Input:
+    dtype = getattr(torch, item.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise LoadError(f"input {item.name!r} is of an unknown type, {item.dtype!r}", where=where, advice=ADVICE)
+    return Input(item.name, TensorType(dtype, tuple(item.shape)))

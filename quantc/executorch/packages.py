@@ -19,7 +19,7 @@ XNNPACK = "executorch.backends.xnnpack"
 def package(name: str) -> Any:
     """A module of ExecuTorch; MissingDependencyError, with the command that installs it, if there is none."""
     with quiet():
-        return extra(name, "executorch", 'qc.lower(program, "executorch")')
+        return extra(name, "executorch", ".pte files, which ExecuTorch writes and runs")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from quantc.errors import LoadError
-from quantc.executorch.artifact import Pte
+from quantc.executorch.artifact import Pte, read_back
 from quantc.executorch.container import ADVICE, unsealed
 from quantc.executorch.running import Running
 
@@ -20,4 +20,4 @@ def load(path: str | os.PathLike[str]) -> Pte:
         raise LoadError(f"{place} cannot be read: {error.strerror}", where=str(place), advice=ADVICE) from error
     content = unsealed(data, str(place))
     running = Running(content, str(place))
-    return Pte(content, running.metadata(), where=str(place))
+    return read_back(content, running.metadata(), str(place))

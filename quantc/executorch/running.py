@@ -21,7 +21,12 @@ ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and co
 
 def in_order(x: Tensor) -> Tensor:
     """A tensor that lies in memory as its axes come, with the strides of such: ExecuTorch goes by these also where an axis has
-    one place, and torch calls any stride contiguous."""
+    one place, and torch calls any stride contiguous. ExecuTorch reads memory, which a view may have with the other sign, and
+    knows no class but Tensor."""
+    if x.is_neg():
+        return x.detach().resolve_neg().contiguous()
+    if type(x) is not Tensor:
+        x = x.detach().as_subclass(Tensor)
     if x.stride() != _strides(x.shape):
         return x.detach().clone(memory_format=torch.contiguous_format)
     return x.detach() if x.requires_grad else x

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
 
@@ -20,7 +21,7 @@ from quantc.patterns.match import Match, Refusal
 from quantc.program import Program
 from quantc.requests import is_dynamic, only_where_named, why_not_dynamic
 from quantc.resolve import Setting
-from quantc.types import TensorType, TupleType, ValueType, type_of
+from quantc.types import TensorType, TupleType, ValueType, dtype_of, type_of
 
 
 class Why(StrEnum):
@@ -119,7 +120,7 @@ class Reasons:
         if whole is not None:
             return Reason(Why.NOT_NAMED, f"{op_name(node)} is left whole: its products are float: {whole}")
         found = self._not_named.get(node)
-        if found is None:
+        if found is None or dtype_of(node) is not torch.float32:  # to name what is no float32 would not help
             return None
         refusal, trial = found
         if trial.fits_unnamed(node, Timing.STATIC):

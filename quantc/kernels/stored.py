@@ -23,9 +23,22 @@ def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
     A `.pte` file comes as `quantc.executorch.Pte`, to be run on ExecuTorch's runtime. `portable=True` gives the program of a lowered module instead. LoadError, naming the field, on anything that
     `save` did not write. Nothing is unpickled, and nothing in the file is executed.
     """
-    if Path(path).suffix == ".pte" and not portable:
+    place = Path(path)
+    if place.suffix.lower() == ".onnx":
+        raise LoadError(
+            "an ONNX file holds no program of quantc's",
+            where=str(place),
+            advice=f"run it with onnxruntime.InferenceSession({str(place)!r}); keep the program too, program.save(path), to lower it again",
+        )
+    if place.suffix == ".pte" or _begins_as_pte(place):
         from quantc.executorch.reading import load as load_pte
 
+        if portable:
+            raise LoadError(
+                "a .pte file holds no program of quantc's",
+                where=str(place),
+                advice="run it: qc.load(path); keep the program too, program.save(path), to lower it again",
+            )
         return load_pte(path)
     program, lowering = read(path)
     if lowering is None or portable:
@@ -39,3 +52,14 @@ def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
             advice=f"{error.advice}; or read the program alone, qc.load(path, portable=True)",
         ) from error
     return raised(program, lowering)
+
+
+def _begins_as_pte(path: Path) -> bool:
+    """Whether a file begins as ExecuTorch's do: its name may end otherwise."""
+    from quantc.executorch.container import MAGIC
+
+    try:
+        with path.open("rb") as file:
+            return file.read(8)[4:] == MAGIC
+    except OSError:
+        return False  # reading it will say why

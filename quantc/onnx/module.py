@@ -13,6 +13,7 @@ from quantc.deployed import Deployed
 from quantc.engines.calling import Calling
 from quantc.engines.fusions import Fusions, fusions_of
 from quantc.engines.sessions import OnnxRuntime, Session
+from quantc.extras import is_installed
 from quantc.onnx.dtypes import onnx_module
 from quantc.onnx.export import LARGEST_MESSAGE, Exported, export
 from quantc.onnx.profiles import profile_of
@@ -20,6 +21,8 @@ from quantc.program import Program, check_program
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import read
 from quantc.whole_file import whole_file
+
+RUNTIME = "onnxruntime"
 
 
 class OnnxModel(Deployed):
@@ -97,11 +100,16 @@ class OnnxModel(Deployed):
             "nodes": len(self.proto.graph.node),
             "bytes": self.proto.ByteSize(),
             "metadata": self.metadata,
-            "fusions": self.fusions().to_data(),
+            "fusions": self.fusions().to_data() if is_installed(RUNTIME) else None,
         }
 
     def __str__(self) -> str:
-        return "\n".join([self.headline, *(f"  {line}" for line in str(self.fusions()).splitlines())])
+        told = (
+            str(self.fusions())
+            if is_installed(RUNTIME)
+            else f"{RUNTIME}, which would say what it fuses, is not installed"
+        )
+        return "\n".join([self.headline, *(f"  {line}" for line in told.splitlines())])
 
 
 def lower(program: Program, *, profile: str | None = None) -> OnnxModel:

@@ -87,6 +87,6 @@ def profile_of(program: Program, name: str | None) -> Profile:
         raise UnknownNameError(
             f"there is no profile {wanted!r}",
             where=f'qc.lower(..., "onnx", profile={wanted!r})',
-            advice=suggest(wanted, PROFILES, noun="profiles"),
+            advice=suggest(str(wanted), PROFILES, noun="profiles"),
         )
     return PROFILES[wanted]

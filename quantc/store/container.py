@@ -75,7 +75,7 @@ def write(
         with whole_file(path) as draft:
             save_file(dict(tensors), draft, metadata=fields)
             _seal(draft)
-    except (OSError, SafetensorError) as error:
+    except SafetensorError as error:
         raise SaveError(
             f"{path} cannot be written: {error}",
             where=str(path),
