@@ -65,7 +65,9 @@ def blocks_of(weight: Tensor, image: TensorType | None, window: Window, block: S
         return None
     if any(wide not in (1, step) for wide, step in zip(block, window.stride, strict=True)):
         return None
-    sizes = [size for size, wide in zip(image.shape[2:], block, strict=True) if isinstance(size, int) and size % wide == 0]
+    sizes = [
+        size for size, wide in zip(image.shape[2:], block, strict=True) if isinstance(size, int) and size % wide == 0
+    ]
     if len(sizes) < len(block) or tuple(window.dilation) != (1, 1):
         return None
     settings = zip(weight.shape[2:], window.padding, window.stride, sizes, block, strict=True)

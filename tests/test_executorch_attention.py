@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -29,20 +29,21 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
-        made = self.qkv(self.norm(x))
+        made: Tensor = self.qkv(self.norm(x))
         if self.cut in ("unbind", "select"):
             made = made.reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             q, k, v = made.unbind(0) if self.cut == "unbind" else (made[0], made[1], made[-1])
         else:
-            parts = {
+            parts: dict[str, Callable[[], Sequence[Tensor]]] = {
                 "chunk": lambda: made.chunk(3, -1),
-                "split": lambda: made.split(width, -1),
-                "sizes": lambda: made.split([width, width, width], 2),
+                "split": lambda: torch.split(made, width, -1),
+                "sizes": lambda: torch.split(made, [width, width, width], 2),
                 "narrow": lambda: [made.narrow(-1, width * place, width) for place in range(3)],
-            }[self.cut]()
-            q, k, v = (part.reshape(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
+            }
+            q, k, v = (part.reshape(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts[self.cut]())
         scores = (q @ k.transpose(-2, -1) * 0.25).softmax(-1)
-        return x + self.out((scores @ v).transpose(1, 2).reshape(batch, tokens, width))
+        mixed: Tensor = self.out((scores @ v).transpose(1, 2).reshape(batch, tokens, width))
+        return x + mixed
 
 
 def quantized(model: nn.Module, *shape: int, dynamic_shapes: object = None) -> tuple[Program, Tensor]:
@@ -125,17 +126,17 @@ BODIES: dict[str, Callable[[Tensor], Tensor]] = {
     "with alpha": lambda x: torch.add(x, 0.5, alpha=2.0),
     "whole numbers": lambda x: x * 2 + 1,
     "infinite": lambda x: torch.maximum(x, torch.sin(x)) + float("inf"),
-    "softmax over the heads": lambda x: (x.unflatten(-1, (2, 4)) @ x.unflatten(-1, (4, 2))).softmax(1),
-    "softmax over rows": lambda x: (x.unflatten(-1, (2, 4)) @ x.unflatten(-1, (4, 2))).softmax(-2),
-    "softmax over columns": lambda x: (x.unflatten(-1, (2, 4)) @ x.unflatten(-1, (4, 2))).softmax(3),
-    "used twice": lambda x: (y := x.unflatten(-1, (2, 4)) @ x.unflatten(-1, (4, 2))).softmax(-1) + y,
+    "softmax over the heads": lambda x: (torch.unflatten(x, -1, (2, 4)) @ torch.unflatten(x, -1, (4, 2))).softmax(1),
+    "softmax over rows": lambda x: (torch.unflatten(x, -1, (2, 4)) @ torch.unflatten(x, -1, (4, 2))).softmax(-2),
+    "softmax over columns": lambda x: (torch.unflatten(x, -1, (2, 4)) @ torch.unflatten(x, -1, (4, 2))).softmax(3),
+    "used twice": lambda x: (y := torch.unflatten(x, -1, (2, 4)) @ torch.unflatten(x, -1, (4, 2))).softmax(-1) + y,
     "a matrix for all": lambda x: x @ x.reshape(-1, 8).t(),
-    "broadcast": lambda x: x.unflatten(-1, (2, 4)) @ x[:, :1].unflatten(-1, (4, 2)),
+    "broadcast": lambda x: torch.unflatten(x, -1, (2, 4)) @ torch.unflatten(x[:, :1], -1, (4, 2)),
     "a stack": lambda x: x @ x.transpose(1, 2),
     "an axis of one place": lambda x: x[:, None].select(1, 0) * 2,
-    "uneven": lambda x: torch.cat(x.split(3, 2)[::-1], 2),
+    "uneven": lambda x: torch.cat(torch.split(x, 3, 2)[::-1], 2),
     "uneven chunks": lambda x: torch.cat(x.chunk(3, 1)[::-1], 1),
-    "parts that nobody reads": lambda x: x.split(2, -1)[1],
+    "parts that nobody reads": lambda x: torch.split(x, 2, -1)[1],
     "a part of a part": lambda x: x.chunk(2, -1)[1].select(1, -1).narrow(0, -1, 1),
 }
 
@@ -174,7 +175,7 @@ def test_parts_are_those_of_torch(shape: list[int], axis: int, step: int, kind: 
                 case "chunk":
                     return x.chunk(step, axis)
                 case "split":
-                    return x.split(step, axis)
+                    return torch.split(x, step, axis)
                 case _:
                     return x.unbind(axis)
 
@@ -203,5 +204,5 @@ def test_sizes_that_the_exporter_would_fix_are_an_error() -> None:
     sizes = ({0: torch.export.Dim("batch", max=8), 1: torch.export.Dim("tokens", max=8)},)
     halves = Body(lambda x: torch.cat(x.chunk(2, -1)[::-1], -1))
     program, _ = quantized(halves, 3, 4, 8, dynamic_shapes=sizes)
-    with pytest.raises(qc.QuantcError, match="fixes .* of input"):
+    with pytest.raises(qc.QuantcError, match=r"fixes .* of input"):
         qc.lower(program, "executorch")

@@ -61,7 +61,9 @@ def xnnpack(**settings: bool) -> Callable[[Task], Built]:
             program = runtime().load_program(content)
             method = program.load_method("forward")
 
-        def run(*given: Any, kept: Any = program) -> Any:  # a method reads what its program holds, and does not hold that itself
+        def run(
+            *given: Any, kept: Any = program
+        ) -> Any:  # a method reads what its program holds, and does not hold that itself
             made = method.execute(given)
             return made[0] if len(made) == 1 else tuple(made)
 

@@ -38,6 +38,6 @@ class Mover:
         moved, ops = self.emit(op, (x, *how), kind), decomposed_ops()
         if x.target is not ops.dequantize_per_tensor.default:
             return moved
-        grid = x.args[1:]
-        levels = self.emit(ops.quantize_per_tensor.default, (moved, *grid), TensorType(x.args[-1], kind.shape))
+        grid: Any = x.args[1:]
+        levels = self.emit(ops.quantize_per_tensor.default, (moved, *grid), TensorType(grid[-1], kind.shape))
         return self.emit(x.target, (levels, *grid), kind)

@@ -124,7 +124,8 @@ def _row_user(node: fx.Node) -> fx.Node | None:
 
 
 def _delay(node: fx.Node, user: fx.Node) -> None:
-    source, before = node.args[0], node.meta["val"]
+    source: Any = node.args[0]
+    before = node.meta["val"]
     user.replace_all_uses_with(node)
     user.replace_input_with(node, source)
     if is_op(user, "softmax"):
