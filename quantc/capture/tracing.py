@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
+from quantc.capture.stamps import Stamp
+from quantc.errors import CaptureError
 from quantc.program import Program
 from quantc.signature import Signature
 from quantc.sites import Origin
@@ -79,6 +81,8 @@ class Value:
 
     tensor: Tensor
     node: fx.Node
+    stamp: Stamp
+    """What it held when the node was its value."""
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -122,7 +126,7 @@ class Recorder:
             if self._first_runs or position >= len(self._inputs):
                 self._inputs.append((self._placeholder(f"{INPUT}{position}", leaf), leaf))
             if isinstance(leaf, Tensor):
-                self._values[id(leaf)] = Value(leaf, self._inputs[position][0])
+                self._values[id(leaf)] = Value(leaf, self._inputs[position][0], Stamp(leaf))
 
     def _placeholder(self, name: str, leaf: Any) -> fx.Node:
         if self._first is not None:
@@ -148,8 +152,37 @@ class Recorder:
             node = self._placeholder(f"outside_{len(self._inputs)}", tensor)
             self._inputs.append((node, tensor))
             self.reasons.append(f"a tensor of shape {tuple(tensor.shape)} comes from outside of the model")
-        self._values[id(tensor)] = Value(tensor, node)
+        self._values[id(tensor)] = Value(tensor, node, Stamp(tensor))
         return node
+
+    def arrive(self, tensors: Iterable[Tensor]) -> None:
+        """A call is about to read tensors. If somebody has written to one, through another tensor or past torch, since the
+        call that made it, nothing is known of it but what it is like."""
+        for tensor in tensors:
+            known = self._values.get(id(tensor))
+            if known is None or known.stamp.holds:
+                continue
+            if id(tensor) in self._names:
+                raise self._changed(self._names[id(tensor)])
+            self._read[known.node] = None
+            known.node = self._placeholder(f"overwritten_{len(self._inputs)}", tensor)
+            self._inputs.append((known.node, tensor))
+            known.stamp.renew()
+            self.reasons.append(f"a tensor of shape {tuple(tensor.shape)} is written to in other ways than by calls on it")
+
+    def hand_out(self, tensors: Iterable[Tensor]) -> None:
+        """Others have the memory of tensors from now on, and write to it without torch counting."""
+        for tensor in tensors:
+            for value in self._values.values():
+                if value.stamp.shares_memory(tensor):
+                    value.stamp.watch()
+
+    def _changed(self, name: str) -> CaptureError:
+        return CaptureError(
+            f"{name} is written to while the model runs, and what is quantized must stay as it is",
+            where=f"{type(self.model).__name__}.{name}",
+            advice="keep what changes in a tensor of its own, and give it to torch.nn.functional",
+        )
 
     def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
         found: fx.Node | None = next(
@@ -182,7 +215,7 @@ class Recorder:
             bool(first) and bool(results) and results[0] is first[0],
         )
         self.calls.append(call)
-        self._learn(call, output)
+        self._learn(call, given, output)
         return call
 
     def again(self, call: SeenCall, given: tuple[Any, Any], output: Any) -> None:
@@ -195,7 +228,7 @@ class Recorder:
             if node is not first:
                 self._read[node] = None
                 self._merge(call, position, first)
-        self._learn(call, output)
+        self._learn(call, given, output)
 
     def _merge(self, call: SeenCall, position: int, first: fx.Node) -> None:
         """A call reads one tensor this time and another the next: nothing is known of it but what it is like."""
@@ -232,10 +265,13 @@ class Recorder:
             scaled = [call for call in self.calls if call.name in ARITHMETIC and len(call.reads) == 1]
             self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
 
-    def _learn(self, call: SeenCall, output: Any) -> None:
+    def _learn(self, call: SeenCall, given: Any, output: Any) -> None:
+        for tensor in tensors_in(given):
+            if (known := self._values.get(id(tensor))) is not None and not known.stamp.holds:
+                known.stamp.renew()  # the call itself has written to it
         for tensor, node in zip(tensors_in(output), call.makes, strict=False):
             if node is not None:
-                self._values[id(tensor)] = Value(tensor, node)
+                self._values[id(tensor)] = Value(tensor, node, Stamp(tensor))
 
     def _written(
         self, func: Callable[..., Any], given: Any, reads: tuple[fx.Node, ...], origin: SeenAt

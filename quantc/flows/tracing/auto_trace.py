@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
@@ -25,7 +26,7 @@ from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import answer, call_on_floats
+from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, check_bodies, on_floats
 
 _WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
 
@@ -51,7 +52,7 @@ class Interception(TorchFunctionMode):
             with torch._C.DisableTorchFunctionSubclass():
                 return self._hooked(func, args, kwargs)
         if not types:
-            if kind is not Kind.OPENED:
+            if kind is not Kind.OPENED and kind is not Kind.MEMORY:
                 return func(*args, **kwargs)
         elif kind is Kind.QUERY:
             return answer(func, args, kwargs)
@@ -68,11 +69,15 @@ class Interception(TorchFunctionMode):
         run = self.run
         state = run.frame.state
         phase = run.trace.phase
+        if run.replaced:
+            args, kwargs = run.as_replaced((args, kwargs))
         key = run.key(func, args, 3)
         if phase is Phase.TRAINING and run.counts_batches(func, args):
             return args[0]
         if phase is Phase.TRACING:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
+        if run.watch is not None and run.trace.kind_of(func) is Kind.MEMORY:
+            run.watch.hand_out(tensors_in(on_floats((args, kwargs))))
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
         if site is None:
@@ -83,8 +88,8 @@ class Interception(TorchFunctionMode):
             )
         if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
-            function = state.op_convert_function(func, site, run) or func
-            output = function(*args, **kwargs)
+            function = state.op_convert_function(func, site, run)
+            output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
             return state.op_convert_after_hook(func, output, args, site)
         args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
         output = state.op_prepare_function(func, site, run)(*args, **kwargs)
@@ -259,7 +264,8 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
     outer = getattr(ACTIVE, "run", None)
-    ACTIVE.run = run
+    handed_out = getattr(HANDED_OUT, "memory", True)
+    ACTIVE.run, HANDED_OUT.memory = run, False
     try:
         if run.watch is not None:
             _watch_inputs(trace, run.watch, args, kwargs)
@@ -268,8 +274,9 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         output = state.module_after_hook(output, run)
         if run.queue is not None:
             run.queue.flush()  # somebody may have kept a tensor
+        check_bodies()
     finally:
-        ACTIVE.run = outer
+        ACTIVE.run, HANDED_OUT.memory = outer, handed_out
     if run.watch is not None:
         trace.commit(run.watch.tally)
     return output

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quantc.flows.tracing.call_sites import Key, Link, OpSite
-from quantc.flows.tracing.traced_tensor import Traced, Waiting, become, body_of, call_on_floats, to_be_fused
+from quantc.flows.tracing.traced_tensor import (
+    Done,
+    Kept,
+    Traced,
+    Waiting,
+    call_on_floats,
+    current,
+    floats_of,
+    kept,
+    levels_on,
+    on_grid,
+    to_be_fused,
+    twin,
+    written,
+)
 from quantc.flows.tracing.units import Unit, reach
 
 if TYPE_CHECKING:
@@ -24,7 +38,7 @@ class Quick(Link):
     """What runs instead of a module of torch.nn whose one call is part of a quantized op."""
 
     __slots__ = (
-        "code", "follows", "has_parameters", "hooks", "instruction", "is_last", "is_near", "is_watched", "leaf",
+        "bit", "code", "follows", "has_parameters", "hooks", "instruction", "is_last", "is_near", "is_watched", "leaf",
         "may_follow", "number", "path", "pre_hooks", "site", "starts", "trace", "unit", "writes",
     )  # fmt: skip
 
@@ -44,6 +58,7 @@ class Quick(Link):
         self.follows = unit.is_fused and site.number > unit.trigger
         self.is_last = site.number == unit.members[-1]
         self.writes = site.number in unit.in_place
+        self.bit = unit.bits[site.number]
         self.leaf: Any = None
 
     def bind(self, leaf: Any, code: Any) -> None:
@@ -58,23 +73,35 @@ class Quick(Link):
     def call(self, args: tuple[Any, ...], run: Run) -> Any:
         """Do the work of the module."""
         x, unit = args[0], self.unit
+        if type(x) is Traced and x.plain is not None:
+            current(x)
         if self.starts:
+            if unit.rounds_first and unit.reads_bytes and type(x) is not Traced:  # once, whoever reads it
+                x = on_grid(levels_on(x, unit.grids[0]), unit.grids[0])  # type: ignore[arg-type]
+                args = (x,)
             output = run.queue.put_off(self.number, unit, args, unit.grids_read) if unit.reads_bytes else None
             if output is None:
                 output = unit.run_quantized(self.trace.held, {0: x}, self.trace.target)
             if not self.is_last:
-                output = self._waits(args, {0: x}, output)
+                output = self._waits(x, {0: x}, Done(output), self.bit)
         elif self.follows and (before := _done_before(x, unit)) is not None:
-            output = before.result if self.is_last else self._waits(args, before.operands, before.result)
+            done = before.done | self.bit
+            if not self.is_last:
+                output = self._waits(x, before.operands, before.result, done)
+            elif done == unit.all_bits:
+                output = before.result.take()  # type: ignore[union-attr]
+            else:
+                output = None
+            if output is None:
+                output = _by_itself(unit, self.number, self.leaf.forward, args, NOTHING)
         else:
-            output = advance(self.trace, unit, self.number, self.leaf.forward, args, NOTHING, run)
-        if self.writes and type(x) is Traced and output is not x:
-            become(x, output)
-        return output
+            return advance(self.trace, unit, self.number, self.leaf.forward, args, NOTHING, run)
+        return written(x, output) if self.writes else output
 
-    def _waits(self, args: tuple[Any, ...], operands: dict[int, Any], result: Any) -> Traced:
-        waiting = Waiting(self.unit, self.number, self.leaf.forward, args, NOTHING, operands, result)
-        return to_be_fused(body_of(result), waiting)
+    def _waits(self, x: Any, operands: dict[int, Any], result: Done | None, done: int) -> Traced:
+        given = Kept(x) if type(x) is Traced and x.plain is None else self.unit.kept(0, x)
+        waiting = Waiting(self.unit, self.number, self.leaf.forward, (given,), NOTHING, operands, result, done)
+        return to_be_fused(result.body, waiting)  # type: ignore[union-attr]
 
 
 def _done_before(x: Any, unit: Unit) -> Waiting | None:
@@ -92,25 +119,81 @@ def advance(
     kwargs: dict[str, Any],
     run: Run,
 ) -> Any:
-    """Any call of those that a fused op is made of."""
+    """Any call of those that a fused op is made of. What it writes to in place it gives back."""
+    for x in (*args, *kwargs.values()):
+        if type(x) is Traced and x.plain is not None:
+            current(x)
     if not unit.is_fused:
-        return run_unit(trace, unit, run, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
+        output = run_unit(trace, unit, run, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
+    else:
+        output = _step(trace, unit, call, func, args, kwargs, run)
+    if call not in unit.in_place:
+        return output
+    if type(args[0]) is Traced:
+        return written(args[0], output)
+    return _written_to_memory(trace, func, args, kwargs, output, run)
+
+
+def _step(
+    trace: Trace,
+    unit: Unit,
+    call: int,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run: Run,
+) -> Any:
     before = _waiting_for(unit, args, kwargs)
-    if call != unit.members[0] and before is None:
-        return call_on_floats(func, args, kwargs)  # called on something else than when it was recorded
-    operands = dict(before.operands) if before is not None else {}
+    if call != unit.members[0] and not before:
+        return _by_itself(unit, call, func, args, kwargs)  # called on something else than when it was recorded
+    operands = {number: x for row in before for number, x in row.operands.items()}
     for number, path in unit.by_call.get(call, ()):
-        operands[number] = reach(args, kwargs, path)
-    result = before.result if before is not None else None
+        x = reach(args, kwargs, path)
+        operands[number] = x if call == unit.trigger else unit.operand_kept(trace, number, x, run.rounded)
+    result = next((row.result for row in before if row.result is not None), None)
+    done = unit.bits[call]
+    for row in before:
+        done |= row.done
     if call == unit.trigger:
         if len(operands) != len(unit.operands):
-            return call_on_floats(func, args, kwargs)
-        result = run_unit(trace, unit, run, operands)
+            return _by_itself(unit, call, func, args, kwargs)
+        result = Done(run_unit(trace, unit, run, operands))
     if call == unit.members[-1]:
-        return result if result is not None else call_on_floats(func, args, kwargs)
-    waiting = Waiting(unit, call, func, args, kwargs, operands, result)
-    shape = body_of(result) if result is not None else run.shape_of_result(unit, call, func, args, kwargs)
+        output = result.take() if result is not None and done == unit.all_bits else None
+        return _by_itself(unit, call, func, args, kwargs) if output is None else output
+    shape = run.shape_of_result(unit, call, func, args, kwargs) if result is None else result.body
+    given = tuple(kept(x) for x in args)
+    waiting = Waiting(unit, call, func, given, {name: kept(x) for name, x in kwargs.items()}, operands, result, done)
     return to_be_fused(shape, waiting)
+
+
+def _by_itself(unit: Unit, call: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function itself, on a copy of what it writes to: that is seen to later."""
+    if call in unit.in_place:
+        args = (twin(args[0]) if type(args[0]) is Traced else args[0].clone(), *args[1:])
+        return floats_of(call_on_floats(func, args, kwargs))
+    return call_on_floats(func, args, kwargs)
+
+
+def _written_to_memory(
+    trace: Trace, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, run: Run
+) -> Any:
+    """An op has written to a tensor that is floats in the user's memory. In training that must stay as it is for the way
+    back, and whoever reads it is given what it should be."""
+    x = args[0]
+    if trace.held.is_live:
+        run.replaced[id(x)] = (x, output)
+        return output
+    if type(output) is not Traced:
+        return written(x, output)
+    if output.waiting is None:
+        written(x, output)
+    else:
+        call_on_floats(func, args, kwargs)
+    if not x.is_inference():
+        output.plain, output.version = x, x._version
+        return output
+    return x
 
 
 def run_unit(trace: Trace, unit: Unit, run: Run, operands: dict[int, Any]) -> Any:
@@ -129,13 +212,7 @@ def run_unit(trace: Trace, unit: Unit, run: Run, operands: dict[int, Any]) -> An
         return unit.run_float(trace.held, operands)
 
 
-def _waiting_for(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Waiting | None:
-    """The part of a fused op that was done before, among the arguments of the next call."""
-    found: Waiting | None = None
-    for x in (*args, *kwargs.values()):
-        if type(x) is Traced and x.waiting is not None and x.waiting.unit is unit:
-            if found is None:
-                found = x.waiting
-            else:  # two branches of one op
-                found.operands.update(x.waiting.operands)
-    return found
+def _waiting_for(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Waiting]:
+    """The parts of a fused op that were done before, among the arguments of the next call."""
+    given = (x.waiting for x in (*args, *kwargs.values()) if type(x) is Traced)
+    return [waiting for waiting in given if waiting is not None and waiting.unit is unit]

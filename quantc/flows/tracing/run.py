@@ -68,11 +68,17 @@ class Run:
         self.queue: Any = Queue(trace) if trace.phase is Phase.CONVERTED else None
         """What is put off; None before it is converted."""
         self.leaf: LeafCall | None = None
+        self.replaced: dict[int, tuple[Tensor, Any]] = {}
+        """In training: tensors that were written to in place, by id, and what they are instead."""
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
         if trace.bound is None:
             trace.bound = Bound(trace, model)
         self.constants: dict[str, Tensor] = trace.bound.constants
+
+    def as_replaced(self, given: Any) -> Any:
+        """Arguments, with what tensors are instead that were written to in place."""
+        return pytree.tree_map(lambda x: self.replaced[id(x)][1] if id(x) in self.replaced else x, given)
 
     def key(self, func: Any, args: tuple[Any, ...], depth: int) -> Key:
         """The place of the torch function that is called. Modules of torch.nn call more of them in training."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantc.capture.stamps import Stamp
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError
 from quantc.flows.tracing.call_sites import END, START, Context, Link
 from quantc.flows.tracing.deferred import Paths
@@ -273,19 +274,28 @@ def _copied_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
 
 
 class Watch:
-    """What one run of a prepared model sees. Each tensor counts once for a group, however often it is read."""
+    """What one run of a prepared model sees. Each tensor counts once for a group, however often it is read, and again if it
+    was written to."""
 
     def __init__(self, trace: Trace) -> None:
         self.tally = trace.tally()
-        self.seen: dict[tuple[str, int], Tensor] = {}
+        self.seen: dict[tuple[str, int], Stamp] = {}
+
+    def hand_out(self, tensors: Iterable[Tensor]) -> None:
+        """Others have the memory of tensors from now on, and write to it without torch counting."""
+        for tensor in tensors:
+            for stamp in self.seen.values():
+                if stamp.shares_memory(tensor):
+                    stamp.watch()
 
     def observe(self, groups: Iterable[str], x: Any, where: Callable[[], str]) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return
         for group in groups:
-            if (group, id(x)) in self.seen:
+            stamp = self.seen.get((group, id(x)))
+            if stamp is not None and stamp.holds:
                 continue
-            self.seen[group, id(x)] = x
+            self.seen[group, id(x)] = Stamp(x)
             seat = self.tally.seats[group]
             before = seat.part.non_finite
             with torch.no_grad():

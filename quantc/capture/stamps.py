@@ -1,0 +1,54 @@
+"""What tensors held when they were last known, to find out whether somebody has written to them since."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Whether torch counts what is written to a tensor. NumPy writes as it likes, but torch marks memory that it shares."""
+    return not x.is_inference() and (x.is_meta or x.layout is not torch.strided or x.untyped_storage().resizable())
+
+
+class Stamp:
+    """A tensor as it was. Where torch does not count what is written to it, a copy is kept."""
+
+    __slots__ = ("copy", "tensor", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.version = -1
+        self.copy: Tensor | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Take it as it is now."""
+        with torch._C.DisableTorchFunction():
+            tracked = is_tracked(self.tensor)
+            self.version = self.tensor._version if tracked else -1
+            self.copy = None if tracked else self.tensor.detach().clone()
+
+    def watch(self) -> None:
+        """Its memory was handed out: from now on, its numbers are compared."""
+        if self.copy is None and self.holds:
+            with torch._C.DisableTorchFunction():
+                self.copy = self.tensor.detach().clone()
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was written to it."""
+        with torch._C.DisableTorchFunction():
+            if self.copy is not None:
+                return self.copy.shape == self.tensor.shape and bool(
+                    torch.equal(self.copy, self.tensor)
+                    or torch.allclose(self.copy, self.tensor, rtol=0, atol=0, equal_nan=True)
+                )
+            return self.version == self.tensor._version
+
+    def shares_memory(self, other: Tensor) -> bool:
+        """Whether another tensor lies in the same memory."""
+        with torch._C.DisableTorchFunction():
+            if self.tensor.layout is not torch.strided or other.layout is not torch.strided:
+                return False
+            return self.tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
