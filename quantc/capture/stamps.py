@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 from torch import Tensor
 
@@ -11,13 +13,25 @@ def is_tracked(x: Tensor) -> bool:
     return not x.is_inference() and (x.is_meta or x.layout is not torch.strided or x.untyped_storage().resizable())
 
 
+def _is_wrapped(x: Tensor) -> bool:
+    """Whether it stands for many tensors, as within torch.vmap: it has no memory of its own."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+class Exact(Enum):
+    """Whether numbers are compared in any case, or only where torch does not count what is written."""
+
+    YES = "numbers are compared"
+    NO = "torch's count is believed, where there is one"
+
+
 class Stamp:
     """A tensor as it was. Where torch does not count what is written to it, a copy is kept."""
 
-    __slots__ = ("copy", "tensor", "version")
+    __slots__ = ("copy", "exact", "tensor", "version")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, exact: Exact = Exact.NO) -> None:
+        self.tensor, self.exact = tensor, exact
         self.version = -1
         self.copy: Tensor | None = None
         self.renew()
@@ -25,13 +39,15 @@ class Stamp:
     def renew(self) -> None:
         """Take it as it is now."""
         with torch._C.DisableTorchFunction():
-            tracked = is_tracked(self.tensor)
-            self.version = self.tensor._version if tracked else -1
-            self.copy = None if tracked else self.tensor.detach().clone()
+            if _is_wrapped(self.tensor):
+                return
+            is_counted = self.exact is Exact.NO and is_tracked(self.tensor)
+            self.version = self.tensor._version if is_counted else -1
+            self.copy = None if is_counted else self.tensor.detach().clone()
 
     def watch(self) -> None:
         """Its memory was handed out: from now on, its numbers are compared."""
-        if self.copy is None and self.holds:
+        if self.copy is None and self.holds and not _is_wrapped(self.tensor):
             with torch._C.DisableTorchFunction():
                 self.copy = self.tensor.detach().clone()
 
@@ -44,11 +60,11 @@ class Stamp:
                     torch.equal(self.copy, self.tensor)
                     or torch.allclose(self.copy, self.tensor, rtol=0, atol=0, equal_nan=True)
                 )
-            return self.version == self.tensor._version
+            return _is_wrapped(self.tensor) or self.version == self.tensor._version
 
     def shares_memory(self, other: Tensor) -> bool:
         """Whether another tensor lies in the same memory."""
         with torch._C.DisableTorchFunction():
-            if self.tensor.layout is not torch.strided or other.layout is not torch.strided:
+            if any(x.layout is not torch.strided or _is_wrapped(x) for x in (self.tensor, other)):
                 return False
             return self.tensor.untyped_storage()._cdata == other.untyped_storage()._cdata

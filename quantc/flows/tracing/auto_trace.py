@@ -26,7 +26,7 @@ from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, check_bodies, on_floats
+from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats, refuse_meta
 
 _WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
 
@@ -53,7 +53,10 @@ class Interception(TorchFunctionMode):
                 return self._hooked(func, args, kwargs)
         if not types:
             if kind is not Kind.OPENED and kind is not Kind.MEMORY:
-                return func(*args, **kwargs)
+                output = func(*args, **kwargs)
+                if isinstance(output, Tensor) and output.is_meta:
+                    refuse_meta(args)
+                return output
         elif kind is Kind.QUERY:
             return answer(func, args, kwargs)
         elif kind is Kind.MOVE:
@@ -274,7 +277,6 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         output = state.module_after_hook(output, run)
         if run.queue is not None:
             run.queue.flush()  # somebody may have kept a tensor
-        check_bodies()
     finally:
         ACTIVE.run, HANDED_OUT.memory = outer, handed_out
     if run.watch is not None:

@@ -116,7 +116,7 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
         return Kind.OPENED
     if hands_out_memory(func):
         return Kind.MEMORY
-    name = getattr(func, "__name__", "")
+    name = getattr(func, "__name__", "").partition(".")[0]
     if name == "__get__":
         return Kind.MOVE if getattr(func.__self__, "__name__", "") in ("T", "mT") else Kind.OTHER
     if name in hooked or name in PRODUCTS:

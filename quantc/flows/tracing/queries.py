@@ -86,7 +86,7 @@ MEMORY = frozenset(
 
 def name_of(func: Any) -> str:
     """What a torch function is called; for an attribute, what that is called."""
-    name: str = getattr(func, "__name__", "")
+    name: str = getattr(func, "__name__", "").partition(".")[0]
     return getattr(getattr(func, "__self__", None), "__name__", "") if name in ("__get__", "__set__") else name
 
 

@@ -186,7 +186,7 @@ class Shared:
 
 def _viewed(view_of: tuple[Traced, Callable[[Tensor], Tensor]]) -> Tensor:
     parent, view = view_of
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return view(floats_of(parent))
 
 
@@ -216,11 +216,10 @@ def body_for(shape: torch.Size) -> Tensor:
     return found
 
 
-def check_bodies() -> None:
-    """Refuse what was written where there is no memory, by code that torch does not ask this flow about."""
-    if any([body._version for body in list(BODIES.values())]):
-        BODIES.clear()
-        raise without_numbers("was written to")
+def refuse_meta(args: tuple[Any, ...]) -> None:
+    """Refuse to compute with what stands for a tensor: code that goes past torch's functions has taken it."""
+    if args and isinstance(args[0], Tensor) and args[0].is_meta:
+        raise without_numbers("was read or written to")
 
 
 def without_numbers(what: str) -> InputError:
@@ -305,8 +304,9 @@ def arrived(x: Traced) -> Traced:
 def current(x: Traced) -> Traced:
     """The same tensor as it is now: its floats, if somebody has written to them."""
     plain = x.plain
-    if plain is not None and (x.grid is not None or x.waiting is not None) and plain._version != x.version:
-        stays_float(x)
+    if plain is not None and (x.grid is not None or x.waiting is not None):
+        if plain._version != x.version or getattr(HANDED_OUT, "memory", True) or not is_tracked(plain):
+            stays_float(x)
     return x
 
 
@@ -360,7 +360,7 @@ def floats_of(x: Any) -> Any:
         if kind is Traced and x.shared is not None:
             x.shared.surface()
         else:
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunction():
                 floats = _floats(x)
             if kind is Traced:
                 _take_floats(x, floats)
@@ -486,7 +486,11 @@ def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         output = func(*plain_args, **plain_kwargs)
     if hands_out_memory(func):
         hand_out((args, kwargs))
-    return _itself(output, (*args, *kwargs.values())) if isinstance(output, Tensor) else output
+    if not isinstance(output, Tensor):
+        return output
+    if output.is_meta:
+        refuse_meta(plain_args)
+    return _itself(output, (*args, *kwargs.values()))
 
 
 def _itself(output: Tensor, given: tuple[Any, ...]) -> Tensor:
