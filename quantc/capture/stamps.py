@@ -67,4 +67,4 @@ class Stamp:
         with torch._C.DisableTorchFunction():
             if any(x.layout is not torch.strided or _is_wrapped(x) for x in (self.tensor, other)):
                 return False
-            return self.tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+            return self.tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

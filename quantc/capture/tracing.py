@@ -176,13 +176,14 @@ class Recorder:
 
     def _written_to(self, before: Sequence[Stamp], output: Any) -> tuple[int, ...]:
         """The tensors that a call has written to, by position, where the graph would not show it: those that it does not give
-        back, and those whose memory others share."""
+        back, that somebody has looked at before, or whose memory others share."""
         changed = [index for index, stamp in enumerate(before) if not stamp.holds]
         given_back = {id(tensor) for tensor in tensors_in(output)}
         return tuple(
             index
             for index in changed
             if id(before[index].tensor) not in given_back
+            or self._node_of(before[index].tensor) in self._read
             or any(
                 value.tensor is not before[index].tensor and value.stamp.shares_memory(before[index].tensor)
                 for value in self._values.values()

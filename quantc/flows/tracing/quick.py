@@ -38,8 +38,8 @@ class Quick(Link):
     """What runs instead of a module of torch.nn whose one call is part of a quantized op."""
 
     __slots__ = (
-        "bit", "code", "follows", "has_parameters", "hooks", "instruction", "is_last", "is_near", "is_watched", "leaf",
-        "may_follow", "number", "path", "pre_hooks", "site", "starts", "trace", "unit", "writes",
+        "bit", "code", "follows", "has_parameters", "hooks", "instruction", "is_first", "is_last", "is_near", "is_watched",
+        "leads", "leaf", "may_follow", "number", "operand", "path", "pre_hooks", "site", "starts", "trace", "unit", "writes",
     )  # fmt: skip
 
     def __init__(self, site: OpSite, trace: Trace, key: Key, may_follow: frozenset[int]) -> None:
@@ -55,6 +55,11 @@ class Quick(Link):
         self.may_follow = may_follow
         """The steps that it may come after, if control flow over it is watched."""
         self.starts = site.number == unit.trigger == unit.members[0] and len(unit.operands) == 1
+        own = [number for number, _ in unit.by_call.get(site.number, ())]
+        self.is_first = site.number == unit.members[0] and len(own) == 1
+        self.leads = site.number < unit.trigger and (self.is_first or (not own and site.number != unit.members[0]))
+        """Whether it comes before the last operand is there, and takes no operand but the first of all."""
+        self.operand = own[0] if own else -1
         self.follows = unit.is_fused and site.number > unit.trigger
         self.is_last = site.number == unit.members[-1]
         self.writes = site.number in unit.in_place
@@ -94,9 +99,29 @@ class Quick(Link):
                 output = None
             if output is None:
                 output = _by_itself(unit, self.number, self.leaf.forward, args, NOTHING)
+        elif self.leads and type(x) is Traced and x.plain is None:
+            output = self._leads(x, args, run)
         else:
+            output = None
+        if output is None:
             return advance(self.trace, unit, self.number, self.leaf.forward, args, NOTHING, run)
         return written(x, output) if self.writes else output
+
+    def _leads(self, x: Traced, args: tuple[Any, ...], run: Run) -> Traced | None:
+        """A call that comes before the last operand is there: what it is given is kept until then."""
+        unit, waiting = self.unit, x.waiting
+        if self.is_first:
+            now = kept(x)
+            operands: dict[int, Any] = {self.operand: now}
+            done = self.bit
+        elif waiting is not None and waiting.unit is unit and waiting.result is None:
+            now, operands, done = Kept(x), waiting.operands, waiting.done | self.bit
+        else:
+            return None
+        shape = run.shape_of_result(unit, self.number, self.leaf.forward, args, NOTHING)
+        return to_be_fused(
+            shape, Waiting(unit, self.number, self.leaf.forward, (now,), NOTHING, operands, None, done)
+        )
 
     def _waits(self, x: Any, operands: dict[int, Any], result: Done | None, done: int) -> Traced:
         given = Kept(x) if type(x) is Traced and x.plain is None else self.unit.kept(0, x)

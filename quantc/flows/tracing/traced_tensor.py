@@ -72,6 +72,10 @@ class Traced(Tensor):
         """The floats as another class: torch itself would take the memory, without asking."""
         return floats_of(self).as_subclass(cls)
 
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Other memory for the floats; torch itself would take the tensor's own, without asking."""
+        return call_on_floats(Tensor.set_, (self, *args), kwargs)
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return repr(floats_of(self))
 
@@ -90,6 +94,10 @@ class Kept:
     def __init__(self, x: Traced) -> None:
         self.levels, self.grid, self.waiting, self.pending = x.levels, x.grid, x.waiting, x.pending
         self.plain: Tensor | None = None
+
+
+CARRIERS = frozenset({Traced, Kept})
+"""What may be bytes, or wait for some."""
 
 
 @dataclass(slots=True)
@@ -290,7 +298,7 @@ def handed_over(output: Any) -> Any:
     return floats
 
 
-def arrived(x: Traced) -> Traced:
+def arrived(x: Any) -> Any:
     """The same tensor, with what it was waiting for if its op was put off."""
     if x.pending is not None:
         if x.grid is None:
@@ -433,8 +441,8 @@ def float32_of(x: Any) -> Any:
 
 def levels_on(x: Any, grid: Grid) -> Tensor:
     """The bytes of a tensor on a grid: as they are, or rounded."""
-    if type(x) is Traced and x.grid == grid and arrived(x).levels is not None:
-        return x.levels  # type: ignore[return-value]
+    if type(x) in CARRIERS and x.grid == grid and arrived(x).levels is not None:
+        return x.levels  # type: ignore[no-any-return]
     floats = float32_of(x)
     held = getattr(floats, "_quantc_levels", None)
     with torch._C.DisableTorchFunctionSubclass():

@@ -14,6 +14,7 @@ from quantc.capture.tracing import ARITHMETIC, INPUT, SeenAt
 from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
 from quantc.flows.tracing.traced_tensor import (
+    CARRIERS,
     Grid,
     Traced,
     arrived,
@@ -22,7 +23,6 @@ from quantc.flows.tracing.traced_tensor import (
     kept,
     levels_on,
     on_grid,
-    twin,
 )
 from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
@@ -121,7 +121,7 @@ class Unit:
             floats = floats_of(x)
             return Rounded(floats.clone() if rounder is None else _rounded(trace.held, rounder, floats, cache))
         if type(x) is Traced:
-            return twin(x)
+            return kept(x)
         grid = self.grids[number] if trace.is_converted else None
         return x.clone() if grid is None else on_grid(levels_on(x, grid), grid)
 
@@ -256,7 +256,7 @@ class Unit:
             for x, grid in zip(
                 (operands[0], operands[1]) if len(operands) == 2 else (operands[0],), self.grids, strict=True
             ):
-                if type(x) is not Traced or x.grid != grid:
+                if type(x) not in CARRIERS or x.grid != grid:
                     break
                 levels.append(arrived(x).levels)
             else:
@@ -271,7 +271,7 @@ class Unit:
             x = operands[number]
             if operand.value in values:
                 continue
-            comes_as_bytes = grid is not None and type(x) is Traced and x.grid is not None
+            comes_as_bytes = grid is not None and type(x) in CARRIERS and x.grid is not None
             if grid is not None and (comes_as_bytes or self.shares_rounding[number]):
                 values[operand.value], forms[operand.value] = levels_on(x, grid), grid
             else:
