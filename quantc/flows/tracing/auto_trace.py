@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError
-from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, place_of_call
+from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, OpSite, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved, put_off
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
-from quantc.flows.tracing.quick import Quick
+from quantc.flows.tracing.quick import Quick, QuickJoin
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
@@ -42,6 +42,24 @@ class Interception(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         run = self.run
+        quick = run.frame.at.then
+        if type(quick) is QuickJoin and quick.func is func and not kwargs:
+            caller = sys._getframe(1)
+            frame = run.frame
+            if (
+                quick.instruction == caller.f_lasti
+                and quick.code is caller.f_code
+                and quick.last == frame.last
+                and (not quick.is_watched or frame.previous in quick.may_follow)
+                and run.leaf is None
+            ):
+                with torch._C.DisableTorchFunctionSubclass():
+                    output = quick.call(args, run)
+                if output is not None:
+                    frame.at = quick
+                    if quick.is_watched:
+                        frame.previous = quick.number
+                    return output
         kwargs = kwargs or {}
         # only some ops are quantizable; all others end here
         kind = run.trace.kind_of(func)
@@ -91,12 +109,26 @@ class Interception(TorchFunctionMode):
             )
         if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
+            self._guess(func, args, kwargs, site)
             function = state.op_convert_function(func, site, run)
             output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
             return state.op_convert_after_hook(func, output, args, site)
         args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
         output = state.op_prepare_function(func, site, run)(*args, **kwargs)
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
+
+
+    def _guess(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite) -> None:
+        """Remember what runs instead of a function, for the next time that the same call comes after the same one."""
+        run, caller = self.run, sys._getframe(3)
+        trace, frame = run.trace, run.frame
+        unit = trace.units.get(site.number)
+        is_own = run.is_quick and run.leaf is None and id(caller.f_back.f_code) in BOUNDARIES if caller.f_back else False
+        if unit is None or not is_own:
+            return
+        if QuickJoin.fits(unit, site.number, args, kwargs, trace.fixed[site.number]):
+            frame.at.then = QuickJoin(func, site.number, unit, frame, caller)
+            frame.at = frame.at.then
 
 
 def has_hooks(module: Any, run: Run) -> bool:
@@ -158,7 +190,7 @@ class InterceptedLeaf(Intercepted):
             quick = frame.at.then
             caller = sys._getframe(1)
             if (
-                quick is None
+                type(quick) is not Quick
                 or quick.leaf is not self
                 or quick.instruction != caller.f_lasti
                 or quick.code is not caller.f_code

@@ -27,7 +27,7 @@ from quantc.flows.tracing.traced_tensor import (
 from quantc.flows.tracing.units import Unit, reach
 
 if TYPE_CHECKING:
-    from quantc.flows.tracing.run import Run
+    from quantc.flows.tracing.run import Frame, Run
     from quantc.flows.tracing.trace import Trace
 
 
@@ -127,6 +127,57 @@ class Quick(Link):
         given = Kept(x) if type(x) is Traced and x.plain is None else self.unit.kept(0, x)
         waiting = Waiting(self.unit, self.number, self.leaf.forward, (given,), NOTHING, operands, result, done)
         return to_be_fused(result.body, waiting)  # type: ignore[union-attr]
+
+
+class QuickJoin(Link):
+    """What runs instead of a function of two tensors, of which one is what a fused op has come to so far and the other its last
+    operand: a sum, most of the time."""
+
+    __slots__ = ("bit", "code", "func", "instruction", "is_last", "is_watched", "last", "may_follow", "number", "operand", "place", "unit", "writes")  # fmt: skip
+
+    def __init__(self, func: Any, number: int, unit: Unit, frame: Frame, caller: Any) -> None:
+        super().__init__()
+        self.func, self.number, self.unit, self.last = func, number, unit, frame.last
+        steps = frame.context.steps if frame.context is not None else {}
+        self.may_follow = frozenset(step for step, after in steps.items() if number in after)
+        self.is_watched = number in frame.state.trace.busy
+        self.code, self.instruction = caller.f_code, caller.f_lasti
+        (self.operand, path), *_ = unit.by_call[number]
+        self.place: int = path[1]
+        self.bit = unit.bits[number]
+        self.is_last = number == unit.members[-1]
+        self.writes = number in unit.in_place
+
+    @staticmethod
+    def fits(unit: Unit | None, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Any) -> bool:
+        """Whether a call is one that this can run instead of."""
+        if unit is None or not unit.is_fused or number != unit.trigger or len(args) != 2 or kwargs or fixed:
+            return False
+        rows = unit.by_call[number]
+        is_plain = len(rows) == 1 and rows[0][1] in ((0, 0), (0, 1)) and not unit.constants_of(number)
+        return is_plain
+
+    def call(self, args: tuple[Any, ...], run: Run) -> Any:
+        """Do the work of the function; None if it is called with something else."""
+        x, y = args
+        unit = self.unit
+        if type(x) is not Traced or type(y) is not Traced or x.plain is not None or y.plain is not None:
+            return None
+        before = (y if self.place == 0 else x).waiting
+        if before is None or before.unit is not unit or before.result is not None or not unit.reads_bytes:
+            return None
+        operands = {**before.operands, self.operand: args[self.place]}
+        done = before.done | self.bit
+        if len(operands) != len(unit.operands) or (self.is_last and done != unit.all_bits):
+            return None
+        made = run.queue.put_off(self.number, unit, [operands[number] for number in unit.reading], unit.grids_read)
+        if made is None:
+            return None
+        if not self.is_last:
+            result = Done(made)
+            waiting = Waiting(unit, self.number, self.func, (kept(x), kept(y)), NOTHING, operands, result, done)
+            made = to_be_fused(result.body, waiting)
+        return written(x, made) if self.writes else made
 
 
 def _done_before(x: Any, unit: Unit) -> Waiting | None:
