@@ -150,7 +150,7 @@ WRITES: dict[str, Write] = {
     "a view that is kept": view_that_is_kept,
     "a detached tensor that is kept": detached_that_is_kept,
     "an array that is kept": array_that_is_kept,
-    "custom autograd function": lambda y: Dirty.apply(y),
+    "custom autograd function": Dirty.apply,
     "not the tensor but a copy": lambda y: done(y.clone().add_(3)),
     "storage that is filled": lambda y: done(y.untyped_storage().fill_(0)),
 }
@@ -353,7 +353,7 @@ def test_the_callers_own_tensor_is_written_to() -> None:
 
 PAST_TORCH: dict[str, Write] = {
     "the class's own as_subclass": lambda y: Tensor.as_subclass(y, Tensor).add_(3),
-    "vmap": lambda y: torch.vmap(lambda row: row.add_(3))(y),
+    "vmap": torch.vmap(lambda row: row.add_(3)),
 }
 
 
@@ -399,3 +399,67 @@ def test_training_sees_what_was_written_under_another_name() -> None:
     assert sqnr(model(x), prepared(x)) > 22
     prepared(x).sum().backward()
     assert all(parameter.grad is not None for parameter in prepared.parameters())
+
+
+def write(layer: nn.Conv2d) -> None:
+    with torch.no_grad():
+        layer.weight.mul_(2)
+
+
+def write_past_torch(layer: nn.Conv2d) -> None:
+    layer.weight.data.mul_(2)
+
+
+def replace(layer: nn.Conv2d) -> None:
+    layer.weight = nn.Parameter(layer.weight * 2, requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [write, write_past_torch, replace])
+def test_weights_that_change_while_the_model_runs_are_refused(change: Callable[[nn.Conv2d], None]) -> None:
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.is_on = nn.Conv2d(4, 4, 1), False
+
+        def forward(self, x: Tensor) -> Any:
+            if self.is_on:
+                change(self.conv)
+            return self.conv(x)
+
+    torch.manual_seed(0)
+    prepared = prepare(Changes().eval(), batch())
+    with torch.no_grad():
+        prepared(batch())
+        quantized: Any = convert(prepared)
+        quantized(batch())
+        quantized.is_on = True
+        with pytest.raises(InputError, match=r"conv\.weight was written to or replaced"):
+            quantized(batch())
+
+
+def test_buffers_that_nothing_quantized_has_may_change() -> None:
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+            self.register_buffer("mean", torch.zeros(4, 1, 1))
+            self.mean: Tensor
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.conv(x)
+            self.mean.mul_(0.9).add_(0.1 * y.mean((0, 2, 3)).view(4, 1, 1))
+            return self.head(y - self.mean)
+
+    torch.manual_seed(0)
+    model, x = Average().eval(), batch()
+    prepared: Any = prepare(model, x)
+    model(x)
+    with torch.no_grad():
+        for _ in range(3):
+            x = batch()
+            assert sqnr(model(x), prepared(x)) > 80
+        quantized: Any = convert(prepared)
+        for _ in range(4):
+            x = batch()
+            assert sqnr(model(x), quantized(x)) > 25
+    assert sqnr(model.mean, quantized.mean) > 20

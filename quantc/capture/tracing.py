@@ -8,7 +8,7 @@ time, these are results of the program too, so that nobody takes them for interm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -88,8 +88,14 @@ class Value:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a tree, in order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """The tensors of a tree, in order; also those in dataclasses."""
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found.extend(tensors_in([getattr(leaf, row.name) for row in fields(leaf)]))
+    return found
 
 
 @dataclass
@@ -170,7 +176,9 @@ class Recorder:
             known.node = self._placeholder(f"overwritten_{len(self._inputs)}", tensor)
             self._inputs.append((known.node, tensor))
             known.stamp.renew()
-            self.reasons.append(f"a tensor of shape {tuple(tensor.shape)} is written to in other ways than by calls on it")
+            self.reasons.append(
+                f"a tensor of shape {tuple(tensor.shape)} is written to in other ways than by calls on it"
+            )
         known_or_new = ((self._values.get(id(tensor)), tensor) for tensor in tensors)
         return [Stamp(tensor, Exact.YES) if value is None else value.stamp for value, tensor in known_or_new]
 

@@ -84,6 +84,8 @@ class Interception(TorchFunctionMode):
         if kind is Kind.OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
+        if kind is Kind.MEMORY:
+            run.hand_out(tensors_in(on_floats((args, kwargs))))
         return call_on_floats(func, args, kwargs)
 
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,8 +99,8 @@ class Interception(TorchFunctionMode):
             return args[0]
         if phase is Phase.TRACING:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
-        if run.watch is not None and run.trace.kind_of(func) is Kind.MEMORY:
-            run.watch.hand_out(tensors_in(on_floats((args, kwargs))))
+        if run.trace.kind_of(func) is Kind.MEMORY:
+            run.hand_out(tensors_in(on_floats((args, kwargs))))
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
         if site is None:
@@ -117,13 +119,14 @@ class Interception(TorchFunctionMode):
         output = state.op_prepare_function(func, site, run)(*args, **kwargs)
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
 
-
     def _guess(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite) -> None:
         """Remember what runs instead of a function, for the next time that the same call comes after the same one."""
         run, caller = self.run, sys._getframe(3)
         trace, frame = run.trace, run.frame
         unit = trace.units.get(site.number)
-        is_own = run.is_quick and run.leaf is None and id(caller.f_back.f_code) in BOUNDARIES if caller.f_back else False
+        is_own = (
+            run.is_quick and run.leaf is None and id(caller.f_back.f_code) in BOUNDARIES if caller.f_back else False
+        )
         if unit is None or not is_own:
             return
         if QuickJoin.fits(unit, site.number, args, kwargs, trace.fixed[site.number]):
@@ -148,7 +151,9 @@ class Intercepted:
         if state.is_idle:
             args, kwargs = state.module_before_hook(args, kwargs, run)
             with torch._C.DisableTorchFunction():
-                return super().__call__(*args, **kwargs)  # type: ignore[misc]
+                output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            run.frame.last = state.path  # as when it was traced
+            return output
         outer = run.frame
         frame = run.frame = _entered(state, outer, run)
         try:
@@ -298,6 +303,7 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
     if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
+    run.check_weights()
     outer = getattr(ACTIVE, "run", None)
     handed_out = getattr(HANDED_OUT, "memory", True)
     ACTIVE.run, HANDED_OUT.memory = run, False
@@ -309,6 +315,7 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         output = state.module_after_hook(output, run)
         if run.queue is not None:
             run.queue.flush()  # somebody may have kept a tensor
+        run.check_weights()
     finally:
         ACTIVE.run, HANDED_OUT.memory = outer, handed_out
     if run.watch is not None:

@@ -119,9 +119,7 @@ class Quick(Link):
         else:
             return None
         shape = run.shape_of_result(unit, self.number, self.leaf.forward, args, NOTHING)
-        return to_be_fused(
-            shape, Waiting(unit, self.number, self.leaf.forward, (now,), NOTHING, operands, None, done)
-        )
+        return to_be_fused(shape, Waiting(unit, self.number, self.leaf.forward, (now,), NOTHING, operands, None, done))
 
     def _waits(self, x: Any, operands: dict[int, Any], result: Done | None, done: int) -> Traced:
         given = Kept(x) if type(x) is Traced and x.plain is None else self.unit.kept(0, x)

@@ -103,7 +103,7 @@ class Trace:
         if self.phase is Phase.TRAINING:  # dropout is gone
             self.units = Units(program, self.calls).build()
         self.program, self.phase = program, Phase.CONVERTED
-        self.paths = Paths()
+        self.paths, self.bound = Paths(), None
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
         self._find_shared_rounding()
@@ -170,15 +170,16 @@ class Trace:
         """Where one run of the model puts what it sees."""
         program = self.held
         before = {name: seen for name, seen in program.plan.statistics.items() if seen.order is Order.MATTERS}
-        made = Tally(program, before)
-        made.begin()
+        with torch.inference_mode(False), torch.no_grad():
+            made = Tally(program, before)
+            made.begin()
         return made
 
     def commit(self, tally: Tally) -> None:
         """A run is whole: what it has seen counts."""
-        tally.commit(None)
         program = self.held
-        with self.lock:
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            tally.commit(None)
             statistics = program.plan.statistics
             for name, part in tally.whole.totals.items():
                 before = statistics.get(name)
@@ -218,6 +219,7 @@ class Trace:
 
     def from_bytes(self, content: bytes) -> None:
         """Go on from what `to_bytes` gave, of the same model and the same examples."""
+        self.bound = None  # tensors of the model were loaded, too
         if self.phase is Phase.CONVERTED:
             loaded = from_bytes(content, load)
             names = {node.name for node in self.held.graph.nodes}
@@ -298,7 +300,7 @@ class Watch:
             self.seen[group, id(x)] = Stamp(x)
             seat = self.tally.seats[group]
             before = seat.part.non_finite
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # statistics outlive the mode they are taken in
                 seat.part.update(x.detach(), where=where())
             if seat.part.non_finite > before:
                 raise DataError(

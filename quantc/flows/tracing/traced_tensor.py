@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -292,6 +292,10 @@ def handed_over(output: Any) -> Any:
         return kind(map(handed_over, output))
     if kind is dict:
         return {key: handed_over(value) for key, value in output.items()}
+    if is_dataclass(output) and kind not in pytree.SUPPORTED_NODES and not isinstance(output, type):
+        for row in fields(output):
+            object.__setattr__(output, row.name, handed_over(getattr(output, row.name)))
+        return output
     floats = on_floats(output)
     if isinstance(floats, Tensor) and floats.is_meta:
         raise without_numbers("was read")
