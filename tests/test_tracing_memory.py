@@ -16,7 +16,9 @@ from quantc.errors import CaptureError, InputError, QuantcError
 from quantc.flows.tracing import UnseenOpError, convert, prepare, to_program
 from tests.test_flow_tracing import sqnr
 
-Write = Callable[[Tensor], Any]
+TORCH: Any = torch
+ARRAYS: Any = np
+Write = Callable[[Any], Any]
 
 
 class Between(nn.Module):
@@ -61,7 +63,8 @@ def pointer(y: Tensor) -> None:
 
 
 def on_storage(y: Tensor) -> None:
-    torch.tensor([]).set_(y.untyped_storage(), 0, (y.numel(),)).add_(3)
+    made: Any = torch.tensor([])
+    made.set_(y.untyped_storage(), 0, (y.numel(),)).add_(3)
 
 
 def set_data(y: Tensor) -> None:
@@ -113,9 +116,9 @@ WRITES: dict[str, Write] = {
     "detach of a detached": lambda y: done(y.detach().detach()[0].add_(3)),
     "numpy": numpy_array,
     "numpy of a detached": lambda y: numpy_array(y.detach()),
-    "__array__": lambda y: done(np.asarray(y).__iadd__(3)),
-    "numpy's dlpack": lambda y: done(np.from_dlpack(y).__iadd__(3)),
-    "torch's dlpack": lambda y: done(torch.from_dlpack(y).add_(3)),
+    "__array__": lambda y: done(ARRAYS.asarray(y).__iadd__(3)),
+    "numpy's dlpack": lambda y: done(ARRAYS.from_dlpack(y).__iadd__(3)),
+    "torch's dlpack": lambda y: done(TORCH.from_dlpack(y).add_(3)),
     "from_numpy": lambda y: done(torch.from_numpy(y.numpy()).add_(3)),
     "as_tensor": lambda y: done(torch.as_tensor(y).add_(3)),
     "data": lambda y: done(y.data.add_(3)),
@@ -143,7 +146,7 @@ WRITES: dict[str, Write] = {
     "as_subclass": lambda y: done(y.as_subclass(Tensor).add_(3)),
     "alias": lambda y: done(torch.ops.aten.alias(y).add_(3)),
     "an op of torch.ops": lambda y: done(torch.ops.aten.add_.Scalar(y, 3)),
-    "foreach": lambda y: done(torch._foreach_add_([y], 3)),
+    "foreach": lambda y: done(TORCH._foreach_add_([y], 3)),
     "nn.init": lambda y: done(nn.init.constant_(y, 0.5)),
     "relu of a detached": lambda y: done(F.relu(y.detach(), inplace=True)),
     "module on a view": lambda y: done(nn.ReLU(inplace=True)(y.view(-1))),
@@ -290,7 +293,8 @@ def test_a_call_of_a_fused_op_that_is_left_out_is_refused() -> None:
     prepared: Any = prepare(model, batch())
     with torch.no_grad():
         prepared(batch())
-        for twin in (prepared, convert(prepared)):
+        twins: tuple[Any, ...] = (prepared, convert(prepared))
+        for twin in twins:
             for _ in range(4):
                 twin.skips = True
                 with pytest.raises(UnseenOpError, match="expected batch_norm"):
@@ -318,7 +322,8 @@ def test_what_lies_inside_of_a_fused_op_is_what_it_was_when_its_input_is_gone() 
     prepared: Any = prepare(model, batch())
     with torch.no_grad():
         prepared(batch())
-        for twin in (prepared, convert(prepared)):
+        twins: tuple[Any, ...] = (prepared, convert(prepared))
+        for twin in twins:
             for _ in range(4):
                 x = batch()
                 model.is_on = twin.is_on = True

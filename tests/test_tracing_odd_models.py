@@ -87,11 +87,19 @@ class Normalized(Pair):
         return self.second(F.relu(self.first(x)))
 
 
+def twice(_: nn.Module, __: Any, made: Any) -> Any:
+    return made * 2
+
+
+def one_more(_: nn.Module, given: Any) -> Any:
+    return (given[0] + 1,)
+
+
 class Hooked(Pair):
     def __init__(self) -> None:
         super().__init__()
-        self.first.register_forward_hook(lambda _, __, made: made * 2)
-        self.second.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
+        self.first.register_forward_hook(twice)
+        self.second.register_forward_pre_hook(one_more)
 
     def forward(self, x: Tensor) -> Any:
         return self.second(self.first(x))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
+
+C: Any = torch._C
 
 
 def is_tracked(x: Tensor) -> bool:
@@ -15,7 +18,8 @@ def is_tracked(x: Tensor) -> bool:
 
 def _is_wrapped(x: Tensor) -> bool:
     """Whether it stands for many tensors, as within torch.vmap: it has no memory of its own."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(x)
+    made: bool = C._functorch.is_functorch_wrapped_tensor(x)
+    return made
 
 
 class Exact(Enum):

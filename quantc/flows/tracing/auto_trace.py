@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError
+from quantc.flows.tracing.bodies import with_numbers
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, OpSite, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved, put_off
@@ -26,7 +28,7 @@ from quantc.flows.tracing.quick import Quick, QuickJoin
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats, refuse_meta
+from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats
 
 _WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
 
@@ -44,22 +46,9 @@ class Interception(TorchFunctionMode):
         run = self.run
         quick = run.frame.at.then
         if type(quick) is QuickJoin and quick.func is func and not kwargs:
-            caller = sys._getframe(1)
-            frame = run.frame
-            if (
-                quick.instruction == caller.f_lasti
-                and quick.code is caller.f_code
-                and quick.last == frame.last
-                and (not quick.is_watched or frame.previous in quick.may_follow)
-                and run.leaf is None
-            ):
-                with torch._C.DisableTorchFunctionSubclass():
-                    output = quick.call(args, run)
-                if output is not None:
-                    frame.at = quick
-                    if quick.is_watched:
-                        frame.previous = quick.number
-                    return output
+            output = self._guessed(quick, args, sys._getframe(1))
+            if output is not None:
+                return output
         kwargs = kwargs or {}
         # only some ops are quantizable; all others end here
         kind = run.trace.kind_of(func)
@@ -71,10 +60,7 @@ class Interception(TorchFunctionMode):
                 return self._hooked(func, args, kwargs)
         if not types:
             if kind is not Kind.OPENED and kind is not Kind.MEMORY:
-                output = func(*args, **kwargs)
-                if isinstance(output, Tensor) and output.is_meta:
-                    refuse_meta(args)
-                return output
+                return with_numbers(func(*args, **kwargs), args)
         elif kind is Kind.QUERY:
             return answer(func, args, kwargs)
         elif kind is Kind.MOVE:
@@ -87,6 +73,22 @@ class Interception(TorchFunctionMode):
         if kind is Kind.MEMORY:
             run.hand_out(tensors_in(on_floats((args, kwargs))))
         return call_on_floats(func, args, kwargs)
+
+    def _guessed(self, quick: QuickJoin, args: tuple[Any, ...], caller: FrameType) -> Any:
+        """What a call gives that was guessed to come next; None if it is another one."""
+        run = self.run
+        frame = run.frame
+        if quick.instruction != caller.f_lasti or quick.code is not caller.f_code or run.leaf is not None:
+            return None
+        if quick.last != frame.last or (quick.is_watched and frame.previous not in quick.may_follow):
+            return None
+        with torch._C.DisableTorchFunctionSubclass():
+            output = quick.call(args, run)
+        if output is not None:
+            frame.at = quick
+            if quick.is_watched:
+                frame.previous = quick.number
+        return output
 
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
@@ -210,6 +212,9 @@ class InterceptedLeaf(Intercepted):
                     frame.previous = quick.number
                 if quick.has_parameters:
                     frame.last = quick.path
+                output = quick.follow(args[0]) if quick.follows else None
+                if output is not None:
+                    return output
                 with _WITHOUT_INTERCEPTION():
                     return quick.call(args, run)
         path: str = self._auto_quant_path  # type: ignore[attr-defined]
@@ -303,7 +308,6 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
     if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
-    run.check_weights()
     outer = getattr(ACTIVE, "run", None)
     handed_out = getattr(HANDED_OUT, "memory", True)
     ACTIVE.run, HANDED_OUT.memory = run, False

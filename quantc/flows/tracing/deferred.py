@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
+from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.moves import Move
 from quantc.flows.tracing.sequence import line_of
 from quantc.flows.tracing.traced_tensor import (
@@ -26,7 +27,6 @@ from quantc.flows.tracing.traced_tensor import (
     Grid,
     Pending,
     Traced,
-    body_for,
     float32_of,
     levels_on,
     on_grid,

@@ -14,6 +14,7 @@ from quantc.flows.tracing.traced_tensor import (
     Kept,
     Traced,
     Waiting,
+    become,
     call_on_floats,
     current,
     floats_of,
@@ -89,16 +90,6 @@ class Quick(Link):
                 output = unit.run_quantized(self.trace.held, {0: x}, self.trace.target)
             if not self.is_last:
                 output = self._waits(x, {0: x}, Done(output), self.bit)
-        elif self.follows and (before := _done_before(x, unit)) is not None:
-            done = before.done | self.bit
-            if not self.is_last:
-                output = self._waits(x, before.operands, before.result, done)
-            elif done == unit.all_bits:
-                output = before.result.take()  # type: ignore[union-attr]
-            else:
-                output = None
-            if output is None:
-                output = _by_itself(unit, self.number, self.leaf.forward, args, NOTHING)
         elif self.leads and type(x) is Traced and x.plain is None:
             output = self._leads(x, args, run)
         else:
@@ -106,6 +97,25 @@ class Quick(Link):
         if output is None:
             return advance(self.trace, unit, self.number, self.leaf.forward, args, NOTHING, run)
         return written(x, output) if self.writes else output
+
+    def follow(self, x: Any) -> Any:
+        """Do the work of a module whose op has run: nothing, in most cases. None if there is more to it."""
+        if type(x) is not Traced or x.plain is not None or (self.writes and x.shared is not None):
+            return None
+        unit, before = self.unit, x.waiting
+        if before is None or before.unit is not unit or before.result is None:
+            return None
+        done = before.done | self.bit
+        if not self.is_last:
+            output = self._waits(x, before.operands, before.result, done)
+        elif done == unit.all_bits and before.result.stamp is None:
+            output = before.result.take()
+        else:
+            return None
+        if self.writes:
+            become(x, output)
+            return x
+        return output
 
     def _leads(self, x: Traced, args: tuple[Any, ...], run: Run) -> Traced | None:
         """A call that comes before the last operand is there: what it is given is kept until then."""
@@ -152,8 +162,7 @@ class QuickJoin(Link):
         if unit is None or not unit.is_fused or number != unit.trigger or len(args) != 2 or kwargs or fixed:
             return False
         rows = unit.by_call[number]
-        is_plain = len(rows) == 1 and rows[0][1] in ((0, 0), (0, 1)) and not unit.constants_of(number)
-        return is_plain
+        return len(rows) == 1 and rows[0][1] in ((0, 0), (0, 1)) and not unit.constants_of(number)
 
     def call(self, args: tuple[Any, ...], run: Run) -> Any:
         """Do the work of the function; None if it is called with something else."""
@@ -176,12 +185,6 @@ class QuickJoin(Link):
             waiting = Waiting(unit, self.number, self.func, (kept(x), kept(y)), NOTHING, operands, result, done)
             made = to_be_fused(result.body, waiting)
         return written(x, made) if self.writes else made
-
-
-def _done_before(x: Any, unit: Unit) -> Waiting | None:
-    """For what an op has given within a fused one: how far that is, if it was computed."""
-    waiting = x.waiting if type(x) is Traced else None
-    return waiting if waiting is not None and waiting.unit is unit and waiting.result is not None else None
 
 
 def advance(

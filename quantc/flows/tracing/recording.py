@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from quantc.capture.tracing import Recorder, tensors_in
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
-from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.run import ACTIVE, Run
 from quantc.flows.tracing.trace import Trace
 from quantc.flows.tracing.units import CallFacts, Path

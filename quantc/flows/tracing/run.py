@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.stamps import Exact, Stamp
 from quantc.errors import InputError
+from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.call_sites import END, START, Context, Key, Link, place_of_call
 from quantc.flows.tracing.deferred import Queue
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import body_for
 from quantc.flows.tracing.units import Unit
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class Run:
         """Refuse to go on with weights that are other ones than those that were folded or packed."""
         if self.trace.phase is Phase.TRAINING:
             return
-        for weight in self.trace.bound.weights:
-            if weight.held.get(weight.last) is not weight.tensor or weight.tensor._version != weight.version:
+        for held, last, tensor, version, weight in self.trace.bound.rows:
+            if held.get(last) is not tensor or tensor._version != version:
                 raise weight.changed()
         for weight, stamp in self.handed_out:
             if not stamp.holds:
@@ -172,6 +172,8 @@ class Bound:
         self.weights = [
             Weight(model, name) for name in rows if name in self.constants and not self.constants[name].is_inference()
         ]
+        self.rows = [(row.held, row.last, row.tensor, row.version, row) for row in self.weights]
+        """The same, in the form in which they are looked at after every call."""
 
 
 class Weight:
@@ -184,7 +186,7 @@ class Weight:
         owner, _, self.last = name.rpartition(".")
         module = model.get_submodule(owner)
         self.held: Any = module._parameters if self.last in module._parameters else module._buffers
-        self.tensor: Tensor = self.held[self.last]
+        self.tensor: Any = self.held[self.last]
         self.version = self.tensor._version
 
     def changed(self) -> InputError:

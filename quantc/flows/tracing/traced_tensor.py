@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from quantc.capture.stamps import Stamp, is_tracked
-from quantc.errors import InputError
+from quantc.flows.tracing.bodies import body_for, with_numbers, without_numbers
 from quantc.flows.tracing.queries import SHAPES, hands_out_memory, is_query, name_of
 from quantc.kernels.engines import to_bytes
 
@@ -209,36 +209,6 @@ def is_view(x: Traced, made: Traced, view: Callable[[Tensor], Tensor]) -> None:
         _take_floats(made, _viewed(made.view_of))
 
 
-BODIES: dict[torch.Size, Tensor] = {}
-MOST_BODIES = 256
-
-
-def body_for(shape: torch.Size) -> Tensor:
-    """A tensor of a shape, without numbers."""
-    found = BODIES.get(shape)
-    if found is None:
-        if len(BODIES) >= MOST_BODIES:
-            BODIES.clear()
-        with torch.inference_mode(False):
-            found = BODIES[shape] = torch.empty(shape, device="meta")
-    return found
-
-
-def refuse_meta(args: tuple[Any, ...]) -> None:
-    """Refuse to compute with what stands for a tensor: code that goes past torch's functions has taken it."""
-    if args and isinstance(args[0], Tensor) and args[0].is_meta:
-        raise without_numbers("was read or written to")
-
-
-def without_numbers(what: str) -> InputError:
-    """The error for code that has taken what stands for a tensor for the tensor itself."""
-    return InputError(
-        f"a tensor {what} by code that goes past torch's functions, as torch.vmap and extensions in C++ do",
-        where="a model of the dynamic tracing flow",
-        advice="give that code a tensor of its own: x.clone()",
-    )
-
-
 def on_grid(levels: Tensor, grid: Grid) -> Traced:
     """Bytes as what they stand for."""
     made = body_for(levels.shape).as_subclass(Traced)
@@ -316,9 +286,10 @@ def arrived(x: Any) -> Any:
 def current(x: Traced) -> Traced:
     """The same tensor as it is now: its floats, if somebody has written to them."""
     plain = x.plain
-    if plain is not None and (x.grid is not None or x.waiting is not None):
-        if plain._version != x.version or getattr(HANDED_OUT, "memory", True) or not is_tracked(plain):
-            stays_float(x)
+    if plain is None or (x.grid is None and x.waiting is None):
+        return x
+    if plain._version != x.version or getattr(HANDED_OUT, "memory", True) or not is_tracked(plain):
+        stays_float(x)
     return x
 
 
@@ -383,14 +354,14 @@ def floats_of(x: Any) -> Any:
 
 def _take_floats(x: Traced, floats: Tensor) -> None:
     if x.grid is None and x.waiting is None:
-        x.__dict__.setdefault("plain", floats)  # two threads may look at once, and must see one memory
+        vars(x).setdefault("plain", floats)  # two threads may look at once, and must see one memory
         x.pending = None
     else:
         if floats.is_inference():  # torch does not count what is written to it
             with torch.inference_mode(False):
                 floats = floats.clone()
         x.version = floats._version
-        x.__dict__.setdefault("plain", floats)
+        vars(x).setdefault("plain", floats)
 
 
 def _floats(x: Traced | Kept) -> Tensor:
@@ -500,9 +471,7 @@ def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         hand_out((args, kwargs))
     if not isinstance(output, Tensor):
         return output
-    if output.is_meta:
-        refuse_meta(plain_args)
-    return _itself(output, (*args, *kwargs.values()))
+    return _itself(with_numbers(output, plain_args), (*args, *kwargs.values()))
 
 
 def _itself(output: Tensor, given: tuple[Any, ...]) -> Tensor:
