@@ -186,8 +186,9 @@ class Weight:
         owner, _, self.last = name.rpartition(".")
         module = model.get_submodule(owner)
         self.held: Any = module._parameters if self.last in module._parameters else module._buffers
-        self.tensor: Any = self.held[self.last]
-        self.version = self.tensor._version
+        tensor: Any = self.held[self.last]
+        self.tensor: Tensor = tensor
+        self.version: int = self.tensor._version
 
     def changed(self) -> InputError:
         """The error for one that is another now."""
