@@ -7,8 +7,8 @@ time, these are results of the program too, so that nobody takes them for interm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
+from quantc.capture.stamps import Exact, Stamp
+from quantc.errors import CaptureError
 from quantc.program import Program
 from quantc.signature import Signature
 from quantc.sites import Origin
@@ -70,6 +72,8 @@ class SeenCall:
     """The node of each tensor that it gave."""
     writes_first: bool
     """Whether it gave its first argument back, changed in place."""
+    writes: tuple[int, ...] = ()
+    """The tensors that it was given and has changed, by position: their nodes come last in `makes`."""
     times: int = 1
 
 
@@ -79,11 +83,19 @@ class Value:
 
     tensor: Tensor
     node: fx.Node
+    stamp: Stamp
+    """What it held when the node was its value."""
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a tree, in order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """The tensors of a tree, in order; also those in dataclasses."""
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found.extend(tensors_in([getattr(leaf, row.name) for row in fields(leaf)]))
+    return found
 
 
 @dataclass
@@ -122,7 +134,7 @@ class Recorder:
             if self._first_runs or position >= len(self._inputs):
                 self._inputs.append((self._placeholder(f"{INPUT}{position}", leaf), leaf))
             if isinstance(leaf, Tensor):
-                self._values[id(leaf)] = Value(leaf, self._inputs[position][0])
+                self._values[id(leaf)] = Value(leaf, self._inputs[position][0], Stamp(leaf, Exact.YES))
 
     def _placeholder(self, name: str, leaf: Any) -> fx.Node:
         if self._first is not None:
@@ -148,8 +160,50 @@ class Recorder:
             node = self._placeholder(f"outside_{len(self._inputs)}", tensor)
             self._inputs.append((node, tensor))
             self.reasons.append(f"a tensor of shape {tuple(tensor.shape)} comes from outside of the model")
-        self._values[id(tensor)] = Value(tensor, node)
+        self._values[id(tensor)] = Value(tensor, node, Stamp(tensor, Exact.YES))
         return node
+
+    def arrive(self, tensors: Sequence[Tensor]) -> list[Stamp]:
+        """A call is about to read tensors. If somebody has written to one, through another tensor or past torch, since the
+        call that made it, nothing is known of it but what it is like. Gives what they hold before the call."""
+        for tensor in tensors:
+            known = self._values.get(id(tensor))
+            if known is None or known.stamp.holds:
+                continue
+            if id(tensor) in self._names:
+                raise self._changed(self._names[id(tensor)])
+            self._read[known.node] = None
+            known.node = self._placeholder(f"overwritten_{len(self._inputs)}", tensor)
+            self._inputs.append((known.node, tensor))
+            known.stamp.renew()
+            self.reasons.append(
+                f"a tensor of shape {tuple(tensor.shape)} is written to in other ways than by calls on it"
+            )
+        known_or_new = ((self._values.get(id(tensor)), tensor) for tensor in tensors)
+        return [Stamp(tensor, Exact.YES) if value is None else value.stamp for value, tensor in known_or_new]
+
+    def _written_to(self, before: Sequence[Stamp], output: Any) -> tuple[int, ...]:
+        """The tensors that a call has written to, by position, where the graph would not show it: those that it does not give
+        back, that somebody has looked at before, or whose memory others share."""
+        changed = [index for index, stamp in enumerate(before) if not stamp.holds]
+        given_back = {id(tensor) for tensor in tensors_in(output)}
+        return tuple(
+            index
+            for index in changed
+            if id(before[index].tensor) not in given_back
+            or self._node_of(before[index].tensor) in self._read
+            or any(
+                value.tensor is not before[index].tensor and value.stamp.shares_memory(before[index].tensor)
+                for value in self._values.values()
+            )
+        )
+
+    def _changed(self, name: str) -> CaptureError:
+        return CaptureError(
+            f"{name} is written to while the model runs, and what is quantized must stay as it is",
+            where=f"{type(self.model).__name__}.{name}",
+            advice="keep what changes in a tensor of its own, and give it to torch.nn.functional",
+        )
 
     def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
         found: fx.Node | None = next(
@@ -164,25 +218,34 @@ class Recorder:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def see(self, func: Callable[..., Any], given: tuple[Any, Any], output: Any, origin: Origin) -> SeenCall:
-        """A call from a place that was not seen before."""
+    def see(
+        self,
+        func: Callable[..., Any],
+        given: tuple[Any, Any],
+        output: Any,
+        origin: Origin,
+        before: Sequence[Stamp] = (),
+    ) -> SeenCall:
+        """A call from a place that was not seen before; `before` is what its arguments held."""
         number = len(self.calls)
         reads = tuple(self._node_of(tensor) for tensor in tensors_in(given))
         row = SeenAt(origin.module_path, origin.module_type, origin.file, origin.line, call=number)
-        made = self._written(func, given, reads, row)
+        writes = self._written_to(before, output)
+        made = self._written(func, given, reads, row, writes)
         results = tensors_in(output)
-        if made is None or len(made) != len(results):
-            made = self._whole(func, reads, row, len(results))
+        if made is None or len(made) != len(results) + len(writes):
+            made = self._whole(func, reads, row, len(results) + len(writes))
         first = tensors_in(given)[:1]
         call = SeenCall(
             number,
-            getattr(func, "__name__", str(func)),
+            str(getattr(func, "__name__", func)).partition(".")[0],
             reads,
             tuple(made),
             bool(first) and bool(results) and results[0] is first[0],
+            writes,
         )
         self.calls.append(call)
-        self._learn(call, output)
+        self._learn(call, given, output)
         return call
 
     def again(self, call: SeenCall, given: tuple[Any, Any], output: Any) -> None:
@@ -195,7 +258,7 @@ class Recorder:
             if node is not first:
                 self._read[node] = None
                 self._merge(call, position, first)
-        self._learn(call, output)
+        self._learn(call, given, output)
 
     def _merge(self, call: SeenCall, position: int, first: fx.Node) -> None:
         """A call reads one tensor this time and another the next: nothing is known of it but what it is like."""
@@ -232,24 +295,28 @@ class Recorder:
             scaled = [call for call in self.calls if call.name in ARITHMETIC and len(call.reads) == 1]
             self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
 
-    def _learn(self, call: SeenCall, output: Any) -> None:
-        for tensor, node in zip(tensors_in(output), call.makes, strict=False):
+    def _learn(self, call: SeenCall, given: Any, output: Any) -> None:
+        read = tensors_in(given)
+        written = [read[index] for index in call.writes if index < len(read)]
+        for tensor, node in zip([*tensors_in(output), *written], call.makes, strict=False):
             if node is not None:
-                self._values[id(tensor)] = Value(tensor, node)
+                self._values[id(tensor)] = Value(tensor, node, Stamp(tensor, Exact.YES))
 
     def _written(
-        self, func: Callable[..., Any], given: Any, reads: tuple[fx.Node, ...], origin: SeenAt
+        self, func: Callable[..., Any], given: Any, reads: tuple[fx.Node, ...], origin: SeenAt, writes: tuple[int, ...]
     ) -> list[fx.Node | None] | None:
-        """The call as ATen nodes; None if shapes depend on the data, or it does what no graph holds."""
+        """The call as ATen nodes, on copies of what it `writes` to; None if shapes depend on the data, or it does what no
+        graph holds."""
         leaves, spec = pytree.tree_flatten(given)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
         def call(*tensors: Tensor) -> Any:
             filled = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
+            own = [tensor.clone() if index in writes else tensor for index, tensor in enumerate(tensors)]
+            for place, tensor in zip(places, own, strict=True):
                 filled[place] = tensor
             args, kwargs = pytree.tree_unflatten(filled, spec)
-            return tensors_in(func(*args, **kwargs))
+            return [*tensors_in(func(*args, **kwargs)), *(own[index] for index in writes)]
 
         try:
             traced = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*(leaves[place] for place in places))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,16 +17,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError
-from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, place_of_call
+from quantc.flows.tracing.bodies import with_numbers
+from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, OpSite, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved, put_off
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
-from quantc.flows.tracing.quick import Quick
+from quantc.flows.tracing.quick import Quick, QuickJoin
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import answer, call_on_floats
+from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats
 
 _WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
 
@@ -41,6 +44,11 @@ class Interception(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         run = self.run
+        quick = run.frame.at.then
+        if type(quick) is QuickJoin and quick.func is func and not kwargs:
+            output = self._guessed(quick, args, sys._getframe(1))
+            if output is not None:
+                return output
         kwargs = kwargs or {}
         # only some ops are quantizable; all others end here
         kind = run.trace.kind_of(func)
@@ -51,8 +59,8 @@ class Interception(TorchFunctionMode):
             with torch._C.DisableTorchFunctionSubclass():
                 return self._hooked(func, args, kwargs)
         if not types:
-            if kind is not Kind.OPENED:
-                return func(*args, **kwargs)
+            if kind is not Kind.OPENED and kind is not Kind.MEMORY:
+                return with_numbers(func(*args, **kwargs), args)
         elif kind is Kind.QUERY:
             return answer(func, args, kwargs)
         elif kind is Kind.MOVE:
@@ -62,17 +70,39 @@ class Interception(TorchFunctionMode):
         if kind is Kind.OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
+        if kind is Kind.MEMORY:
+            run.hand_out(tensors_in(on_floats((args, kwargs))))
         return call_on_floats(func, args, kwargs)
+
+    def _guessed(self, quick: QuickJoin, args: tuple[Any, ...], caller: FrameType) -> Any:
+        """What a call gives that was guessed to come next; None if it is another one."""
+        run = self.run
+        frame = run.frame
+        if quick.instruction != caller.f_lasti or quick.code is not caller.f_code or run.leaf is not None:
+            return None
+        if quick.last != frame.last or (quick.is_watched and frame.previous not in quick.may_follow):
+            return None
+        with torch._C.DisableTorchFunctionSubclass():
+            output = quick.call(args, run)
+        if output is not None:
+            frame.at = quick
+            if quick.is_watched:
+                frame.previous = quick.number
+        return output
 
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
         phase = run.trace.phase
+        if run.replaced:
+            args, kwargs = run.as_replaced((args, kwargs))
         key = run.key(func, args, 3)
         if phase is Phase.TRAINING and run.counts_batches(func, args):
             return args[0]
         if phase is Phase.TRACING:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
+        if run.trace.kind_of(func) is Kind.MEMORY:
+            run.hand_out(tensors_in(on_floats((args, kwargs))))
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
         if site is None:
@@ -83,12 +113,27 @@ class Interception(TorchFunctionMode):
             )
         if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
-            function = state.op_convert_function(func, site, run) or func
-            output = function(*args, **kwargs)
+            self._guess(func, args, kwargs, site)
+            function = state.op_convert_function(func, site, run)
+            output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
             return state.op_convert_after_hook(func, output, args, site)
         args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
         output = state.op_prepare_function(func, site, run)(*args, **kwargs)
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
+
+    def _guess(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite) -> None:
+        """Remember what runs instead of a function, for the next time that the same call comes after the same one."""
+        run, caller = self.run, sys._getframe(3)
+        trace, frame = run.trace, run.frame
+        unit = trace.units.get(site.number)
+        is_own = (
+            run.is_quick and run.leaf is None and id(caller.f_back.f_code) in BOUNDARIES if caller.f_back else False
+        )
+        if unit is None or not is_own:
+            return
+        if QuickJoin.fits(unit, site.number, args, kwargs, trace.fixed[site.number]):
+            frame.at.then = QuickJoin(func, site.number, unit, frame, caller)
+            frame.at = frame.at.then
 
 
 def has_hooks(module: Any, run: Run) -> bool:
@@ -108,7 +153,9 @@ class Intercepted:
         if state.is_idle:
             args, kwargs = state.module_before_hook(args, kwargs, run)
             with torch._C.DisableTorchFunction():
-                return super().__call__(*args, **kwargs)  # type: ignore[misc]
+                output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            run.frame.last = state.path  # as when it was traced
+            return output
         outer = run.frame
         frame = run.frame = _entered(state, outer, run)
         try:
@@ -150,7 +197,7 @@ class InterceptedLeaf(Intercepted):
             quick = frame.at.then
             caller = sys._getframe(1)
             if (
-                quick is None
+                type(quick) is not Quick
                 or quick.leaf is not self
                 or quick.instruction != caller.f_lasti
                 or quick.code is not caller.f_code
@@ -165,6 +212,9 @@ class InterceptedLeaf(Intercepted):
                     frame.previous = quick.number
                 if quick.has_parameters:
                     frame.last = quick.path
+                output = quick.follow(args[0]) if quick.follows else None
+                if output is not None:
+                    return output
                 with _WITHOUT_INTERCEPTION():
                     return quick.call(args, run)
         path: str = self._auto_quant_path  # type: ignore[attr-defined]
@@ -259,7 +309,8 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
     outer = getattr(ACTIVE, "run", None)
-    ACTIVE.run = run
+    handed_out = getattr(HANDED_OUT, "memory", True)
+    ACTIVE.run, HANDED_OUT.memory = run, False
     try:
         if run.watch is not None:
             _watch_inputs(trace, run.watch, args, kwargs)
@@ -268,8 +319,9 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         output = state.module_after_hook(output, run)
         if run.queue is not None:
             run.queue.flush()  # somebody may have kept a tensor
+        run.check_weights()
     finally:
-        ACTIVE.run = outer
+        ACTIVE.run, HANDED_OUT.memory = outer, handed_out
     if run.watch is not None:
         trace.commit(run.watch.tally)
     return output

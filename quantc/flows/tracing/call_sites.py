@@ -3,9 +3,11 @@ of the call itself. Two turns of a loop are one place; two lines that call the s
 
 from __future__ import annotations
 
+import dis
 import sys
 from dataclasses import dataclass, field
-from types import FrameType
+from itertools import pairwise
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
@@ -85,6 +87,21 @@ class Context:
         return list(found.values())
 
 
+_CALLS: dict[int, tuple[CodeType, dict[int, int]]] = {}
+"""By the id of a function's code, which is held: where the second half of each call is, by where the first is."""
+
+
+def _instruction(frame: FrameType) -> int:
+    """Where a function is. Python 3.11 makes a call in two halves, and calls of builtins in the first once it has seen some."""
+    code = frame.f_code
+    known = _CALLS.get(id(code))
+    if known is None:
+        rows = list(dis.get_instructions(code))
+        halves = {one.offset: two.offset for one, two in pairwise(rows) if one.opname == "PRECALL"}
+        known = _CALLS[id(code)] = (code, halves)
+    return known[1].get(frame.f_lasti, frame.f_lasti)
+
+
 def place_of_call(depth: int) -> Key:
     """The place of the call that is being intercepted, within the module it is made in: the instruction in each function
     on the way. In recursion each function counts once."""
@@ -96,7 +113,7 @@ def place_of_call(depth: int) -> Key:
             break
         if number not in found and number not in SKIPPED:
             found.append(number)
-            found.append(frame.f_lasti)
+            found.append(_instruction(frame))
         frame = frame.f_back
     return tuple(found)
 

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
+from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.moves import Move
 from quantc.flows.tracing.sequence import line_of
 from quantc.flows.tracing.traced_tensor import (
+    CARRIERS,
     Grid,
     Pending,
     Traced,
-    body_for,
     float32_of,
     levels_on,
     on_grid,
@@ -157,10 +158,10 @@ class Queue:
             del self.inputs[self.read :]
             reads: list[Any] = [key]
             for x, grid in zip(operands, grids, strict=True):
-                pending = x.pending if type(x) is Traced else None
+                pending = x.pending if type(x) in CARRIERS else None
                 if pending is not None and pending.queue is self:
                     reads.append(pending.place)
-                elif grid is not None and (op.rounds_first or (type(x) is Traced and x.grid is not None)):
+                elif grid is not None and (op.rounds_first or (type(x) in CARRIERS and x.grid is not None)):
                     reads.append(self._input(levels_on(x, grid)))
                 else:
                     return None
@@ -171,7 +172,7 @@ class Queue:
 
     def _rounded(self, x: Any, grid: Grid | None) -> Any:
         """Floats that were put off, on the grid that they are read on: this is put off as well."""
-        pending = x.pending if type(x) is Traced and x.grid is None else None
+        pending = x.pending if type(x) in CARRIERS and x.grid is None else None
         if pending is None or pending.queue is not self or grid is None:
             return x
         move = Move(rounded, False, (grid,), {}, grid)
@@ -193,7 +194,7 @@ class Queue:
 
     def _first_time(self, path: tuple[Any, ...], op: Op, operands: Sequence[Any], grids: Sequence[Grid | None]) -> Any:
         """An op that was never put off after just these others. On shapes that are new to it, it runs at once."""
-        waits = [x.pending if type(x) is Traced else None for x in operands]
+        waits = [x.pending if type(x) in CARRIERS else None for x in operands]
         forms = tuple(
             grid if pending is None else x.grid for x, grid, pending in zip(operands, grids, waits, strict=True)
         )

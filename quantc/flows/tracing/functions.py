@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from quantc.flows.tracing.traced_tensor import is_query
+from quantc.flows.tracing.queries import hands_out_memory, is_query
 
 
 class Kind(Enum):
@@ -24,6 +24,7 @@ class Kind(Enum):
     HOOKED = "may be quantized"
     CALM = "computes on floats what it computes, now or later"
     OPENED = "is written in Python, and is followed into"
+    MEMORY = "hands out memory, which can be written to without torch counting it"
 
 
 PRODUCTS = frozenset(
@@ -98,6 +99,12 @@ CALM = frozenset({"adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "a
 """Calls on floats that often stand between quantized ops, and are put off with them."""
 IN_MEMORY = frozenset({"view", "view_as", "flatten", "unflatten"})
 """Moves that go by how a tensor lies in memory."""
+COPIES = frozenset(
+    [
+        "cat", "concat", "stack", "clone", "repeat", "tile", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    ]
+) | CALM  # fmt: skip
+"""Calls that never give a view. Others may, as far as how a tensor lies in memory allows it."""
 OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
 
 
@@ -107,7 +114,9 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
         return Kind.QUERY
     if func in OPENED:
         return Kind.OPENED
-    name = getattr(func, "__name__", "")
+    if hands_out_memory(func):
+        return Kind.MEMORY
+    name = getattr(func, "__name__", "").partition(".")[0]
     if name == "__get__":
         return Kind.MOVE if getattr(func.__self__, "__name__", "") in ("T", "mT") else Kind.OTHER
     if name in hooked or name in PRODUCTS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc.flows.tracing.functions import IN_MEMORY
-from quantc.flows.tracing.traced_tensor import Grid, Traced, arrived, call_on_floats, on_grid
+from quantc.flows.tracing.functions import COPIES, IN_MEMORY
+from quantc.flows.tracing.queries import name_of
+from quantc.flows.tracing.traced_tensor import Grid, Traced, arrived, call_on_floats, current, is_view, on_grid
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.trace import Trace
@@ -51,6 +53,29 @@ class Move:
         known: Move = trace.paths.moves.setdefault(self.key, self)
         return known
 
+    def gives(self, x: Any, made: Any) -> Any:
+        """What it has made of a tensor: a view, unless it copies, and then what is written to one is written to both."""
+        if not self.is_listed and not self.is_copy and type(x) is Traced:
+            if type(made) is Traced:
+                is_view(x, made, self._view)
+            elif not isinstance(made, Tensor):
+                for index, part in enumerate(made):
+                    is_view(x, part, partial(self._part, index))
+        return made
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether what it makes of floats never shares their memory. Places in a tensor are other ones later, perhaps."""
+        return name_of(self.func) in COPIES or any(
+            isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((self.rest, self.kwargs))
+        )
+
+    def _view(self, floats: Tensor) -> Any:
+        return self.func(floats, *self.rest, **self.kwargs)
+
+    def _part(self, index: int, floats: Tensor) -> Any:
+        return self._view(floats)[index]
+
     @property
     def key(self) -> Hashable:
         """What tells it from other moves; None if that cannot be said."""
@@ -74,7 +99,7 @@ def put_off(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if pending is not None and pending.queue is not None:
         move = Move(func, False, args[1:], kwargs, None)
         if (key := move.key) is not None and (made := pending.queue.put_off(key, move, (first,), (None,))) is not None:
-            return made
+            return move.gives(first, made)
     return call_on_floats(func, args, kwargs)
 
 
@@ -82,6 +107,9 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     """Move elements: bytes if all are on one grid, else floats."""
     first = args[0] if args else None
     pieces: Any = first if isinstance(first, list | tuple) else (first,)
+    for piece in pieces:
+        if type(piece) is Traced:
+            current(piece)
     grid = pieces[0].grid if pieces and type(pieces[0]) is Traced else None
     is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)
     if first is not pieces and grid is None:
@@ -93,9 +121,9 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if queue is not None and (key := move.key) is not None:
         made = queue.put_off(key, move, pieces, [grid] * len(pieces))
         if made is not None:
-            return made
+            return move.gives(first, made)
     levels: list[Any] = [arrived(piece).levels for piece in pieces]
     made = move.forward(*levels)
     if isinstance(made, Tensor):
-        return on_grid(made, grid)
-    return type(made)(on_grid(part, grid) for part in made)
+        return move.gives(first, on_grid(made, grid))
+    return move.gives(first, type(made)(on_grid(part, grid) for part in made))

@@ -14,7 +14,7 @@ from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quick import advance
 from quantc.flows.tracing.slicing import subgraph
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
-from quantc.flows.tracing.traced_tensor import Traced, become, call_on_floats, floats_of, on_floats
+from quantc.flows.tracing.traced_tensor import Traced, call_on_floats, floats_of, handed_over, on_floats
 from quantc.flows.tracing.units import Unit, reach, rounded_once
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ class AutoQuantizationState(nn.Module):
         unit = self.trace.units.get(site.number)
         if unit is None:
             rows = self.trace.rounding.get(site.number)
-            plain = on_floats((args, kwargs))
-            return plain if rows is None else self._rounded(plain, rows, run)  # type: ignore[no-any-return]
+            return (args, kwargs) if rows is None else self._rounded(on_floats((args, kwargs)), rows, run)
         if run.watch is not None:
             for number, path in unit.by_call.get(site.number, ()):
                 x = reach(args, kwargs, path)
@@ -187,9 +186,6 @@ class AutoQuantizationState(nn.Module):
         run: Run,
     ) -> Any:
         """Observe what a call gave, where what is quantized reads it."""
-        unit = self.trace.units.get(site.number)
-        if unit is not None and site.number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
-            become(args[0], output)
         watched = self.trace.watched.get(site.number)
         if watched and run.watch is not None:
             results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -201,10 +197,10 @@ class AutoQuantizationState(nn.Module):
     def op_convert_before_hook(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Check that a quantized op is given the weights it was quantized with; float ops are given floats."""
+        """Check that a quantized op is given the weights it was quantized with."""
         unit = self.trace.units.get(site.number)
         if unit is None:
-            return on_floats((args, kwargs))  # type: ignore[no-any-return]
+            return args, kwargs
         for path, name in unit.constants_of(site.number):
             if reach(args, kwargs, path) is not run.constants[name]:
                 raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
@@ -221,10 +217,7 @@ class AutoQuantizationState(nn.Module):
         return lambda *args, **kwargs: advance(self.trace, unit, site.number, func, args, kwargs, run)
 
     def op_convert_after_hook(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...], site: OpSite) -> Any:
-        """A tensor that was written in place is what it is now."""
-        unit = self.trace.units.get(site.number)
-        if unit is not None and site.number in unit.in_place and type(args[0]) is Traced and output is not args[0]:
-            become(args[0], output)
+        """A function that is not quantized gives a traced tensor back as such."""
         return output
 
     # -- hooks around the module -----------------------------------------------------------------------------------
@@ -249,7 +242,7 @@ class AutoQuantizationState(nn.Module):
             self._step_end(run)
         if run.frame.parent is not None:
             return output
-        return on_floats(output)
+        return handed_over(run.as_replaced(output) if run.replaced else output)
 
     def _step_end(self, run: Run) -> None:
         if run.frame.context is not None and run.frame.context.steps:

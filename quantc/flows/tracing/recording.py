@@ -14,6 +14,7 @@ from quantc.capture.tracing import Recorder, tensors_in
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.run import ACTIVE, Run
 from quantc.flows.tracing.trace import Trace
 from quantc.flows.tracing.units import CallFacts, Path
@@ -78,6 +79,7 @@ class Recording:
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Key, run: Run) -> Any:
         """A torch function is called."""
+        before = self.recorder.arrive(tensors_in((args, kwargs)))
         output = func(*args, **kwargs)
         given, results = (args, kwargs), tensors_in(output)
         file, line = source_of_call(4)
@@ -96,7 +98,8 @@ class Recording:
             path = leaf or run.frame.state.path
             kind = self.types.get(path, nn.Module)
             origin = Origin(path, f"{kind.__module__}.{kind.__qualname__}", file, line)
-            call = self.recorder.see(func, given, output, origin)
+            recorded = Tensor.detach if name_of(func) == "data" else func  # torch has no graph of the former
+            call = self.recorder.see(recorded, given, output, origin, before)
             site = OpSite(call.number, call.name, origin.source, leaf, is_product(func, args, kwargs))
             context.ops[key] = site
             self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)

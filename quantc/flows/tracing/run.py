@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from quantc.capture.stamps import Exact, Stamp
+from quantc.errors import InputError
+from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.call_sites import END, START, Context, Key, Link, place_of_call
 from quantc.flows.tracing.deferred import Queue
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import body_for
 from quantc.flows.tracing.units import Unit
 
 if TYPE_CHECKING:
@@ -68,11 +70,38 @@ class Run:
         self.queue: Any = Queue(trace) if trace.phase is Phase.CONVERTED else None
         """What is put off; None before it is converted."""
         self.leaf: LeafCall | None = None
+        self.handed_out: list[tuple[Weight, Stamp]] = []
+        """Weights whose memory others have, and what they held before."""
+        self.replaced: dict[int, tuple[Tensor, Any]] = {}
+        """In training: tensors that were written to in place, by id, and what they are instead."""
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
         if trace.bound is None:
             trace.bound = Bound(trace, model)
         self.constants: dict[str, Tensor] = trace.bound.constants
+
+    def hand_out(self, tensors: list[Tensor]) -> None:
+        """Others have the memory of tensors from now on, and write to it without torch counting."""
+        if self.watch is not None:
+            self.watch.hand_out(tensors)
+        for weight in self.trace.bound.weights:
+            if any(tensor is weight.tensor for tensor in tensors) and self.trace.phase is not Phase.TRAINING:
+                self.handed_out.append((weight, Stamp(weight.tensor, Exact.YES)))
+
+    def check_weights(self) -> None:
+        """Refuse to go on with weights that are other ones than those that were folded or packed."""
+        if self.trace.phase is Phase.TRAINING:
+            return
+        for held, last, tensor, version, weight in self.trace.bound.rows:
+            if held.get(last) is not tensor or tensor._version != version:
+                raise weight.changed()
+        for weight, stamp in self.handed_out:
+            if not stamp.holds:
+                raise weight.changed()
+
+    def as_replaced(self, given: Any) -> Any:
+        """Arguments, with what tensors are instead that were written to in place."""
+        return pytree.tree_map(lambda x: self.replaced[id(x)][1] if id(x) in self.replaced else x, given)
 
     def key(self, func: Any, args: tuple[Any, ...], depth: int) -> Key:
         """The place of the torch function that is called. Modules of torch.nn call more of them in training."""
@@ -139,6 +168,35 @@ class Bound:
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
         self.left_float = {site.leaf for site in self.sites.values()} - quantized
         self.shapes: dict[Any, Tensor] = {}
+        rows = {name for unit in trace.units.values() for call in unit.members for name in trace.calls[call].parameters}
+        self.weights = [
+            Weight(model, name) for name in rows if name in self.constants and not self.constants[name].is_inference()
+        ]
+        self.rows = [(row.held, row.last, row.tensor, row.version, row) for row in self.weights]
+        """The same, in the form in which they are looked at after every call."""
+
+
+class Weight:
+    """A parameter or buffer that is part of a quantized op."""
+
+    __slots__ = ("held", "last", "name", "tensor", "version")
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.name = name
+        owner, _, self.last = name.rpartition(".")
+        module = model.get_submodule(owner)
+        self.held: Any = module._parameters if self.last in module._parameters else module._buffers
+        tensor: Any = self.held[self.last]
+        self.tensor: Tensor = tensor
+        self.version: int = self.tensor._version
+
+    def changed(self) -> InputError:
+        """The error for one that is another now."""
+        return InputError(
+            f"{self.name} was written to or replaced, and the quantized op has it as it was",
+            where=f"a model of the dynamic tracing flow, {self.name}",
+            advice="change weights before prepare and convert; or load a state dict of a model that was converted alike",
+        )
 
 
 def has_global_hooks() -> bool:

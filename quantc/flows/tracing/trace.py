@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantc.capture.stamps import Stamp
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError
 from quantc.flows.tracing.call_sites import END, START, Context, Link
 from quantc.flows.tracing.deferred import Paths
@@ -102,7 +103,7 @@ class Trace:
         if self.phase is Phase.TRAINING:  # dropout is gone
             self.units = Units(program, self.calls).build()
         self.program, self.phase = program, Phase.CONVERTED
-        self.paths = Paths()
+        self.paths, self.bound = Paths(), None
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
         self._find_shared_rounding()
@@ -169,15 +170,16 @@ class Trace:
         """Where one run of the model puts what it sees."""
         program = self.held
         before = {name: seen for name, seen in program.plan.statistics.items() if seen.order is Order.MATTERS}
-        made = Tally(program, before)
-        made.begin()
+        with torch.inference_mode(False), torch.no_grad():
+            made = Tally(program, before)
+            made.begin()
         return made
 
     def commit(self, tally: Tally) -> None:
         """A run is whole: what it has seen counts."""
-        tally.commit(None)
         program = self.held
-        with self.lock:
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            tally.commit(None)
             statistics = program.plan.statistics
             for name, part in tally.whole.totals.items():
                 before = statistics.get(name)
@@ -217,6 +219,7 @@ class Trace:
 
     def from_bytes(self, content: bytes) -> None:
         """Go on from what `to_bytes` gave, of the same model and the same examples."""
+        self.bound = None  # tensors of the model were loaded, too
         if self.phase is Phase.CONVERTED:
             loaded = from_bytes(content, load)
             names = {node.name for node in self.held.graph.nodes}
@@ -273,22 +276,31 @@ def _copied_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
 
 
 class Watch:
-    """What one run of a prepared model sees. Each tensor counts once for a group, however often it is read."""
+    """What one run of a prepared model sees. Each tensor counts once for a group, however often it is read, and again if it
+    was written to."""
 
     def __init__(self, trace: Trace) -> None:
         self.tally = trace.tally()
-        self.seen: dict[tuple[str, int], Tensor] = {}
+        self.seen: dict[tuple[str, int], Stamp] = {}
+
+    def hand_out(self, tensors: Iterable[Tensor]) -> None:
+        """Others have the memory of tensors from now on, and write to it without torch counting."""
+        for tensor in tensors:
+            for stamp in self.seen.values():
+                if stamp.shares_memory(tensor):
+                    stamp.watch()
 
     def observe(self, groups: Iterable[str], x: Any, where: Callable[[], str]) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return
         for group in groups:
-            if (group, id(x)) in self.seen:
+            stamp = self.seen.get((group, id(x)))
+            if stamp is not None and stamp.holds:
                 continue
-            self.seen[group, id(x)] = x
+            self.seen[group, id(x)] = Stamp(x)
             seat = self.tally.seats[group]
             before = seat.part.non_finite
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # statistics outlive the mode they are taken in
                 seat.part.update(x.detach(), where=where())
             if seat.part.non_finite > before:
                 raise DataError(

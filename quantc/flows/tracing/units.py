@@ -13,7 +13,17 @@ from torch import Tensor, fx
 from quantc.capture.tracing import ARITHMETIC, INPUT, SeenAt
 from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
-from quantc.flows.tracing.traced_tensor import Grid, Traced, arrived, float32_of, floats_of, levels_on, on_grid
+from quantc.flows.tracing.traced_tensor import (
+    CARRIERS,
+    Grid,
+    Traced,
+    arrived,
+    float32_of,
+    floats_of,
+    kept,
+    levels_on,
+    on_grid,
+)
 from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
 from quantc.plan import Part
@@ -95,7 +105,25 @@ class Unit:
             self._constants.setdefault(call, []).append((path, name))
         values = [operand.value for operand in self.operands]
         self.reading = tuple(values.index(value) for value in dict.fromkeys(values))
+        self.bits = {call: 1 << place for place, call in enumerate(self.members)}
+        self.all_bits = (1 << len(self.members)) - 1
         self.trigger = max((operand.call for operand in self.operands), default=self.members[0])
+
+    def kept(self, number: int, x: Any) -> Any:
+        """An operand as it is now, for who looks into the fused op later: as it is rounded, where that is done anyway."""
+        grid = self.grids[number] if self.grids else None
+        return kept(x) if grid is None or not self.rounds_first else on_grid(levels_on(x, grid), grid)
+
+    def operand_kept(self, trace: Trace, number: int, x: Any, cache: dict[Any, Any]) -> Any:
+        """An operand as it is now, for the call at which the last one is there: before that it may be written to."""
+        if trace.held.is_live:
+            rounder = self.rounders[number]
+            floats = floats_of(x)
+            return Rounded(floats.clone() if rounder is None else _rounded(trace.held, rounder, floats, cache))
+        if type(x) is Traced:
+            return kept(x)
+        grid = self.grids[number] if trace.is_converted else None
+        return x.clone() if grid is None else on_grid(levels_on(x, grid), grid)
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -174,10 +202,12 @@ class Unit:
         """Compute it as it will be rounded. A tensor that several ops read is rounded once."""
         values: dict[str, Any] = {}
         for number, (operand, rounder) in enumerate(zip(self.operands, self.rounders, strict=True)):
-            x = floats_of(operands[number])
+            x = operands[number]
             name = operand.value if rounder is None else rounder.name
-            if rounder is not None:
-                x = rounded_once(program, str(rounder.target), x, cache)
+            if type(x) is Rounded:
+                x = x.value
+            else:
+                x = floats_of(x) if rounder is None else _rounded(program, rounder, floats_of(x), cache)
             values.setdefault(name, x)
         if () not in self.computes:
             made = cut(program, self.trained_root, list(values), {}, None, self.root)
@@ -226,7 +256,7 @@ class Unit:
             for x, grid in zip(
                 (operands[0], operands[1]) if len(operands) == 2 else (operands[0],), self.grids, strict=True
             ):
-                if type(x) is not Traced or x.grid != grid:
+                if type(x) not in CARRIERS or x.grid != grid:
                     break
                 levels.append(arrived(x).levels)
             else:
@@ -241,7 +271,7 @@ class Unit:
             x = operands[number]
             if operand.value in values:
                 continue
-            comes_as_bytes = grid is not None and type(x) is Traced and x.grid is not None
+            comes_as_bytes = grid is not None and type(x) in CARRIERS and x.grid is not None
             if grid is not None and (comes_as_bytes or self.shares_rounding[number]):
                 values[operand.value], forms[operand.value] = levels_on(x, grid), grid
             else:
@@ -410,10 +440,23 @@ class Units:
 
 
 def rounded_once(program: Program, target: str, x: Tensor, cache: dict[Any, Any]) -> Any:
-    """A tensor as it is rounded in training; the same for all who read it, so that it is observed once."""
-    if (target, id(x)) not in cache:
-        cache[target, id(x)] = (program.root.get_submodule(target)(x), x)
-    return cache[target, id(x)][0]
+    """A tensor as it is rounded in training; the same for all who read it before it is written to, so that it is observed
+    once."""
+    key = (target, id(x), x._version)
+    if key not in cache:
+        cache[key] = (program.root.get_submodule(target)(x), x)
+    return cache[key][0]
+
+
+def _rounded(program: Program, rounder: fx.Node, x: Tensor, cache: dict[Any, Any]) -> Any:
+    return rounded_once(program, str(rounder.target), x, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """An operand that was rounded in training before the others were there."""
+
+    value: Tensor
 
 
 def is_put_in(node: fx.Node) -> bool:

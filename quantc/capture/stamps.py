@@ -1,0 +1,74 @@
+"""What tensors held when they were last known, to find out whether somebody has written to them since."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+C: Any = torch._C
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Whether torch counts what is written to a tensor. NumPy writes as it likes, but torch marks memory that it shares."""
+    return not x.is_inference() and (x.is_meta or x.layout is not torch.strided or x.untyped_storage().resizable())
+
+
+def _is_wrapped(x: Tensor) -> bool:
+    """Whether it stands for many tensors, as within torch.vmap: it has no memory of its own."""
+    made: bool = C._functorch.is_functorch_wrapped_tensor(x)
+    return made
+
+
+class Exact(Enum):
+    """Whether numbers are compared in any case, or only where torch does not count what is written."""
+
+    YES = "numbers are compared"
+    NO = "torch's count is believed, where there is one"
+
+
+class Stamp:
+    """A tensor as it was. Where torch does not count what is written to it, a copy is kept."""
+
+    __slots__ = ("copy", "exact", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, exact: Exact = Exact.NO) -> None:
+        self.tensor, self.exact = tensor, exact
+        self.version = -1
+        self.copy: Tensor | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Take it as it is now."""
+        with torch._C.DisableTorchFunction():
+            if _is_wrapped(self.tensor):
+                return
+            is_counted = self.exact is Exact.NO and is_tracked(self.tensor)
+            self.version = self.tensor._version if is_counted else -1
+            self.copy = None if is_counted else self.tensor.detach().clone()
+
+    def watch(self) -> None:
+        """Its memory was handed out: from now on, its numbers are compared."""
+        if self.copy is None and self.holds and not _is_wrapped(self.tensor):
+            with torch._C.DisableTorchFunction():
+                self.copy = self.tensor.detach().clone()
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was written to it."""
+        with torch._C.DisableTorchFunction():
+            if self.copy is not None:
+                return self.copy.shape == self.tensor.shape and bool(
+                    torch.equal(self.copy, self.tensor)
+                    or torch.allclose(self.copy, self.tensor, rtol=0, atol=0, equal_nan=True)
+                )
+            return _is_wrapped(self.tensor) or self.version == self.tensor._version
+
+    def shares_memory(self, other: Tensor) -> bool:
+        """Whether another tensor lies in the same memory."""
+        with torch._C.DisableTorchFunction():
+            if any(x.layout is not torch.strided or _is_wrapped(x) for x in (self.tensor, other)):
+                return False
+            return self.tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
