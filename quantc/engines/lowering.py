@@ -26,7 +26,7 @@ def lower_x86(
 
     `threads` is how many threads an engine outside torch may use: as many as torch, unless it is given.
     """
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+    if threads is not None and (type(threads) is not int or threads < 1):
         raise RefusedError(
             f"threads is {threads!r}",
             where=f'qc.lower(..., "x86", engine={engine!r}, threads={threads!r})',
