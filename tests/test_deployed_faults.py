@@ -162,17 +162,19 @@ def test_threads_that_are_none(threads: Any) -> None:
 
 def test_a_profile_that_is_no_text() -> None:
     with pytest.raises(UnknownNameError, match="there is no profile 3"):
-        qc.lower(quantized("onnx"), "onnx", profile=3)  # type: ignore[call-overload]
+        qc.lower(quantized("onnx"), "onnx", profile=3)
 
 
 @pytest.mark.parametrize("channels", [3, 4])
 @pytest.mark.parametrize("target", TARGETS)
 def test_weights_with_channels_last(target: str, channels: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    convolutions = nn.Conv2d(channels, 8, 3, 2, 1), nn.Conv2d(8, 4, 3)
+    for conv in convolutions:
+        conv.weight = nn.Parameter(conv.weight.to(memory_format=torch.channels_last))
+    model = nn.Sequential(convolutions[0], nn.ReLU(), convolutions[1]).eval()
     x = torch.randn(2, channels, 12, 12)
-    moved = model.to(memory_format=torch.channels_last)
-    program = qc.quantize(moved, (x.to(memory_format=torch.channels_last),), [(x,)], target).program
+    program = qc.quantize(model, (x.to(memory_format=torch.channels_last),), [(x,)], target).program
     assert is_near(program(x), qc.lower(program, target)(x))
 
 

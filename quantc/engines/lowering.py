@@ -26,12 +26,7 @@ def lower_x86(
 
     `threads` is how many threads an engine outside torch may use: as many as torch, unless it is given.
     """
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise RefusedError(
-            f"threads is {threads!r}",
-            where=f'qc.lower(..., "x86", engine={engine!r}, threads={threads!r})',
-            advice="give a whole number of at least 1, or leave it out for as many as torch uses",
-        )
+    _check_threads(threads, engine)
     if engine == TORCH:
         return lower(program, "x86", **options)
     if isinstance(program, Lowered):
@@ -58,3 +53,12 @@ def lower_x86(
         name: partial(OnEngine, own, each, threads) for name, each in ENGINES.items() if name not in reasons
     }
     return choose(program, makers, reasons)
+
+
+def _check_threads(threads: Any, engine: str) -> None:
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise RefusedError(
+            f"threads is {threads!r}",
+            where=f'qc.lower(..., "x86", engine={engine!r}, threads={threads!r})',
+            advice="give a whole number of at least 1, or leave it out for as many as torch uses",
+        )

@@ -121,12 +121,15 @@ class Pte:
         return running.run(inputs)
 
     def try_out(self, inputs: Sequence[Tensor]) -> None:
-        """Run it, whatever the tensors hold: an error if the runtime cannot."""
+        """Run it, whatever the tensors hold: an error if the runtime cannot. A state that it keeps stays what it was."""
         self._runs().run(inputs)
+        if self.metadata is not None and self.metadata.has_state:
+            self._running = None
 
     def _runs(self) -> Running:
         if self._running is None:
-            self._running = Running(self.content, self._where)
+            has_state = self.metadata is not None and self.metadata.has_state
+            self._running = Running(self.content, self._where, has_state=has_state)
         return self._running
 
     def _check(self, inputs: Sequence[Any]) -> None:

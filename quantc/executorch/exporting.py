@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.fx.graph import CodeGen
 
@@ -69,6 +70,15 @@ def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Exporte
     return made
 
 
+def keeps_state(program: ExportedProgram) -> bool:
+    """Whether an exported program writes to a buffer of its own."""
+    targets = [node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)]
+    if not any(target._schema.is_mutable for target in targets):
+        return False
+    with quiet():  # what is written to is known once no op writes in place
+        return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)
+
+
 def _part_dequantized(graph: fx.Graph) -> None:
     """Give each reader a dequantize op of its own: one that a delegate takes with an op must have no other reader."""
     for node in list(graph.nodes):
@@ -94,15 +104,15 @@ def _flat_module(program: Program) -> fx.GraphModule:
 
 def _order_constants(module: nn.Module) -> None:
     """Constants that lie in memory as their axes come: XNNPACK's passes fail on weights that have channels last already."""
-    done: dict[int, Tensor] = {}
+    done: dict[int, Any] = {}
     """By the id of a tensor: those that go by several names stay one."""
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
-            for name, value in table.items():
-                if value is None or (ordered := in_order(value.detach())).stride() == value.stride():
-                    continue
-                own = nn.Parameter(ordered, False) if isinstance(value, nn.Parameter) else ordered
-                table[name] = done.setdefault(id(value), own)
+    names = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, value in names:
+        ordered = in_order(value.detach())
+        if ordered.stride() != value.stride():
+            path, _, leaf = name.rpartition(".")
+            own = nn.Parameter(ordered, False) if isinstance(value, nn.Parameter) else ordered
+            setattr(module.get_submodule(path), leaf, done.setdefault(id(value), own))
 
 
 def _fix_constants(program: Program) -> None:

@@ -14,7 +14,7 @@ from quantc.errors import QuantcError, RefusedError
 from quantc.executorch.artifact import TARGET, Pte
 from quantc.executorch.calling import outputs_of
 from quantc.executorch.delegation import delegation_of, misread
-from quantc.executorch.exporting import LARGEST, examples_of, exported, size_ranges
+from quantc.executorch.exporting import LARGEST, examples_of, exported, keeps_state, size_ranges
 from quantc.executorch.metadata import METHOD, metadata_of
 from quantc.executorch.packages import package, quiet, unwarned
 from quantc.executorch.partitioning import held, reasons
@@ -47,9 +47,9 @@ def lower(
     if partitioners is None:
         write_blocks(own)
     ranges = size_ranges(own, largest)
-    metadata = metadata_of(program, ranges)
     try:
         graph = exported(own, ranges)
+        metadata = metadata_of(program, ranges, has_state=keeps_state(graph))
         with reasons() as refusals, unwarned():
             manager = exir.to_edge_transform_and_lower(
                 graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}

@@ -54,6 +54,8 @@ class Metadata(BaseModel):
     inputs: list[InputData]
     ranges: dict[str, tuple[int, int]]
     """The sizes that a dimension may have, by its symbol."""
+    has_state: bool = False
+    """Whether it keeps a state between calls."""
     call: CallData | None = None
     """How inputs and outputs are arranged; None in files of earlier versions."""
 
@@ -61,7 +63,7 @@ class Metadata(BaseModel):
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
 
-def metadata_of(program: Program, ranges: dict[str, tuple[int, int]]) -> Metadata:
+def metadata_of(program: Program, ranges: dict[str, tuple[int, int]], *, has_state: bool = False) -> Metadata:
     rounded = watched(program)
     return Metadata(
         **asdict(Provenance.of(program)),
@@ -78,6 +80,7 @@ def metadata_of(program: Program, ranges: dict[str, tuple[int, int]]) -> Metadat
             if not item.is_constant and item.type is not None
         ],
         ranges=ranges,
+        has_state=has_state,
         call=call_data(program),
     )
 

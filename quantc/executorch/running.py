@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -41,18 +42,29 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Running:
-    """A program in the runtime. One call at a time: it has one set of buffers."""
+    """A program in the runtime. One call at a time: it has one set of buffers.
 
-    def __init__(self, content: bytes, where: str) -> None:
+    After calls with smaller inputs, XNNPACK's means of images read memory that is not theirs (ExecuTorch 1.4.1, in its own runtime
+    too). So where an input is larger than those before, the program is loaded anew; one that keeps a state between calls would
+    lose it, and is not.
+    """
+
+    def __init__(self, content: bytes, where: str, *, has_state: bool = False) -> None:
         self._content = content  # the runtime reads weights from here as long as the program lives
         self._where = where
         self._turn = threading.Lock()
+        self._program = self._read()
+        self._method: Any = None
+        self._has_state = has_state
+        self._room: list[tuple[int, ...]] = []
+        """The sizes of inputs, up to which the method has been called."""
+
+    def _read(self) -> Any:
         try:
             with quiet():
-                self._program = runtime().load_program(content)
+                return runtime().load_program(self._content)
         except RuntimeError as error:
-            raise LoadError(f"ExecuTorch cannot read it: {_first(error)}", where=where, advice=ADVICE) from error
-        self._method: Any = None
+            raise LoadError(f"ExecuTorch cannot read it: {_first(error)}", where=self._where, advice=ADVICE) from error
 
     @property
     def methods(self) -> frozenset[str]:
@@ -80,6 +92,7 @@ class Running:
         plain = [in_order(value) for value in inputs]
         with self._turn:
             try:
+                self._make_room(plain)
                 if self._method is None:  # delegates pack their weights, and take their memory at the first call
                     return on_large_pages(partial(self._first_run, plain), len(self._content))
                 made: list[Any] = self._method.execute(plain)
@@ -96,6 +109,27 @@ class Running:
         made: list[Any] = method.execute(inputs)
         self._method = method
         return made
+
+    def _make_room(self, inputs: Sequence[Tensor]) -> None:
+        """Load the program anew if an input is larger than those before. Its first call then is one with the largest of each size,
+        so that inputs which are large in turns do not load it each time."""
+        if all(map(_holds, self._room, inputs)) and len(self._room) == len(inputs):
+            return
+        sizes = [tuple(x.shape) for x in inputs]
+        if self._method is None or self._has_state:
+            self._room = sizes
+            return
+        pairs = zip(self._room, sizes, strict=True)
+        self._room = [tuple(max(*each) for each in zip(*both, strict=True)) for both in pairs]
+        self._program = self._read()  # to load the method alone gives the one that is there
+        self._method = self._loaded(FORWARD)
+        if self._room != sizes:
+            largest = zip(self._room, inputs, strict=True)
+            self._method.execute([torch.zeros(size, dtype=x.dtype) for size, x in largest])
+
+
+def _holds(room: tuple[int, ...], x: Tensor) -> bool:
+    return len(room) == x.dim() and all(map(operator.le, x.shape, room))
 
 
 def _first(error: Exception) -> str:
