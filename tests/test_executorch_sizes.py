@@ -14,6 +14,7 @@ from torch.export import Dim
 
 import quantc as qc
 from quantc.executorch import Pte
+from quantc.executorch.packages import runtime
 from quantc.program import Program
 from tests.executorch_models import static
 
@@ -45,6 +46,21 @@ def test_batches_that_grow(tmp_path: Path) -> None:
     qc.lower(program, "executorch").save(tmp_path / "model.pte")
     for counts in ((5, 8), (4, 8), (2, 8), (4, 5, 6, 7, 8, 9, 16, 3, 16)):
         check(program, qc.load(tmp_path / "model.pte"), [(count, 3, 16, 16) for count in counts])
+
+
+def test_batches_that_grow_elsewhere() -> None:
+    """On ExecuTorch's bare runtime, as on a device: nobody loads the file anew there."""
+    program = quantized({0: Dim("batch", max=16)})
+    lowered = qc.lower(program, "executorch")
+    loaded = runtime().load_program(lowered.content)
+    method = loaded.load_method("forward")
+    for count in (1, 5, 8, 3, 16, 2, 16):
+        x = torch.randn(count, 3, 16, 16)
+        want = program(x)
+        assert float((want - method.execute([x])[0]).abs().max() / want.abs().max()) < NEAR
+    (row,) = lowered.delegation().fallen_back
+    assert (row.op, row.place) == ("adaptive_avg_pool2d", "delegate, in float")
+    assert "larger than those before" in row.why
 
 
 def test_sizes_that_are_large_in_turns() -> None:

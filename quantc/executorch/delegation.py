@@ -13,6 +13,7 @@ from torch import fx
 from quantc.dialect import op_name
 from quantc.executorch.partitioning import is_implicit, name_of
 from quantc.executorch.recurrent import STEPS
+from quantc.executorch.spelling import is_mean_of_any_number
 from quantc.executorch.surroundings import is_constant, is_scaling
 from quantc.formats import Timing
 from quantc.plan import Claim
@@ -172,6 +173,8 @@ def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, st
         return "its products with the input are taken; its state is float, and so is what is made of it"
     if claim.timing is Timing.WEIGHT_ONLY:
         return "XNNPACK multiplies floats only with weights of linear layers, and these with a scale for each channel"
+    if is_mean_of_any_number(node):
+        return "a pool in float: the int8 mean is wrong for a batch that is larger than those before it"
     for name in (node.name, claim.root):
         if name in reasons:
             return reasons[name].rstrip(".")

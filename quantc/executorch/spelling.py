@@ -220,6 +220,33 @@ def _nameable(program: Program, node: fx.Node) -> None:
             node.replace_input_with(source, own)
 
 
+# -- means ---------------------------------------------------------------------------------------------------------
+
+OVER_IMAGE = ({2, 3}, {-2, -1})
+
+
+def is_mean_of_any_number(node: fx.Node) -> bool:
+    """A mean over images, of which there may be any number."""
+    if is_op(node, "mean"):
+        is_whole = set(argument(node, "dim") or ()) in OVER_IMAGE and bool(argument(node, "keepdim"))
+    else:
+        is_whole = is_op(node, "adaptive_avg_pool2d") and list(argument(node, "output_size")) in ([1, 1], [1])
+    kind = tensor_type(node.all_input_nodes[0]) if is_whole else None
+    if kind is None or kind.rank != IMAGE or not is_dequantize(node.all_input_nodes[0]):
+        return False
+    return isinstance(kind.shape[0], str) and all(isinstance(size, int) for size in kind.shape[2:])
+
+
+def _pooled(program: Program, node: fx.Node) -> None:
+    """As a pool, which the delegate computes in float. Its int8 mean reads memory that is not its own where a batch is larger than
+    those before (ExecuTorch 1.4.1); a file that is used elsewhere would yield other numbers there."""
+    source = node.all_input_nodes[0]
+    kind = tensor_type(source)
+    if kind is not None:
+        sizes = [int(size) for size in kind.shape[2:]]
+        node.target, node.args, node.kwargs = aten.avg_pool2d.default, (source, sizes, sizes, [0, 0], False, False), {}
+
+
 # -- tables and layers ---------------------------------------------------------------------------------------------
 
 
@@ -263,6 +290,7 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (_is_transposed, _moved),
     (_shares_bias, _own_bias),
     (_is_batch_norm, _nameable),
+    (is_mean_of_any_number, _pooled),
     (_is_of_tensor, _signed),
     (_is_of_tensor, _clipped),
     (_is_choice_by_row, _by_row),
