@@ -66,6 +66,9 @@ SHAPES: dict[str, Callable[[int], Program]] = {
     "adds": lambda nodes: star(nodes // 3, spelling="raw", join="adds"),
 }
 shapes = pytest.mark.parametrize("shape", SHAPES)
+few_shapes = pytest.mark.parametrize(
+    "shape", [name if name in ("chain", "star") else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+)
 steps = pytest.mark.parametrize("step", STEPS)
 
 
@@ -114,7 +117,7 @@ def test_time_grows_linearly(shape: str, step: str) -> None:
     assert exponent(measured) <= TIME_BOUND, {size: f"{taken * 1e3:.1f} ms" for size, taken in measured.items()}
 
 
-@shapes
+@few_shapes
 @steps
 def test_work_grows_linearly(shape: str, step: str) -> None:
     counted = call_counts(shape)[step]
