@@ -185,6 +185,27 @@ def test_parts_are_those_of_torch(shape: list[int], axis: int, step: int, kind: 
         assert torch.equal(ours, theirs)
 
 
+def test_cuts_at_places_that_vary_are_left_alone() -> None:
+    class Last(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.narrow(1, x.shape[0] - 1, 1) + x.select(1, x.shape[0] - 2)[:, None]
+
+    program = qc.capture(
+        Last(), (torch.randn(3, 8, 4),), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=8)},)
+    )
+    x = torch.randn(5, 8, 4)
+    assert torch.equal(spelled(program)(x), Last()(x))
+
+
+def test_parts_of_nothing() -> None:
+    class Empty(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, *torch.split(x[:, :0], 0, 1)], 1)
+
+    x = torch.randn(2, 3)
+    assert torch.equal(spelled(qc.capture(Empty(), (x,)))(x), x)
+
+
 def test_reshapes_are_left_where_they_are_read_by_others() -> None:
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,12 +25,13 @@ CUTS = ("select", "narrow", *PARTS)
 
 def is_cut(node: fx.Node) -> bool:
     """Whether a node takes parts of a tensor, along an axis whose size is known; at most one other varies."""
-    if not is_op(node, *CUTS):
+    if not is_op(node, *CUTS) or len(node.all_input_nodes) != 1:  # where it cuts may depend on a size
         return False
     kind = tensor_type(node.all_input_nodes[0])
     if kind is None or kind.rank == 1 or sum(isinstance(size, str) for size in kind.shape) > 1:
         return False
-    return isinstance(kind.shape[_axis(node, kind)], int)
+    size = kind.shape[_axis(node, kind)]
+    return isinstance(size, int) and size > 0
 
 
 def sliced(program: Program, node: fx.Node) -> None:
