@@ -56,7 +56,9 @@ def test_the_whole_flow_on_real_digits(digits: tuple[qc.Program, executorch.Pte]
     want = quantized(images)
     assert (got.argmax(1) == want.argmax(1)).double().mean() >= 0.99
     assert (got.argmax(1) == labels).double().mean() >= 0.99
-    assert lowered.delegation().fraction == 1
+    (row,) = lowered.delegation().fallen_back
+    assert row.op == "mean" or row.op == "adaptive_avg_pool2d", "with any number of images it is a pool in float"
+    assert row.place == "delegate, in float"
     assert lowered.delegation().delegates == 1
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
     assert len(lowered.content) <= 0.3 * size

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -87,6 +87,8 @@ def test_differs_from_the_integer_form_by_no_more_than_ties_and_bias(
     axes: int, groups: int, inputs: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int,
     batch: int, size: float, shift: float, bias: bool, middle: int | None, seed: int,
 ) -> None:  # fmt: skip
+    # others are refused when a program is lowered (`Window.check_onednn`): onednn reads memory that nobody wrote to
+    assume(padding <= dilation * (kernel - 1) and (inputs > 1 or axes < 3))
     window = Window([stride] * axes, [padding] * axes, [dilation] * axes, groups)
     layer = Layer((outputs * groups, inputs, *[kernel] * axes), window, seed, bias, middle)
     x = torch.randn(batch, inputs * groups, *[6] * axes, generator=seeded(seed))
