@@ -57,11 +57,18 @@ def test_the_whole_flow_on_real_digits(digits: tuple[qc.Program, executorch.Pte]
     assert (got.argmax(1) == want.argmax(1)).double().mean() >= 0.99
     assert (got.argmax(1) == labels).double().mean() >= 0.99
     (row,) = lowered.delegation().fallen_back
-    assert row.op == "mean" or row.op == "adaptive_avg_pool2d", "with any number of images it is a pool in float"
+    assert row.op in ("mean", "adaptive_avg_pool2d"), "with any number of images it is a pool in float"
     assert row.place == "delegate, in float"
     assert lowered.delegation().delegates == 1
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
     assert len(lowered.content) <= 0.3 * size
+
+
+def test_the_digits_are_on_integers_whole_if_their_number_is_fixed() -> None:
+    model, inputs = digits_cnn()
+    program = qc.quantize(model, inputs, [inputs], backend="executorch").program
+    delegation = qc.lower(program, "executorch").delegation()
+    assert (delegation.fraction, delegation.delegates) == (1, 1)
 
 
 def test_a_saved_file_runs_without_the_program(digits: tuple[qc.Program, executorch.Pte], tmp_path: Path) -> None:
