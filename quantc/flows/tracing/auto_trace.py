@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,15 +19,17 @@ from torch.utils import _pytree as pytree
 from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError
 from quantc.flows.tracing.bodies import with_numbers
-from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, OpSite, place_of_call
+from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
+from quantc.flows.tracing.following import NOTHING, Follower
 from quantc.flows.tracing.functions import Kind, opened
-from quantc.flows.tracing.moves import moved, put_off
+from quantc.flows.tracing.moves import moved
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
-from quantc.flows.tracing.quick import Quick, QuickJoin
+from quantc.flows.tracing.quick import NONE, Quick
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats
+from quantc.flows.tracing.trail import saved
 
 _WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
 
@@ -44,12 +45,11 @@ class Interception(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         run = self.run
-        quick = run.frame.at.then
-        if type(quick) is QuickJoin and quick.func is func and not kwargs:
-            output = self._guessed(quick, args, sys._getframe(1))
-            if output is not None:
-                return output
         kwargs = kwargs or {}
+        if run.follower is not None:
+            output = run.follower.function(func, types, args, kwargs, sys._getframe(1))
+            if output is not NOTHING:
+                return output
         # only some ops are quantizable; all others end here
         kind = run.trace.kind_of(func)
         if kind is Kind.HOOKED or (run.trace.phase is not Phase.CONVERTED and kind is not Kind.QUERY):
@@ -63,10 +63,8 @@ class Interception(TorchFunctionMode):
                 return with_numbers(func(*args, **kwargs), args)
         elif kind is Kind.QUERY:
             return answer(func, args, kwargs)
-        elif kind is Kind.MOVE:
-            return moved(func, args, kwargs)
-        elif kind is Kind.CALM:
-            return put_off(func, args, kwargs)
+        elif kind is Kind.MOVE or kind is Kind.CALM:
+            return self._moved(func, args, kwargs)
         if kind is Kind.OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
@@ -74,20 +72,12 @@ class Interception(TorchFunctionMode):
             run.hand_out(tensors_in(on_floats((args, kwargs))))
         return call_on_floats(func, args, kwargs)
 
-    def _guessed(self, quick: QuickJoin, args: tuple[Any, ...], caller: FrameType) -> Any:
-        """What a call gives that was guessed to come next; None if it is another one."""
-        run = self.run
-        frame = run.frame
-        if quick.instruction != caller.f_lasti or quick.code is not caller.f_code or run.leaf is not None:
-            return None
-        if quick.last != frame.last or (quick.is_watched and frame.previous not in quick.may_follow):
-            return None
-        with torch._C.DisableTorchFunctionSubclass():
-            output = quick.call(args, run)
-        if output is not None:
-            frame.at = quick
-            if quick.is_watched:
-                frame.previous = quick.number
+    def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that moves elements, or may be put off with what it reads."""
+        log = self.run.open()
+        output = moved(func, args, kwargs)
+        if log is not None:
+            log.move(func, args, kwargs, output)
         return output
 
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,6 +87,7 @@ class Interception(TorchFunctionMode):
         if run.replaced:
             args, kwargs = run.as_replaced((args, kwargs))
         key = run.key(func, args, 3)
+        log = run.open()
         if phase is Phase.TRAINING and run.counts_batches(func, args):
             return args[0]
         if phase is Phase.TRACING:
@@ -105,35 +96,23 @@ class Interception(TorchFunctionMode):
             run.hand_out(tensors_in(on_floats((args, kwargs))))
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
+        if site is None and run.trace.kind_of(func) is Kind.MOVE:
+            return moved(func, args, kwargs)
+        unit = None if site is None else run.trace.units.get(site.number)
+        if log is not None and unit is None:
+            log.untouched(func, sys._getframe(2), key[2:], (*args, *kwargs.values()))
         if site is None:
-            return (
-                moved(func, args, kwargs)
-                if run.trace.kind_of(func) is Kind.MOVE
-                else call_on_floats(func, args, kwargs)
-            )
+            return call_on_floats(func, args, kwargs)
         if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
-            self._guess(func, args, kwargs, site)
             function = state.op_convert_function(func, site, run)
             output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
+            if log is not None and unit is not None:
+                log.function(func, sys._getframe(2), key[2:], unit, site.number, args, kwargs, output)
             return state.op_convert_after_hook(func, output, args, site)
         args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
         output = state.op_prepare_function(func, site, run)(*args, **kwargs)
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
-
-    def _guess(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite) -> None:
-        """Remember what runs instead of a function, for the next time that the same call comes after the same one."""
-        run, caller = self.run, sys._getframe(3)
-        trace, frame = run.trace, run.frame
-        unit = trace.units.get(site.number)
-        is_own = (
-            run.is_quick and run.leaf is None and id(caller.f_back.f_code) in BOUNDARIES if caller.f_back else False
-        )
-        if unit is None or not is_own:
-            return
-        if QuickJoin.fits(unit, site.number, args, kwargs, trace.fixed[site.number]):
-            frame.at.then = QuickJoin(func, site.number, unit, frame, caller)
-            frame.at = frame.at.then
 
 
 def has_hooks(module: Any, run: Run) -> bool:
@@ -150,23 +129,39 @@ class Intercepted:
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None or run.trace is not state.trace:
             return _start(self, state, args, kwargs)
+        if run.follower is not None:
+            if not state.is_idle and not has_hooks(self, run) and run.follower.enter(self, sys._getframe(1)):  # type: ignore[arg-type]
+                return _followed(self, state, run, args, kwargs)
+            run.stop_following()
         if state.is_idle:
+            run.lose()
             args, kwargs = state.module_before_hook(args, kwargs, run)
             with torch._C.DisableTorchFunction():
                 output = super().__call__(*args, **kwargs)  # type: ignore[misc]
             run.frame.last = state.path  # as when it was traced
             return output
-        outer = run.frame
-        frame = run.frame = _entered(state, outer, run)
+        outer, log, key = run.frame, run.open(), place_of_call(2)
+        frame = run.frame = _entered(state, outer, run, key)
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
-            call: Any = super().__call__ if has_hooks(self, run) else self.forward  # type: ignore[attr-defined, misc]
-            return state.module_after_hook(call(*args, **kwargs), run)
+            call: Any = self.forward  # type: ignore[attr-defined]
+            if has_hooks(self, run):
+                run.lose()
+                call = super().__call__  # type: ignore[misc]
+            elif log is not None:
+                log.enter(self, sys._getframe(1), key)  # type: ignore[arg-type]
+            output = call(*args, **kwargs)
+            log = run.open()
+            state.end(run)
+            output = state.module_after_hook(output, run)
         finally:
             if frame.steps is not None and frame.context is not None:
                 frame.context.sequences[tuple(frame.steps)] = None
             run.frame = outer
             outer.last = state.path
+        if log is not None:
+            log.leave()
+        return output
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """The children that the module had before: models go through them to call them."""
@@ -192,52 +187,62 @@ class InterceptedLeaf(Intercepted):
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
-        frame = run.frame
-        if run.is_quick and len(args) == 1 and not kwargs:
-            quick = frame.at.then
-            caller = sys._getframe(1)
-            if (
-                type(quick) is not Quick
-                or quick.leaf is not self
-                or quick.instruction != caller.f_lasti
-                or quick.code is not caller.f_code
-                or (quick.is_watched and frame.previous not in quick.may_follow)
-                or quick.hooks
-                or quick.pre_hooks
-            ):
-                quick = _quick_for(self, frame, run)
-            if quick is not None:
-                frame.at = quick
-                if quick.is_watched:
-                    frame.previous = quick.number
-                if quick.has_parameters:
-                    frame.last = quick.path
-                output = quick.follow(args[0]) if quick.follows else None
-                if output is not None:
-                    return output
-                with _WITHOUT_INTERCEPTION():
-                    return quick.call(args, run)
+        if run.follower is not None:
+            output = run.follower.leaf(self, args, kwargs, sys._getframe(1))  # type: ignore[arg-type]
+            if output is not NOTHING:
+                return output
+        frame, key = run.frame, place_of_call(2)
+        quick = _quick_for(self, key, frame, run) if run.is_quick and len(args) == 1 and not kwargs else None
+        if quick is not None:
+            log = run.open()
+            frame.state.step_to(quick.site, run)
+            if self._parameters:  # type: ignore[attr-defined]
+                frame.last = quick.path
+            with _WITHOUT_INTERCEPTION():
+                output = quick.again(args, NONE, run)
+            if log is not None:
+                log.leaf(self, sys._getframe(1), key, quick, args[0], output)
+            return output
+        run.lose()
         path: str = self._auto_quant_path  # type: ignore[attr-defined]
-        key = place_of_call(2)
-        before, run.leaf = run.leaf, LeafCall(path, key)
+        around, run.leaf = run.leaf, LeafCall(path, key)
         try:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
-            run.leaf = before
+            run.leaf = around
             if self._parameters:  # type: ignore[attr-defined]
                 frame.last = path
 
 
-def _quick_for(leaf: Any, frame: Frame, run: Run) -> Quick | None:
-    """What runs instead of a module, looked up by the place that calls it: another was guessed."""
+def _quick_for(leaf: Any, key: Key, frame: Frame, run: Run) -> Quick | None:
+    """What runs instead of a module, by the place that calls it."""
     if frame.context is None or leaf._forward_hooks or leaf._forward_pre_hooks:
         return None
-    found: Quick | None = frame.context.quick.get((leaf._auto_quant_path, *place_of_call(3)))
+    found: Quick | None = frame.context.quick.get((leaf._auto_quant_path, *key))
     if found is not None:
-        frame.state.step_to(found.site, run)
-        found.bind(leaf, sys._getframe(2).f_code)
-        frame.at.then = found if found.is_near else None
+        found.leaf = leaf
     return found
+
+
+def _followed(
+    module: Any, state: AutoQuantizationState, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A call of a module that has come again so far. It has a frame only if something else comes within it."""
+    try:
+        output = module.forward(*args, **kwargs)
+        if run.follower is not None and run.follower.exit():
+            return output
+        log = run.open()
+        state.end(run)
+        output = state.module_after_hook(output, run)
+    except BaseException:
+        run.stop_following()
+        run.pop(state.path)
+        raise
+    run.pop(state.path)
+    if log is not None:
+        log.leave()
+    return output
 
 
 class InterceptedSequential(Intercepted):
@@ -288,18 +293,18 @@ def own_class(cls: type) -> type:
     )
 
 
-def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
+def _entered(state: AutoQuantizationState, outer: Frame, run: Run, place: Key) -> Frame:
     """The frame of a module that is called from another."""
     steps: list[int] | None = [] if run.recording is not None else None
     if outer.context is None:
-        return Frame(state, None, outer, Link(), steps=steps)
-    key = (*place_of_call(3), state.path)
+        return Frame(state, None, outer, steps=steps)
+    key = (*place, state.path)
     context = outer.context.children.get(key)
     if context is None and run.recording is not None:
         context = run.recording.enter(outer.context, key, state)
     if context is not None and outer.steps is not None:
         outer.steps.append(context.number)
-    return Frame(state, context, outer, Link() if context is None else context.start, steps=steps)
+    return Frame(state, context, outer, steps=steps)
 
 
 def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -314,17 +319,33 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
     try:
         if run.watch is not None:
             _watch_inputs(trace, run.watch, args, kwargs)
+        run.follower = _follower(run)
         with Interception(run):
             output = nn.Module.__call__(module, *args, **kwargs)
+        if run.follower is None or not run.follower.exit():
+            log = run.open()
+            state.end(run)
+            if log is not None:
+                log.leave()
         output = state.module_after_hook(output, run)
+        if run.follower is not None:
+            run.follower.settle()  # somebody may have kept a tensor
         if run.queue is not None:
-            run.queue.flush()  # somebody may have kept a tensor
+            run.queue.flush()
         run.check_weights()
     finally:
+        run.stop_following()
         ACTIVE.run, HANDED_OUT.memory = outer, handed_out
     if run.watch is not None:
         trace.commit(run.watch.tally)
     return output
+
+
+def _follower(run: Run) -> Follower | None:
+    """Who knows the calls that will come, if such a model was called before."""
+    frames = saved(run.frame) if run.log is not None else None
+    start = None if frames is None else run.trace.paths.trails.starts.get(frames.key)
+    return Follower(run, start) if start is not None and start.is_promising else None
 
 
 def _watch_inputs(trace: Trace, watch: Watch, args: Any, kwargs: Any) -> None:
@@ -343,7 +364,7 @@ def _refuse_gradients(args: Any, kwargs: Any) -> None:
         )
 
 
-BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start))
+BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start, _followed))
 SKIPPED.add(id(Interception.__torch_function__.__code__))
 
 

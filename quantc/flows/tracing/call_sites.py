@@ -39,16 +39,6 @@ class OpSite:
     """Whether it is an op that is quantized for its own sake: control flow over it is watched."""
 
 
-class Link:
-    """A place in a module, as far as it helps to guess the next one."""
-
-    __slots__ = ("then",)
-
-    def __init__(self) -> None:
-        self.then: Any = None
-        """What ran instead of the module of torch.nn that was called next, the last time."""
-
-
 @dataclass(slots=True)
 class Context:
     """A module as it is called from one place."""
@@ -65,8 +55,6 @@ class Context:
 
     quick: dict[Key, Any] = field(default_factory=dict)
     """What modules of torch.nn that are called in it run instead, once it is converted."""
-
-    start: Link = field(default_factory=Link)
 
     def around(self, path: str) -> Context | None:
         """This context or one it is inside of, if it is of the module at a path: recursion comes back to it."""
@@ -103,9 +91,13 @@ def _instruction(frame: FrameType) -> int:
 
 
 def place_of_call(depth: int) -> Key:
-    """The place of the call that is being intercepted, within the module it is made in: the instruction in each function
-    on the way. In recursion each function counts once."""
-    frame: FrameType | None = sys._getframe(depth)
+    """The place of the call that is being intercepted."""
+    return place_from(sys._getframe(depth))
+
+
+def place_from(frame: FrameType | None) -> Key:
+    """The place of a call that a frame makes, within the module it is made in: the instruction in each function on the way. In
+    recursion each function counts once."""
     found: list[int] = []
     while frame is not None:
         number = id(frame.f_code)

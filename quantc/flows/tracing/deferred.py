@@ -33,9 +33,11 @@ from quantc.flows.tracing.traced_tensor import (
     rounded,
     to_come,
 )
+from quantc.flows.tracing.trail import Trails
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.trace import Trace
+    from quantc.flows.tracing.trail_log import Log
 
 MOST_WAITING = 256
 """How many ops are put off at most, so that a long loop does not fill the memory."""
@@ -120,6 +122,8 @@ class Paths:
         self.lines = 0
         self.moves: dict[Hashable, Any] = {}
         """Moves of elements that were put off, by what tells them apart."""
+        self.trails = Trails()
+        """The calls that put them off."""
 
 
 class Queue:
@@ -130,6 +134,8 @@ class Queue:
         self.lock = threading.RLock()
         self.is_inference = False
         """Whether it is done in inference mode: what is made there cannot be used as other tensors can."""
+        self.log: Log | None = None
+        """Who wants to know when it is done."""
         self._empty()
 
     def _empty(self) -> None:
@@ -226,11 +232,24 @@ class Queue:
         """Do all that was put off. If that fails it is still to be done, for whoever looks next."""
         with self.lock:
             wanted = [(place, found) for place, ref in enumerate(self.results) if (found := ref()) is not None]
+            if self.results and self.log is not None:
+                self.log.looked_at()
             if wanted:
-                with torch._C.DisableTorchFunction(), _Settings(self.is_inference):
+                with torch._C.DisableTorchFunction(), Settings(self.is_inference):
                     made = self._run(tuple(place for place, _ in wanted))
                 for (_, pending), value in zip(wanted, made, strict=True):
                     pending.value, pending.queue = value, None
+            self._empty()
+
+    def run_sequence(
+        self, step: Step, inputs: list[Tensor], wanted: tuple[int, ...], is_inference: bool
+    ) -> Sequence[Tensor]:
+        """Do what was put off before, on other inputs, while nothing else is."""
+        self.step, self.inputs, self.read = step, inputs, len(inputs)
+        try:
+            with torch._C.DisableTorchFunction(), Settings(is_inference):
+                return self._run(wanted)
+        finally:
             self._empty()
 
     def _run(self, wanted: tuple[int, ...]) -> Sequence[Tensor]:
@@ -270,7 +289,7 @@ def _body_like(made: Any, grid: Grid | None) -> Tensor | None:
     return None if grid is None and made.dtype is not torch.float32 else body_for(made.shape)
 
 
-class _Settings:
+class Settings:
     """The settings of the thread that ops were put off under, for one that may have others."""
 
     __slots__ = ("inner", "is_inference")

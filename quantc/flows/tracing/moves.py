@@ -79,16 +79,17 @@ class Move:
     @property
     def key(self) -> Hashable:
         """What tells it from other moves; None if that cannot be said."""
-        if not all(map(_is_plain, (*self.rest, *self.kwargs.values()))):
+        if not all(map(is_plain, (*self.rest, *self.kwargs.values()))):
             return None
         return self.func, self.is_listed, repr((self.rest, self.kwargs)), self.out_grid
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether an argument can be written down."""
     if type(value) in (tuple, list, torch.Size):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     if type(value) is slice:
-        return all(map(_is_plain, (value.start, value.stop, value.step)))
+        return all(map(is_plain, (value.start, value.stop, value.step)))
     return type(value) in PLAIN or type(value) is Grid
 
 

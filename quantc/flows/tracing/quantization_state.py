@@ -238,14 +238,13 @@ class AutoQuantizationState(nn.Module):
 
     def module_after_hook(self, output: Any, run: Run) -> Any:
         """What a module gives: as it is to the module around it, floats to the caller of the model."""
-        if run.trace.phase is not Phase.TRACING:
-            self._step_end(run)
         if run.frame.parent is not None:
             return output
         return handed_over(run.as_replaced(output) if run.replaced else output)
 
-    def _step_end(self, run: Run) -> None:
-        if run.frame.context is not None and run.frame.context.steps:
+    def end(self, run: Run) -> None:
+        """The module is left, if that may follow the last call."""
+        if run.trace.phase is not Phase.TRACING and run.frame.context is not None and run.frame.context.steps:
             self._step(END, "the end of forward", run)
 
     # -- saving ----------------------------------------------------------------------------------------------------

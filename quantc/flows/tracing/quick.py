@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quantc.flows.tracing.call_sites import Key, Link, OpSite
+from quantc.flows.tracing.call_sites import Key, OpSite
 from quantc.flows.tracing.traced_tensor import (
     Done,
     Kept,
@@ -28,33 +28,27 @@ from quantc.flows.tracing.traced_tensor import (
 from quantc.flows.tracing.units import Unit, reach
 
 if TYPE_CHECKING:
-    from quantc.flows.tracing.run import Frame, Run
+    from quantc.flows.tracing.run import Run
     from quantc.flows.tracing.trace import Trace
 
 
-NOTHING: dict[str, Any] = {}
+NONE: dict[str, Any] = {}
+"""No keywords."""
 
 
-class Quick(Link):
+class Quick:
     """What runs instead of a module of torch.nn whose one call is part of a quantized op."""
 
     __slots__ = (
-        "bit", "code", "follows", "has_parameters", "hooks", "instruction", "is_first", "is_last", "is_near", "is_watched",
-        "leads", "leaf", "may_follow", "number", "operand", "path", "pre_hooks", "site", "starts", "trace", "unit", "writes",
+        "bit", "follows", "is_first", "is_last", "leads", "leaf", "number", "operand", "path", "site", "starts", "trace", "unit",
+        "writes",
     )  # fmt: skip
 
-    def __init__(self, site: OpSite, trace: Trace, key: Key, may_follow: frozenset[int]) -> None:
-        super().__init__()
+    def __init__(self, site: OpSite, trace: Trace, key: Key) -> None:
         self.site, self.unit, self.trace = site, trace.units[site.number], trace
         self.number = site.number
         unit = self.unit
         self.path: str = key[0]
-        self.is_near = len(key) == 3
-        """Whether `forward` of the module around it calls it: by this instruction of its code."""
-        self.instruction: int = key[2]
-        self.is_watched = site.number in trace.busy
-        self.may_follow = may_follow
-        """The steps that it may come after, if control flow over it is watched."""
         self.starts = site.number == unit.trigger == unit.members[0] and len(unit.operands) == 1
         own = [number for number, _ in unit.by_call.get(site.number, ())]
         self.is_first = site.number == unit.members[0] and len(own) == 1
@@ -67,17 +61,16 @@ class Quick(Link):
         self.bit = unit.bits[site.number]
         self.leaf: Any = None
 
-    def bind(self, leaf: Any, code: Any) -> None:
-        """Hold on to the module and to the code that calls it: looking these up each time takes as long as the rest."""
-        self.leaf, self.code = leaf, code
-        self.hooks, self.pre_hooks = leaf._forward_hooks, leaf._forward_pre_hooks
-        self.has_parameters = bool(leaf._parameters)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """The copy of a trace makes its own."""
 
-    def call(self, args: tuple[Any, ...], run: Run) -> Any:
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         """Do the work of the module."""
+        output = self.follow(args[0]) if self.follows else None
+        return self.call(args, run) if output is None else output
+
+    def call(self, args: tuple[Any, ...], run: Run) -> Any:
+        """Do the work of the module where it is more than to wait for an op that has run."""
         x, unit = args[0], self.unit
         if type(x) is Traced and x.plain is not None:
             current(x)
@@ -95,7 +88,7 @@ class Quick(Link):
         else:
             output = None
         if output is None:
-            return advance(self.trace, unit, self.number, self.leaf.forward, args, NOTHING, run)
+            return advance(self.trace, unit, self.number, self.leaf.forward, args, NONE, run)
         return written(x, output) if self.writes else output
 
     def follow(self, x: Any) -> Any:
@@ -108,7 +101,7 @@ class Quick(Link):
         done = before.done | self.bit
         if not self.is_last:
             output = self._waits(x, before.operands, before.result, done)
-        elif done == unit.all_bits and before.result.stamp is None:
+        elif done == unit.all_bits:
             output = before.result.take()
         else:
             return None
@@ -128,63 +121,13 @@ class Quick(Link):
             now, operands, done = Kept(x), waiting.operands, waiting.done | self.bit
         else:
             return None
-        shape = run.shape_of_result(unit, self.number, self.leaf.forward, args, NOTHING)
-        return to_be_fused(shape, Waiting(unit, self.number, self.leaf.forward, (now,), NOTHING, operands, None, done))
+        shape = run.shape_of_result(unit, self.number, self.leaf.forward, args, NONE)
+        return to_be_fused(shape, Waiting(unit, self.number, self.leaf.forward, (now,), NONE, operands, None, done))
 
     def _waits(self, x: Any, operands: dict[int, Any], result: Done | None, done: int) -> Traced:
         given = Kept(x) if type(x) is Traced and x.plain is None else self.unit.kept(0, x)
-        waiting = Waiting(self.unit, self.number, self.leaf.forward, (given,), NOTHING, operands, result, done)
+        waiting = Waiting(self.unit, self.number, self.leaf.forward, (given,), NONE, operands, result, done)
         return to_be_fused(result.body, waiting)  # type: ignore[union-attr]
-
-
-class QuickJoin(Link):
-    """What runs instead of a function of two tensors, of which one is what a fused op has come to so far and the other its last
-    operand: a sum, most of the time."""
-
-    __slots__ = ("bit", "code", "func", "instruction", "is_last", "is_watched", "last", "may_follow", "number", "operand", "place", "unit", "writes")  # fmt: skip
-
-    def __init__(self, func: Any, number: int, unit: Unit, frame: Frame, caller: Any) -> None:
-        super().__init__()
-        self.func, self.number, self.unit, self.last = func, number, unit, frame.last
-        steps = frame.context.steps if frame.context is not None else {}
-        self.may_follow = frozenset(step for step, after in steps.items() if number in after)
-        self.is_watched = number in frame.state.trace.busy
-        self.code, self.instruction = caller.f_code, caller.f_lasti
-        (self.operand, path), *_ = unit.by_call[number]
-        self.place: int = path[1]
-        self.bit = unit.bits[number]
-        self.is_last = number == unit.members[-1]
-        self.writes = number in unit.in_place
-
-    @staticmethod
-    def fits(unit: Unit | None, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Any) -> bool:
-        """Whether a call is one that this can run instead of."""
-        if unit is None or not unit.is_fused or number != unit.trigger or len(args) != 2 or kwargs or fixed:
-            return False
-        rows = unit.by_call[number]
-        return len(rows) == 1 and rows[0][1] in ((0, 0), (0, 1)) and not unit.constants_of(number)
-
-    def call(self, args: tuple[Any, ...], run: Run) -> Any:
-        """Do the work of the function; None if it is called with something else."""
-        x, y = args
-        unit = self.unit
-        if type(x) is not Traced or type(y) is not Traced or x.plain is not None or y.plain is not None:
-            return None
-        before = (y if self.place == 0 else x).waiting
-        if before is None or before.unit is not unit or before.result is not None or not unit.reads_bytes:
-            return None
-        operands = {**before.operands, self.operand: args[self.place]}
-        done = before.done | self.bit
-        if len(operands) != len(unit.operands) or (self.is_last and done != unit.all_bits):
-            return None
-        made = run.queue.put_off(self.number, unit, [operands[number] for number in unit.reading], unit.grids_read)
-        if made is None:
-            return None
-        if not self.is_last:
-            result = Done(made)
-            waiting = Waiting(unit, self.number, self.func, (kept(x), kept(y)), NOTHING, operands, result, done)
-            made = to_be_fused(result.body, waiting)
-        return written(x, made) if self.writes else made
 
 
 def advance(

@@ -15,13 +15,15 @@ from torch.utils import _pytree as pytree
 from quantc.capture.stamps import Exact, Stamp
 from quantc.errors import InputError
 from quantc.flows.tracing.bodies import body_for
-from quantc.flows.tracing.call_sites import END, START, Context, Key, Link, place_of_call
+from quantc.flows.tracing.call_sites import END, START, Context, Key, place_of_call
 from quantc.flows.tracing.deferred import Queue
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
+from quantc.flows.tracing.trail_log import Log
 from quantc.flows.tracing.units import Unit
 
 if TYPE_CHECKING:
+    from quantc.flows.tracing.following import Follower
     from quantc.flows.tracing.recording import Recording
 
 ACTIVE = threading.local()
@@ -37,8 +39,6 @@ class Frame:
     state: AutoQuantizationState
     context: Context | None
     parent: Frame | None
-    at: Link
-    """The last place that is known to be quick; the next one is guessed from it."""
     previous: int = START
     steps: list[int] | None = None
     """What was called, while the model is traced."""
@@ -62,13 +62,19 @@ class Run:
     def __init__(self, trace: Trace, state: AutoQuantizationState, model: nn.Module) -> None:
         self.trace = trace
         context = state.contexts[0] if state.contexts else None
-        self.frame = Frame(state, context, None, context.start if context is not None else Link())
+        self.frame = Frame(state, context, None)
         self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
         self.recording: Recording | None = None
         self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()
         """Whether modules of torch.nn need not be called where a kernel does their work."""
         self.queue: Any = Queue(trace) if trace.phase is Phase.CONVERTED else None
         """What is put off; None before it is converted."""
+        self.log: Log | None = None
+        if self.is_quick:
+            self.log = self.queue.log = Log(self, self.queue)
+        """Where calls are written down that put off ops."""
+        self.follower: Follower | None = None
+        """Who knows the calls that come; None if each is worked out."""
         self.leaf: LeafCall | None = None
         self.handed_out: list[tuple[Weight, Stamp]] = []
         """Weights whose memory others have, and what they held before."""
@@ -79,6 +85,28 @@ class Run:
         if trace.bound is None:
             trace.bound = Bound(trace, model)
         self.constants: dict[str, Tensor] = trace.bound.constants
+
+    def open(self) -> Log | None:
+        """Where a call that begins is to be written down; None if it is not."""
+        return None if self.log is None or self.follower is not None or not self.log.open() else self.log
+
+    def lose(self) -> None:
+        """Something is done that is not written down."""
+        if self.log is not None:
+            self.log.lose()
+
+    def stop_following(self) -> None:
+        """Work out the calls from here on."""
+        if self.follower is not None:
+            self.follower.leave()
+
+    def pop(self, path: str) -> None:
+        """A call of the module at a path has ended."""
+        parent = self.frame.parent
+        if parent is None:
+            raise RuntimeError("the frame of the model itself does not end before its run")
+        parent.last = path
+        self.frame = parent
 
     def hand_out(self, tensors: list[Tensor]) -> None:
         """Others have the memory of tensors from now on, and write to it without torch counting."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantc.capture.stamps import Stamp
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError
-from quantc.flows.tracing.call_sites import END, START, Context, Link
+from quantc.flows.tracing.call_sites import END, START, Context
 from quantc.flows.tracing.deferred import Paths
 from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.quick import Quick
@@ -113,16 +113,11 @@ class Trace:
         """The modules of torch.nn that need not be called: their one call is part of a quantized op."""
         for context in self.context.walk():
             calls = Counter(key[:-2] for key, site in context.ops.items() if site.leaf)
-            before: dict[int, set[int]] = {}
-            for step, after in context.steps.items():
-                for number in after:
-                    before.setdefault(number, set()).add(step)
             context.quick = {
-                key[:-2]: Quick(site, self, key[:-2], frozenset(before.get(site.number, ())))
+                key[:-2]: Quick(site, self, key[:-2])
                 for key, site in context.ops.items()
                 if calls[key[:-2]] == 1 and site.leaf and site.number in self.units and self._is_plain(site.number)
             }
-            context.start = Link()
 
     def _is_plain(self, number: int) -> bool:
         """Whether the only operand of a call, if it has one, comes first."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from quantc.capture.stamps import Stamp, is_tracked
+from quantc.capture.stamps import is_tracked
 from quantc.flows.tracing.bodies import body_for, with_numbers, without_numbers
 from quantc.flows.tracing.queries import SHAPES, hands_out_memory, is_query, name_of
 from quantc.kernels.engines import to_bytes
@@ -86,6 +86,20 @@ class Traced(Tensor):
         return floats_of(self).__reduce_ex__(protocol)
 
 
+class Light(Traced):
+    """The result of a call that came again just as before, so that it was not worked out: see `following`. It becomes a traced
+    tensor as soon as anybody does more with it than to make the next such call."""
+
+    follower: Any = None
+    """Who knows what it is."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return call_on_floats(func, args, kwargs or {})
+
+
 class Kept:
     """What a tensor was at a time, whatever is written to it later."""
 
@@ -119,29 +133,19 @@ class Waiting:
 
 
 class Done:
-    """The result of a fused op, for those of its calls that are still to come. Each time it is taken it is a tensor of its own."""
+    """The result of a fused op, for those of its calls that are still to come."""
 
-    __slots__ = ("body", "stamp", "value")
+    __slots__ = ("body", "value")
 
     def __init__(self, value: Any) -> None:
         self.value = value
+        """Nobody else has it."""
         self.body = body_of(value)
         """What has its shape."""
-        self.stamp: Any = None
-        """How it was when it was first taken."""
 
     def take(self) -> Any:
-        """The result; None if whoever took it before may have written to it."""
-        value = self.value
-        if type(value) is not Traced:
-            if self.stamp is None:
-                self.stamp = Stamp(value)
-                return value
-            return value.clone() if self.stamp.holds else None
-        if self.stamp is None:
-            self.stamp = value.version
-            return value
-        return twin(value) if value.plain is None and value.shared is None and value.version == self.stamp else None
+        """The result, as a tensor that is written to by nobody who took another."""
+        return twin(self.value) if type(self.value) is Traced else self.value.clone()
 
 
 class Pending:
@@ -337,6 +341,9 @@ def body_of(x: Any) -> Tensor:
 def floats_of(x: Any) -> Any:
     """What a traced tensor stands for; anything else as it is."""
     kind = type(x)
+    if kind is Light:
+        x.follower.settle()
+        kind = Traced
     if kind is not Traced and kind is not Kept:
         return x
     if x.plain is None:
@@ -388,7 +395,7 @@ def _floats(x: Traced | Kept) -> Tensor:
 def on_floats(x: Any) -> Any:
     """Arguments, in whatever they are arranged, with floats for what traced tensors stand for."""
     kind = type(x)
-    if kind is Traced or kind is Kept:
+    if kind is Traced or kind is Kept or kind is Light:
         return floats_of(x)
     if kind is tuple or kind is list:
         return kind(map(on_floats, x))
@@ -441,7 +448,7 @@ def rounded(x: Tensor, grid: Grid) -> Tensor:
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a query about a tensor comes to: a traced one looks like float32 in memory order, unless it was written over."""
     traced = args[0] if args else None
-    if type(traced) is not Traced:
+    if not isinstance(traced, Traced):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if traced.plain is not None:
@@ -461,7 +468,7 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function on what traced tensors stand for. What it writes to them torch counts: see `current`."""
-    if is_query(func) and type(args[0]) is Traced and args[0].plain is None and name_of(func) in SHAPES:
+    if is_query(func) and isinstance(args[0], Traced) and args[0].plain is None and name_of(func) in SHAPES:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     plain_args, plain_kwargs = on_floats((args, kwargs))

@@ -1,0 +1,252 @@
+"""Writing down the calls of a converted model while they are worked out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from quantc.flows.tracing.bodies import body_for
+from quantc.flows.tracing.call_sites import Key
+from quantc.flows.tracing.moves import is_plain, moved
+from quantc.flows.tracing.quick import advance
+from quantc.flows.tracing.traced_tensor import Traced
+from quantc.flows.tracing.trail import (
+    MOST_CALLS,
+    MOST_NEXT,
+    NOWHERE,
+    Again,
+    At,
+    Call,
+    End,
+    Enter,
+    Fixed,
+    Leave,
+    Node,
+    Outside,
+    Read,
+    Trails,
+    saved,
+)
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.deferred import Queue
+    from quantc.flows.tracing.quick import Quick
+    from quantc.flows.tracing.run import Run
+    from quantc.flows.tracing.units import Unit
+
+
+class Log:
+    """Where in the tree of its calls a model is. That is lost with a call that does more than to put off ops, and found again
+    when nothing is put off any more."""
+
+    def __init__(self, run: Run, queue: Queue) -> None:
+        self.run, self.queue = run, queue
+        self.node: Node | None = None
+        self.made: list[weakref.ref[Tensor]] = []
+        self.numbers: dict[int, int] = {}
+        """Which result a tensor is, by its id."""
+        self.before: Node | None = None
+        """Where it was when the last call began."""
+
+    @property
+    def trails(self) -> Trails:
+        return self.queue.paths.trails
+
+    def go_on(self, node: Node, made: list[Tensor]) -> None:
+        """Go on where the tree was followed to."""
+        self.node, self.made, self.numbers = node, [], {}
+        for x in made:
+            self._add(x)
+
+    def _add(self, x: Tensor) -> None:
+        self.numbers[id(x)] = len(self.made)
+        self.made.append(weakref.ref(x))
+
+    def number_of(self, x: Any) -> int | None:
+        """Which of the results a tensor is; None if it is none."""
+        number = self.numbers.get(id(x))
+        return number if number is not None and self.made[number]() is x else None
+
+    def lose(self) -> None:
+        """Something was done that is not written down."""
+        self.node = None
+
+    def open(self) -> bool:
+        """A call begins. Gives whether it is known where the model is."""
+        queue = self.queue
+        if self.run.leaf is not None or queue.paths is not queue.trace.paths:
+            self.node = None
+        elif self.node is None and not queue.results:
+            frames = saved(self.run.frame)
+            if frames is not None:
+                start = self.trails.start(frames, queue.paths.start)
+                start.worth += start.worth < 0
+                self.go_on(start, [])
+        self.before = self.node
+        return self.before is not None
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether a call that was opened has done no more than can be written down."""
+        if self.node is not self.before:
+            self.node = None
+        return self.node is not None
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def leaf(self, leaf: Any, caller: FrameType, place: Key, quick: Quick, x: Any, got: Any) -> None:
+        """A module of torch.nn was called."""
+        if self._is_open:
+            self._call(leaf, At(place, caller), (self._read(x, quick.unit, quick.operand),), {}, quick.again, (x,), got)
+
+    def function(
+        self,
+        func: Any,
+        caller: FrameType,
+        place: Key,
+        unit: Unit,
+        number: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        got: Any,
+    ) -> None:
+        """A function was called that is part of a quantized op."""
+        if not self._is_open:
+            return
+        operands = {path[1]: operand for operand, path in unit.by_call.get(number, ()) if path[0] == 0}
+        reads = tuple(self._read(x, unit, operands.get(index, -1)) for index, x in enumerate(args))
+        trace = self.run.trace
+
+        def again(args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
+            return advance(trace, unit, number, func, args, kwargs, run)
+
+        self._call(func, At(place, caller), reads, kwargs, again, args, got)
+
+    def move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], got: Any) -> None:
+        """Elements were moved, or a mean was taken."""
+        first = args[0] if args else None
+        pieces = first if isinstance(first, list | tuple) else (first,)
+        numbers = [self.number_of(x) for x in pieces]
+        if not any(number is not None for number in numbers) or not self._is_open:
+            return  # perhaps it has nothing to do with what was put off
+        read: Read | None = None
+        if None not in numbers:
+            read = tuple(numbers) if first is pieces else numbers[0]  # type: ignore[assignment]
+        rest = tuple(self._read(x, None, -1) for x in args[1:])
+        self._call(func, NOWHERE, (read, *rest), kwargs, lambda args, kwargs, _: moved(func, args, kwargs), args, got)
+
+    def untouched(self, func: Any, caller: FrameType, place: Key, given: Any) -> None:
+        """A function was called that might have been part of a quantized op, and is not."""
+        if not self._is_open:
+            return
+        if any(type(x) is Traced for x in given):
+            self.node = None
+            return
+        self._go((Call, func, place), lambda rest: Call(*rest, func, At(place, caller), None))
+
+    def enter(self, module: nn.Module, caller: FrameType, place: Key) -> None:
+        """A call of a module has begun."""
+        if self._is_open:
+            self._go((Enter, id(module), place), lambda rest: Enter(*rest, module, At(place, caller)))
+
+    def leave(self) -> None:
+        """A call of a module has ended."""
+        if self._is_open:
+            self._go(Leave, lambda rest: Leave(*rest))
+
+    def _read(self, x: Any, unit: Unit | None, operand: int) -> Read | None:
+        """What an argument is; None if that cannot be written down."""
+        number = self.number_of(x)
+        if number is not None:
+            return number
+        if isinstance(x, nn.Parameter):
+            return Fixed(x)
+        if not isinstance(x, Tensor):
+            return Fixed(x) if is_plain(x) or type(x) is float else None
+        is_first = unit is not None and operand in unit.reading and unit.operands[operand].call == unit.trigger
+        if not is_first or unit is None or not self.queue.results:
+            return None
+        read, grid = self.queue.step.reads[unit.reading.index(operand)], unit.grids[operand]
+        if read >= 0 or grid is None:
+            return None
+        levels = self.queue.inputs[~read]
+        return Outside(~read, grid, levels.shape, levels.stride())
+
+    def _call(
+        self,
+        what: Any,
+        at: At,
+        reads: tuple[Read | None, ...],
+        kwargs: dict[str, Any],
+        again: Again,
+        args: tuple[Any, ...],
+        got: Any,
+    ) -> None:
+        names = {name: self._read(x, None, -1) for name, x in kwargs.items()}
+        is_known = None not in reads and all(isinstance(read, Fixed) for read in names.values())
+        if not is_known or not self.is_put_off(got):
+            self.node = None
+            return
+        known: Any = reads
+
+        def make(rest: Any) -> Call:
+            made = Call(*rest, what, at, known)
+            made.names, made.again = names, again  # type: ignore[assignment]
+            made.body = None if got is args[0] else body_for(got.shape)
+            return made
+
+        is_module = isinstance(what, nn.Module)
+        self._go((Call, id(what) if is_module else what, at.place, known, tuple(names.items())), make)
+        if self.node is not None and got is not args[0]:
+            self._add(got)
+
+    def _go(self, key: Hashable, make: Callable[[Any], Any]) -> None:
+        """Go on to what comes next."""
+        with self.queue.lock:  # another thread may look, and then nothing is put off any more
+            before = self.node
+            if before is None:
+                return
+            found = before.after.get(key)
+            if found is None:
+                frames = saved(self.run.frame)
+                if frames is None or self.trails.calls >= MOST_CALLS or len(before.after) >= MOST_NEXT:
+                    self.node = None
+                    return
+                self.trails.calls += 1
+                found = before.after.setdefault(key, make((before, frames, self.queue.step)))
+            before.then = self.node = found
+
+    def is_put_off(self, x: Any) -> bool:
+        """Whether a tensor waits for the queue, or for other calls of its fused op."""
+        if type(x) is not Traced or x.plain is not None or x.levels is not None:
+            return False
+        if x.waiting is not None:
+            return x.waiting.result is None or self.is_put_off(x.waiting.result.value)
+        return x.pending is not None and x.pending.queue is self.queue
+
+    # -- looks -----------------------------------------------------------------------------------------------------
+
+    def looked_at(self) -> None:
+        """What was put off is about to be done: write down what of it is held."""
+        node, self.node = self.node, None
+        if node is not None:
+            node.looks += 1
+            self.write_end(node, [ref() for ref in self.made])
+
+    def write_end(self, node: Node, made: list[Any]) -> None:
+        """Write down what has to be done for the results that are held; not if one of them is still to be fused."""
+        held = [(number, x) for number, x in enumerate(made) if x is not None]
+        places: dict[int, int] = {}
+        for _, x in held:
+            if not self.is_put_off(x) or x.waiting is not None or x.shared is not None:
+                return
+            if x.grid is None and x.pending.place in places:
+                return  # each of them must have floats of its own
+            places.setdefault(x.pending.place, len(places))
+        wanted = tuple(sorted(places))
+        rows = tuple((number, wanted.index(x.pending.place), x.grid) for number, x in held)
+        node.ends[tuple(number for number, _ in held)] = End(wanted, rows)
