@@ -129,36 +129,41 @@ class Intercepted:
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None or run.trace is not state.trace:
             return _start(self, state, args, kwargs)
-        if run.follower is not None:
-            if not state.is_idle and not has_hooks(self, run) and run.follower.enter(self, sys._getframe(1)):  # type: ignore[arg-type]
-                return _followed(self, state, run, args, kwargs)
-            run.stop_following()
         if state.is_idle:
+            run.stop_following()
             run.lose()
             args, kwargs = state.module_before_hook(args, kwargs, run)
             with torch._C.DisableTorchFunction():
                 output = super().__call__(*args, **kwargs)  # type: ignore[misc]
             run.frame.last = state.path  # as when it was traced
             return output
-        outer, log, key = run.frame, run.open(), place_of_call(2)
-        frame = run.frame = _entered(state, outer, run, key)
+        is_hooked = has_hooks(self, run)
+        if is_hooked:
+            run.stop_following()
+        follower = None if is_hooked else resumed(run)
+        comes_again = follower is not None and follower.enter(self, sys._getframe(1))  # type: ignore[arg-type]
+        if not comes_again:
+            log, place = run.open(), place_of_call(2)
+            run.frame = _entered(state, run.frame, run, place)
         try:
-            args, kwargs = state.module_before_hook(args, kwargs, run)
-            call: Any = self.forward  # type: ignore[attr-defined]
-            if has_hooks(self, run):
-                run.lose()
-                call = super().__call__  # type: ignore[misc]
-            elif log is not None:
-                log.enter(self, sys._getframe(1), key)  # type: ignore[arg-type]
+            if not comes_again:
+                args, kwargs = state.module_before_hook(args, kwargs, run)
+                if is_hooked:
+                    run.lose()
+                elif log is not None:
+                    log.enter(self, sys._getframe(1), place)  # type: ignore[arg-type]
+            call: Any = super().__call__ if is_hooked else self.forward  # type: ignore[attr-defined, misc]
             output = call(*args, **kwargs)
+            if run.follower is not None and run.follower.exit():
+                return output
             log = run.open()
             state.end(run)
             output = state.module_after_hook(output, run)
-        finally:
-            if frame.steps is not None and frame.context is not None:
-                frame.context.sequences[tuple(frame.steps)] = None
-            run.frame = outer
-            outer.last = state.path
+        except BaseException:
+            run.stop_following()
+            run.pop(state.path)
+            raise
+        run.pop(state.path)
         if log is not None:
             log.leave()
         return output
@@ -187,8 +192,8 @@ class InterceptedLeaf(Intercepted):
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
-        if run.follower is not None:
-            output = run.follower.leaf(self, args, kwargs, sys._getframe(1))  # type: ignore[arg-type]
+        if resumed(run) is not None:
+            output = run.follower.leaf(self, args, kwargs, sys._getframe(1))  # type: ignore[arg-type, union-attr]
             if output is not NOTHING:
                 return output
         frame, key = run.frame, place_of_call(2)
@@ -222,27 +227,6 @@ def _quick_for(leaf: Any, key: Key, frame: Frame, run: Run) -> Quick | None:
     if found is not None:
         found.leaf = leaf
     return found
-
-
-def _followed(
-    module: Any, state: AutoQuantizationState, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """A call of a module that has come again so far. It has a frame only if something else comes within it."""
-    try:
-        output = module.forward(*args, **kwargs)
-        if run.follower is not None and run.follower.exit():
-            return output
-        log = run.open()
-        state.end(run)
-        output = state.module_after_hook(output, run)
-    except BaseException:
-        run.stop_following()
-        run.pop(state.path)
-        raise
-    run.pop(state.path)
-    if log is not None:
-        log.leave()
-    return output
 
 
 class InterceptedSequential(Intercepted):
@@ -319,7 +303,7 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
     try:
         if run.watch is not None:
             _watch_inputs(trace, run.watch, args, kwargs)
-        run.follower = _follower(run)
+        resumed(run)
         with Interception(run):
             output = nn.Module.__call__(module, *args, **kwargs)
         if run.follower is None or not run.follower.exit():
@@ -341,11 +325,13 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
     return output
 
 
-def _follower(run: Run) -> Follower | None:
-    """Who knows the calls that will come, if such a model was called before."""
-    frames = saved(run.frame) if run.log is not None else None
-    start = None if frames is None else run.trace.paths.trails.starts.get(frames.key)
-    return Follower(run, start) if start is not None and start.is_promising else None
+def resumed(run: Run) -> Follower | None:
+    """Who knows the calls that come. If nobody does, and nothing is put off, it may be known what comes from here on."""
+    if run.follower is None and run.log is not None and run.log.is_at_rest and (frames := saved(run.frame)) is not None:
+        start = run.trace.paths.trails.starts.get(frames.key)
+        if start is not None and start.is_promising:
+            run.follower = Follower(run, start)
+    return run.follower
 
 
 def _watch_inputs(trace: Trace, watch: Watch, args: Any, kwargs: Any) -> None:
@@ -364,7 +350,7 @@ def _refuse_gradients(args: Any, kwargs: Any) -> None:
         )
 
 
-BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start, _followed))
+BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start))
 SKIPPED.add(id(Interception.__torch_function__.__code__))
 
 

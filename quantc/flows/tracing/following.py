@@ -21,7 +21,7 @@ from quantc.flows.tracing.functions import Kind
 from quantc.flows.tracing.run import Frame
 from quantc.flows.tracing.traced_tensor import Light, Traced, answer, levels_on, on_grid
 from quantc.flows.tracing.trail import (
-    TIMES_LOOKED,
+    TIMES,
     Call,
     End,
     Enter,
@@ -30,6 +30,7 @@ from quantc.flows.tracing.trail import (
     Node,
     Outside,
     Read,
+    Real,
     Saved,
     Start,
     is_at,
@@ -132,10 +133,11 @@ class Follower:
     def _searched(self, fits: Callable[[Node], bool]) -> bool:
         """Go on to another of the calls that came next. If somebody has always looked here, what was put off is done, and
         it is one of those that came next then. Else nothing is followed any more."""
-        if not self.is_over and not self.node.after and self.node.looks >= TIMES_LOOKED:
+        if not self.is_over and not self.node.after and self.node.looks >= TIMES:
             self.settle()
         if not self.is_over:
-            found = next((node for node in list(self.node.after.values()) if fits(node)), None)
+            others = sorted(self.node.after.values(), key=_is_real)
+            found = next(filter(fits, others), None)
             if found is not None:
                 self.node.then = self.node = found
                 return True
@@ -155,7 +157,7 @@ class Follower:
 
     def _fits(self, node: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is given what it was given before. Inputs that it reads are taken in."""
-        if node.hooks or node.pre_hooks:
+        if node.hooks or node.pre_hooks or (node.is_real and node.times < TIMES):
             return False
         reads = node.reads
         if reads is None:
@@ -171,7 +173,7 @@ class Follower:
     def _is_read(self, read: Read, x: Any) -> bool:
         if type(read) is int:
             return self.made[read] is x
-        if type(read) is Fixed:
+        if isinstance(read, Fixed | Real):
             return read.fits(x)
         if type(read) is Outside:
             return self._takes_in(read, x)
@@ -200,12 +202,23 @@ class Follower:
         if node.reads is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return node.what(*args, **(kwargs or {}))
+        if node.is_real:
+            return self._made_in_any_case(node, args, kwargs or {})
         body = node.body
         if body is None:
             return args[0]
         made = body.as_subclass(Light)
         made.follower = self
         self.made.append(made)
+        return made
+
+    def _made_in_any_case(self, node: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call gives that puts nothing off. If it does so now, that is not known here."""
+        with torch._C.DisableTorchFunction():
+            made = node.again(args, kwargs, self.run)  # type: ignore[misc]
+        if self.queue.results:
+            node.times = 0
+            self.leave()
         return made
 
     # -- looks -----------------------------------------------------------------------------------------------------
@@ -266,7 +279,7 @@ class Follower:
         """Make the calls that were followed, one by one."""
         made = iter(self.made)
         for node in self.node.calls:
-            if node.reads is None:
+            if node.reads is None or node.is_real:
                 continue
             args = tuple(map(self._given, node.reads))
             got = node.again(args, {name: row.value for name, row in node.names.items()}, self.run)  # type: ignore[misc]
@@ -291,6 +304,10 @@ def _become(light: Any, got: Any) -> None:
     vars(light).update(vars(got))
     if got.shared is not None:
         got.shared.members.append(weakref.ref(light))
+
+
+def _is_real(node: Node) -> bool:
+    return isinstance(node, Call) and node.is_real
 
 
 def unfolded(frames: Saved) -> Frame:

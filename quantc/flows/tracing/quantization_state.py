@@ -232,7 +232,9 @@ class AutoQuantizationState(nn.Module):
             return args, kwargs
         if context.number not in parent.context.steps.get(parent.previous, ()):
             run.frame = parent
-            raise parent.state.unseen(f"a call of {self.path}", run, "")
+            error = parent.state.unseen(f"a call of {self.path}", run, "")
+            run.frame = frame
+            raise error
         parent.previous = context.number
         return args, kwargs
 

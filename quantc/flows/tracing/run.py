@@ -102,11 +102,13 @@ class Run:
 
     def pop(self, path: str) -> None:
         """A call of the module at a path has ended."""
-        parent = self.frame.parent
-        if parent is None:
+        frame = self.frame
+        if frame.parent is None:
             raise RuntimeError("the frame of the model itself does not end before its run")
-        parent.last = path
-        self.frame = parent
+        if frame.steps is not None and frame.context is not None:
+            frame.context.sequences[tuple(frame.steps)] = None
+        self.frame = frame.parent
+        self.frame.last = path
 
     def hand_out(self, tensors: list[Tensor]) -> None:
         """Others have the memory of tensors from now on, and write to it without torch counting."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.flows.tracing.call_sites import Context, Key, place_from
-from quantc.flows.tracing.traced_tensor import Grid
+from quantc.flows.tracing.traced_tensor import Grid, Light
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.run import Frame, Run
@@ -28,9 +28,9 @@ PATIENCE = 8
 PAUSE = 16
 """How long that is, in calls of the model."""
 MOST_WORTH = 8
-TIMES_LOOKED = 3
-"""How often somebody must have looked at a place before it is taken for granted. What is put off there may still grow: ops run at once on
-shapes that are new to them."""
+TIMES = 3
+"""How often something must have come that is no op to be put off, before it is taken for granted: ops run at once on shapes that are new to
+them."""
 
 
 class Saved(NamedTuple):
@@ -90,7 +90,16 @@ class Fixed:
         return hash(self.key)
 
 
-Read = int | Outside | Fixed | tuple[int, ...]
+class Real:
+    """A tensor of any kind whose numbers are there, for a call that is made in any case."""
+
+    def fits(self, x: Any) -> bool:
+        """Whether an argument is one."""
+        return isinstance(x, Tensor) and type(x) is not Light
+
+
+REAL = Real()
+Read = int | Outside | Fixed | Real | tuple[int, ...]
 """What a call is given for an argument: a result of the calls before, by number; a list of such; or something else."""
 Again = Callable[[tuple[Any, ...], dict[str, Any], "Run"], Any]
 """Works out a call that was not, for its arguments."""
@@ -163,18 +172,8 @@ class Call(Node):
     """A call of a torch function, or of a module of torch.nn."""
 
     __slots__ = (
-        "again",
-        "body",
-        "code",
-        "hooks",
-        "instruction",
-        "names",
-        "place",
-        "pre_hooks",
-        "read",
-        "reads",
-        "what",
-    )
+        "again", "body", "code", "hooks", "instruction", "is_real", "names", "place", "pre_hooks", "read", "reads", "times", "what",
+    )  # fmt: skip
 
     def __init__(
         self, before: Node, frames: Saved, step: Any, what: Any, at: At, reads: tuple[Read, ...] | None
@@ -185,10 +184,14 @@ class Call(Node):
         self.reads = reads
         """Its arguments; None for a function that has nothing to do with quantized ops, which is called as it is."""
         self.read: Any = reads[0] if reads else None
-        self.names: dict[str, Fixed] = {}
+        self.names: dict[str, Fixed | Real] = {}
         self.body: Tensor | None = None
         """What has the shape of its result; None if it writes to its first argument, and gives that."""
         self.again: Again | None = None
+        self.is_real = False
+        """Whether it puts nothing off, so that it is made each time."""
+        self.times = 0
+        """How often it came while calls were worked out."""
         is_module = isinstance(what, nn.Module)
         self.hooks: Any = what._forward_hooks if is_module else None
         self.pre_hooks: Any = what._forward_pre_hooks if is_module else None

@@ -18,6 +18,7 @@ from quantc.flows.tracing.trail import (
     MOST_CALLS,
     MOST_NEXT,
     NOWHERE,
+    REAL,
     Again,
     At,
     Call,
@@ -28,6 +29,7 @@ from quantc.flows.tracing.trail import (
     Node,
     Outside,
     Read,
+    Real,
     Trails,
     saved,
 )
@@ -75,12 +77,18 @@ class Log:
         """Something was done that is not written down."""
         self.node = None
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is put off, and nothing known of where the model is."""
+        queue = self.queue
+        return self.node is None and not queue.results and self.run.leaf is None and queue.paths is queue.trace.paths
+
     def open(self) -> bool:
         """A call begins. Gives whether it is known where the model is."""
         queue = self.queue
         if self.run.leaf is not None or queue.paths is not queue.trace.paths:
             self.node = None
-        elif self.node is None and not queue.results:
+        elif self.is_at_rest:
             frames = saved(self.run.frame)
             if frames is not None:
                 start = self.trails.start(frames, queue.paths.start)
@@ -163,16 +171,17 @@ class Log:
         number = self.number_of(x)
         if number is not None:
             return number
-        if isinstance(x, nn.Parameter):
-            return Fixed(x)
         if not isinstance(x, Tensor):
             return Fixed(x) if is_plain(x) or type(x) is float else None
+        bound = self.run.trace.bound
+        if bound.constants.get(bound.names.get(id(x))) is x:
+            return Fixed(x)
         is_first = unit is not None and operand in unit.reading and unit.operands[operand].call == unit.trigger
         if not is_first or unit is None or not self.queue.results:
-            return None
+            return REAL
         read, grid = self.queue.step.reads[unit.reading.index(operand)], unit.grids[operand]
         if read >= 0 or grid is None:
-            return None
+            return REAL
         levels = self.queue.inputs[~read]
         return Outside(~read, grid, levels.shape, levels.stride())
 
@@ -186,22 +195,24 @@ class Log:
         args: tuple[Any, ...],
         got: Any,
     ) -> None:
-        names = {name: self._read(x, None, -1) for name, x in kwargs.items()}
-        is_known = None not in reads and all(isinstance(read, Fixed) for read in names.values())
-        if not is_known or not self.is_put_off(got):
+        names: Any = {name: self._read(x, None, -1) for name, x in kwargs.items()}
+        known: Any = reads
+        is_real = not self.is_put_off(got)
+        kinds = {type(read) for read in (*known, *names.values())}
+        if not kinds <= ({Fixed, Real} if is_real else {int, tuple, Outside, Fixed}):
             self.node = None
             return
-        known: Any = reads
+        gives_first = got is args[0]
 
         def make(rest: Any) -> Call:
             made = Call(*rest, what, at, known)
-            made.names, made.again = names, again  # type: ignore[assignment]
-            made.body = None if got is args[0] else body_for(got.shape)
+            made.names, made.again, made.is_real = names, again, is_real
+            made.body = None if is_real or gives_first else body_for(got.shape)
             return made
 
         is_module = isinstance(what, nn.Module)
         self._go((Call, id(what) if is_module else what, at.place, known, tuple(names.items())), make)
-        if self.node is not None and got is not args[0]:
+        if self.node is not None and not is_real and not gives_first:
             self._add(got)
 
     def _go(self, key: Hashable, make: Callable[[Any], Any]) -> None:
@@ -218,6 +229,8 @@ class Log:
                     return
                 self.trails.calls += 1
                 found = before.after.setdefault(key, make((before, frames, self.queue.step)))
+            if type(found) is Call:
+                found.times += 1
             before.then = self.node = found
 
     def is_put_off(self, x: Any) -> bool:
