@@ -298,6 +298,8 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
     outer = getattr(ACTIVE, "run", None)
+    if outer is not None:
+        outer.stop_following()  # what this model is given is known there alone
     handed_out = getattr(HANDED_OUT, "memory", True)
     ACTIVE.run, HANDED_OUT.memory = run, False
     try:
@@ -317,8 +319,10 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         if run.queue is not None:
             run.queue.flush()
         run.check_weights()
-    finally:
+    except BaseException:
         run.stop_following()
+        raise
+    finally:
         ACTIVE.run, HANDED_OUT.memory = outer, handed_out
     if run.watch is not None:
         trace.commit(run.watch.tally)

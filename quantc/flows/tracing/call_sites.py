@@ -19,7 +19,17 @@ FIRST_CHILD = -3
 BOUNDARIES: set[int] = set()
 """The code, by id, of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
 
-SKIPPED: set[int] = {id(function.__code__) for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)}
+def _with_inner(code: CodeType) -> list[CodeType]:
+    """The code of a function, and of the functions in it."""
+    inner = [one for const in code.co_consts if isinstance(const, CodeType) for one in _with_inner(const)]
+    return [code, *inner]
+
+
+SKIPPED: set[int] = {
+    id(code)
+    for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)
+    for code in _with_inner(function.__code__)
+}
 """The code, by id, that is no place of the model's: through which a module calls its `forward` if it has hooks, and which
 intercepts functions."""
 

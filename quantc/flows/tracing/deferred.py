@@ -164,8 +164,8 @@ class Queue:
             del self.inputs[self.read :]
             reads: list[Any] = [key]
             for x, grid in zip(operands, grids, strict=True):
-                pending = x.pending if type(x) in CARRIERS else None
-                if pending is not None and pending.queue is self:
+                pending = self._waits_for(x)
+                if pending is not None:
                     reads.append(pending.place)
                 elif grid is not None and (op.rounds_first or (type(x) in CARRIERS and x.grid is not None)):
                     reads.append(self._input(levels_on(x, grid)))
@@ -178,12 +178,16 @@ class Queue:
 
     def _rounded(self, x: Any, grid: Grid | None) -> Any:
         """Floats that were put off, on the grid that they are read on: this is put off as well."""
-        pending = x.pending if type(x) in CARRIERS and x.grid is None else None
-        if pending is None or pending.queue is not self or grid is None:
+        if grid is None or self._waits_for(x) is None or x.grid is not None:
             return x
         move = Move(rounded, False, (grid,), {}, grid)
         made = self.put_off(move.key, move, (x,), (None,))
         return x if made is None else made
+
+    def _waits_for(self, x: Any) -> Pending | None:
+        """What an operand will be given by an op that is still put off; None if its numbers are there."""
+        pending = x.pending if type(x) in CARRIERS else None
+        return pending if pending is not None and pending.queue is self else None
 
     def _input(self, levels: Tensor) -> tuple[int, Any, Any]:
         """Where a tensor is among the inputs, and how it looks."""
@@ -200,7 +204,7 @@ class Queue:
 
     def _first_time(self, path: tuple[Any, ...], op: Op, operands: Sequence[Any], grids: Sequence[Grid | None]) -> Any:
         """An op that was never put off after just these others. On shapes that are new to it, it runs at once."""
-        waits = [x.pending if type(x) in CARRIERS else None for x in operands]
+        waits = [self._waits_for(x) for x in operands]
         forms = tuple(
             grid if pending is None else x.grid for x, grid, pending in zip(operands, grids, waits, strict=True)
         )

@@ -177,8 +177,9 @@ class Follower:
             return read.fits(x)
         if type(read) is Outside:
             return self._takes_in(read, x)
-        is_several = isinstance(x, list | tuple) and isinstance(read, tuple) and len(x) == len(read)
-        return is_several and all(self.made[number] is piece for number, piece in zip(read, x, strict=True))  # type: ignore[arg-type]
+        numbers: Any = read
+        is_several = isinstance(x, list | tuple) and len(x) == len(numbers)
+        return is_several and all(self.made[number] is piece for number, piece in zip(numbers, x, strict=True))
 
     def _takes_in(self, read: Outside, x: Any) -> bool:
         """Whether an operand that was not made by these calls is like the one before: then its bytes are an input."""
@@ -191,7 +192,7 @@ class Follower:
         with torch._C.DisableTorchFunction():
             levels = levels_on(x, read.grid)
             index = next((index for index, known in enumerate(self.inputs) if known is levels), len(self.inputs))
-            if (index, levels.shape, levels.stride()) != (read.index, read.shape, read.stride):
+            if (index, levels.shape, levels.stride()) != (read.place, read.shape, read.stride):
                 return False
         if index == len(self.inputs):
             self.inputs.append(levels)
@@ -236,11 +237,8 @@ class Follower:
                 return
             self._finish(end)
             self.start.was_of_use()
-            start = self.paths.trails.starts.get(self.node.frames.key)
-            if start is not None and start.is_promising:
-                self._begin(start)
-            else:
-                self.made, self.inputs = [], []
+            self._begin(self.paths.trails.start(self.node.frames, self.paths.start))
+            if self.start.worth < 0 and not self.start.is_promising:
                 self.leave()
 
     def _finish(self, end: End) -> None:
@@ -268,7 +266,7 @@ class Follower:
                     self._work_out()
             run.follower = None
             run.frame = unfolded(self.node.frames)
-            if self.queue.step is self.node.step:
+            if run.log is not None and self.queue.step is self.node.step:
                 run.log.go_on(self.node, self.made)
                 if held is not None:
                     kept = [x if number in held else None for number, x in enumerate(self.made)]
@@ -282,7 +280,8 @@ class Follower:
             if node.reads is None or node.is_real:
                 continue
             args = tuple(map(self._given, node.reads))
-            got = node.again(args, {name: row.value for name, row in node.names.items()}, self.run)  # type: ignore[misc]
+            names = {name: row.value for name, row in node.names.items() if isinstance(row, Fixed)}
+            got = node.again(args, names, self.run)  # type: ignore[misc]
             if node.body is not None:
                 _become(next(made), got)
 
@@ -290,8 +289,9 @@ class Follower:
         if type(read) is int:
             return self.made[read]
         if type(read) is Outside:
-            return on_grid(self.inputs[read.index], read.grid)
-        return read.value if type(read) is Fixed else [self.made[number] for number in read]  # type: ignore[union-attr]
+            return on_grid(self.inputs[read.place], read.grid)
+        numbers: Any = read
+        return read.value if isinstance(read, Fixed) else [self.made[number] for number in numbers]
 
 
 def _become(light: Any, got: Any) -> None:

@@ -109,7 +109,7 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     first = args[0] if args else None
     pieces: Any = first if isinstance(first, list | tuple) else (first,)
     for piece in pieces:
-        if type(piece) is Traced:
+        if isinstance(piece, Traced):
             current(piece)
     grid = pieces[0].grid if pieces and type(pieces[0]) is Traced else None
     is_alike = all(type(piece) is Traced and piece.grid == grid for piece in pieces)

@@ -12,6 +12,7 @@ from quantc.flows.tracing.call_sites import Key, OpSite
 from quantc.flows.tracing.traced_tensor import (
     Done,
     Kept,
+    Light,
     Traced,
     Waiting,
     become,
@@ -66,6 +67,8 @@ class Quick:
 
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         """Do the work of the module."""
+        if type(args[0]) is Light:
+            current(args[0])
         output = self.follow(args[0]) if self.follows else None
         return self.call(args, run) if output is None else output
 
@@ -141,7 +144,7 @@ def advance(
 ) -> Any:
     """Any call of those that a fused op is made of. What it writes to in place it gives back."""
     for x in (*args, *kwargs.values()):
-        if type(x) is Traced and x.plain is not None:
+        if isinstance(x, Traced):
             current(x)
     if not unit.is_fused:
         output = run_unit(trace, unit, run, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})

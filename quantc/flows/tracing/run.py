@@ -70,9 +70,9 @@ class Run:
         self.queue: Any = Queue(trace) if trace.phase is Phase.CONVERTED else None
         """What is put off; None before it is converted."""
         self.log: Log | None = None
-        if self.is_quick:
-            self.log = self.queue.log = Log(self, self.queue)
         """Where calls are written down that put off ops."""
+        if self.queue is not None and self.is_quick:
+            self.log = self.queue.log = Log(self, self.queue)
         self.follower: Follower | None = None
         """Who knows the calls that come; None if each is worked out."""
         self.leaf: LeafCall | None = None

@@ -23,6 +23,8 @@ MOST_NEXT = 32
 """How many calls are remembered that may come after one."""
 MOST_CALLS = 16384
 """How many calls are remembered, in all sequences of a model together."""
+MOST_DEEP = 32
+"""In how many modules a call may be that is remembered. Recursion goes deeper."""
 PATIENCE = 8
 """How much more often following from a place may be in vain than not, before nobody follows from there for a while."""
 PAUSE = 16
@@ -50,19 +52,24 @@ class Saved(NamedTuple):
 
 
 def saved(frame: Frame) -> Saved | None:
-    """A frame as it is now; None if it, or one around it, was never seen."""
-    if frame.context is None:
-        return None
-    around = None if frame.parent is None else saved(frame.parent)
-    if around is None and frame.parent is not None:
-        return None
-    return Saved(around, frame.state, frame.context, frame.previous, frame.last)
+    """A frame as it is now; None if it, or one around it, was never seen, or if they are too many."""
+    frames: list[Frame] = []
+    inner: Frame | None = frame
+    while inner is not None:
+        if inner.context is None or len(frames) == MOST_DEEP:
+            return None
+        frames.append(inner)
+        inner = inner.parent
+    found: Saved | None = None
+    for row in reversed(frames):
+        found = Saved(found, row.state, row.context, row.previous, row.last)  # type: ignore[arg-type]
+    return found
 
 
 class Outside(NamedTuple):
     """An operand that was not made by the calls before: bytes on a grid, or floats that are rounded onto it at the call."""
 
-    index: int
+    place: int
     """Among the inputs of the queue."""
     grid: Grid
     shape: torch.Size
@@ -247,7 +254,5 @@ class Trails:
 
     def start(self, frames: Saved, step: Any) -> Start:
         """Where one is when nothing is put off."""
-        found = self.starts.get(frames.key)
-        if found is None:
-            found = self.starts[frames.key] = Start(frames, step)
-        return found
+        key = frames.key
+        return self.starts.get(key) or self.starts.setdefault(key, Start(frames, step))

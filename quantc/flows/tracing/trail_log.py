@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.call_sites import Key
+from quantc.flows.tracing.functions import PRODUCTS
 from quantc.flows.tracing.moves import is_plain, moved
+from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.quick import advance
 from quantc.flows.tracing.traced_tensor import Traced
 from quantc.flows.tracing.trail import (
@@ -30,6 +32,7 @@ from quantc.flows.tracing.trail import (
     Outside,
     Read,
     Real,
+    Saved,
     Trails,
     saved,
 )
@@ -141,9 +144,9 @@ class Log:
         numbers = [self.number_of(x) for x in pieces]
         if not any(number is not None for number in numbers) or not self._is_open:
             return  # perhaps it has nothing to do with what was put off
-        read: Read | None = None
+        read: Any = None
         if None not in numbers:
-            read = tuple(numbers) if first is pieces else numbers[0]  # type: ignore[assignment]
+            read = tuple(numbers) if first is pieces else numbers[0]
         rest = tuple(self._read(x, None, -1) for x in args[1:])
         self._call(func, NOWHERE, (read, *rest), kwargs, lambda args, kwargs, _: moved(func, args, kwargs), args, got)
 
@@ -151,20 +154,25 @@ class Log:
         """A function was called that might have been part of a quantized op, and is not."""
         if not self._is_open:
             return
-        if any(type(x) is Traced for x in given):
-            self.node = None
+        if any(isinstance(x, Traced) for x in given) or name_of(func) in PRODUCTS:
+            self.node = None  # with another tensor it might be one that must not be left float
             return
-        self._go((Call, func, place), lambda rest: Call(*rest, func, At(place, caller), None))
+        self._go(
+            (Call, func, place), lambda before, frames, step: Call(before, frames, step, func, At(place, caller), None)
+        )
 
     def enter(self, module: nn.Module, caller: FrameType, place: Key) -> None:
         """A call of a module has begun."""
         if self._is_open:
-            self._go((Enter, id(module), place), lambda rest: Enter(*rest, module, At(place, caller)))
+            self._go(
+                (Enter, id(module), place),
+                lambda before, frames, step: Enter(before, frames, step, module, At(place, caller)),
+            )
 
     def leave(self) -> None:
         """A call of a module has ended."""
         if self._is_open:
-            self._go(Leave, lambda rest: Leave(*rest))
+            self._go(Leave, Leave)
 
     def _read(self, x: Any, unit: Unit | None, operand: int) -> Read | None:
         """What an argument is; None if that cannot be written down."""
@@ -204,8 +212,8 @@ class Log:
             return
         gives_first = got is args[0]
 
-        def make(rest: Any) -> Call:
-            made = Call(*rest, what, at, known)
+        def make(before: Node, frames: Saved, step: Any) -> Call:
+            made = Call(before, frames, step, what, at, known)
             made.names, made.again, made.is_real = names, again, is_real
             made.body = None if is_real or gives_first else body_for(got.shape)
             return made
@@ -215,7 +223,7 @@ class Log:
         if self.node is not None and not is_real and not gives_first:
             self._add(got)
 
-    def _go(self, key: Hashable, make: Callable[[Any], Any]) -> None:
+    def _go(self, key: Hashable, make: Callable[[Node, Saved, Any], Node]) -> None:
         """Go on to what comes next."""
         with self.queue.lock:  # another thread may look, and then nothing is put off any more
             before = self.node
@@ -228,7 +236,7 @@ class Log:
                     self.node = None
                     return
                 self.trails.calls += 1
-                found = before.after.setdefault(key, make((before, frames, self.queue.step)))
+                found = before.after.setdefault(key, make(before, frames, self.queue.step))
             if type(found) is Call:
                 found.times += 1
             before.then = self.node = found
