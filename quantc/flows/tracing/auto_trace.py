@@ -140,7 +140,7 @@ class Intercepted:
         is_hooked = has_hooks(self, run)
         if is_hooked:
             run.stop_following()
-        follower = None if is_hooked else resumed(run)
+        follower = None if is_hooked else run.follower or resumed(run)
         comes_again = follower is not None and follower.enter(self, sys._getframe(1))  # type: ignore[arg-type]
         if not comes_again:
             log, place = run.open(), place_of_call(2)
@@ -192,8 +192,9 @@ class InterceptedLeaf(Intercepted):
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None:
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
-        if resumed(run) is not None:
-            output = run.follower.leaf(self, args, kwargs, sys._getframe(1))  # type: ignore[arg-type, union-attr]
+        follower = run.follower or resumed(run)
+        if follower is not None:
+            output = follower.leaf(self, args, kwargs, sys._getframe(1))  # type: ignore[arg-type]
             if output is not NOTHING:
                 return output
         frame, key = run.frame, place_of_call(2)
