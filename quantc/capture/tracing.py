@@ -285,6 +285,20 @@ class Recorder:
         is_own = node.op == "get_attr" and str(node.target) not in self._constants
         return str(node.target) if is_own else ""
 
+    def sources(self, node: fx.Node) -> tuple[str, ...]:
+        """The parameters and buffers that a node is computed of, if it is computed, and of nothing else."""
+        found: dict[fx.Node, None] = {}
+        pending = list(node.all_input_nodes)
+        while pending:
+            read = pending.pop()
+            if read in found:
+                continue
+            found[read] = None
+            if read.op != "get_attr" and not read.all_input_nodes:
+                return ()
+            pending.extend(read.all_input_nodes)
+        return tuple(dict.fromkeys(name for read in found if (name := self.parameter(read))))
+
     def is_read(self, node: fx.Node) -> bool:
         """Whether the value of a node is used in ways that the graph does not show."""
         return node in self._read
