@@ -94,8 +94,6 @@ class Interception(TorchFunctionMode):
         run = self.run
         state = run.frame.state
         phase = run.trace.phase
-        if run.replaced:
-            args, kwargs = run.as_replaced((args, kwargs))
         key = run.key(func, args, 3)
         if phase is Phase.TRAINING and run.counts_batches(func, args):
             return args[0]

@@ -262,7 +262,7 @@ class AutoQuantizationState(nn.Module):
             self._step_end(run)
         if run.frame.parent is not None:
             return output
-        return handed_over(run.as_replaced(output) if run.replaced else output)
+        return handed_over(output)
 
     def _step_end(self, run: Run) -> None:
         if run.frame.context is not None and run.frame.context.steps:

@@ -18,6 +18,7 @@ from quantc.flows.tracing.call_sites import END, START, Context, Key, Link, plac
 from quantc.flows.tracing.deferred import Queue
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
+from quantc.flows.tracing.traced_tensor import Traced, floats_of
 from quantc.flows.tracing.units import Unit
 from quantc.flows.tracing.weights import Weight, Weights
 
@@ -72,8 +73,6 @@ class Run:
         self.leaf: LeafCall | None = None
         self.handed_out: list[tuple[Weight, Stamp]] = []
         """Weights whose memory others have, and what they held before."""
-        self.replaced: dict[int, tuple[Tensor, Any]] = {}
-        """In training: tensors that were written to in place, by id, and what they are instead."""
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
         bound: Bound | None = trace.bounds.get(state.path)
@@ -104,9 +103,22 @@ class Run:
             if not stamp.holds:
                 raise weight.changed()
 
-    def as_replaced(self, given: Any) -> Any:
-        """Arguments, with what tensors are instead that were written to in place."""
-        return pytree.tree_map(lambda x: self.replaced[id(x)][1] if id(x) in self.replaced else x, given)
+    def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
+        way back needs what was read, and those who share the memory need what is written."""
+        first = floats_of(args[0]) if type(args[0]) is not Traced or args[0].plain is not None else None
+        if first is None:
+            return args
+        return tuple(self._copied(x) if _shares_memory(x, first) else x for x in args)
+
+    def _copied(self, x: Any) -> Any:
+        if type(x) is Traced:
+            return x if x.waiting is not None else floats_of(x).clone()
+        made = x.clone()
+        for (target, number, version), (value, _) in list(self.rounded.items()):
+            if number == id(x) and version == x._version:  # it is rounded once, whoever reads it
+                self.rounded[target, id(made), made._version] = (value, made)
+        return made
 
     def key(self, func: Any, args: tuple[Any, ...], depth: int) -> Key:
         """The place of the torch function that is called. Modules of torch.nn call more of them in training."""
@@ -153,6 +165,14 @@ class Run:
             if len(shapes) < MOST_SHAPES:
                 shapes[call, given] = found
         return found
+
+
+def _shares_memory(x: Any, other: Tensor) -> bool:
+    if type(x) is Traced:
+        x = x.plain
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _without_numbers(x: Any) -> Any:
