@@ -194,7 +194,7 @@ class Bound:
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
         self.left_float = {site.leaf for site in self.sites.values()} - quantized
         self.shapes: dict[Any, Tensor] = {}
-        self.rows = [Weight(model, name, prefix) for name in trace.weights if name in self.constants]
+        self.rows = [Weight(model, name, prefix) for name in sorted(trace.weights) if name.startswith(prefix)]
         is_settled = trace.phase in (Phase.OBSERVING, Phase.CONVERTED)
         self.weights = Weights(self.rows, trace.made_of) if is_settled else None
         if trace.phase is Phase.TRAINING:

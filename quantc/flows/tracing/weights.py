@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import InputError
+from quantc.program import attribute
 
 PIECE = 1 << 16
 """Bytes of memory that are looked at in one go."""
@@ -61,10 +62,12 @@ class Weight:
     def __init__(self, model: nn.Module, name: str, prefix: str = "") -> None:
         self.name = name
         owner, _, self.last = name.removeprefix(prefix).rpartition(".")
-        module = model.get_submodule(owner)
-        self.held: Any = module._parameters if self.last in module._parameters else module._buffers
-        tensor: Any = self.held[self.last]
-        self.tensor: Tensor = tensor
+        module = attribute(model, owner) if owner else model
+        places = (module._parameters, module._buffers) if isinstance(module, nn.Module) else ()
+        self.held: Any = next((place for place in places if place.get(self.last) is not None), None)
+        if self.held is None:
+            raise self.changed()
+        self.tensor: Tensor = self.held[self.last]
 
     def changed(self) -> InputError:
         """The error for one that is another now."""
