@@ -56,9 +56,8 @@ def test_training_goes_on_with_the_weights_that_the_model_has(how: str, when: st
         assert torch.equal(found, expected)
         found.sum().backward()
         expected.sum().backward()
-    for name, parameter in other.named_parameters():
-        own, theirs = model.get_parameter(name).grad, trained.get_parameter(name).grad
-        assert own is not None and torch.equal(own, theirs), (name, parameter.shape)
+    for name, _ in other.named_parameters():
+        assert torch.equal(model.get_parameter(name).grad, trained.get_parameter(name).grad), name
     assert torch.equal(convert(model)(x), convert(trained)(x))
 
 

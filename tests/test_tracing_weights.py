@@ -126,7 +126,9 @@ CHANGES: dict[str, Change] = {
     ),
     "a part of one": lambda model: model.load_state_dict({"head.bias": torch.ones(3)}, strict=False),
     "a state dict of a module": lambda model: model.block.conv.load_state_dict(nn.Conv2d(4, 4, 3).state_dict()),
-    "a state dict of a module of its own": lambda model: model.block.load_state_dict(Block().state_dict(), strict=False),
+    "a state dict of a module of its own": lambda model: model.block.load_state_dict(
+        Block().state_dict(), strict=False
+    ),
 }
 
 
@@ -154,6 +156,11 @@ def test_weights_that_change_before_convert_are_refused(how: str) -> None:
         convert(model)
 
 
+def call(model: Any, times: int) -> None:
+    for _ in range(times):
+        model(images())
+
+
 @pytest.mark.parametrize("name", ["head.weight", "head.bias", "block.conv.weight", "block.norm.running_mean"])
 def test_one_element_that_is_written_past_torch_is_noticed_in_time(name: str) -> None:
     prepared, model = made("prepared"), made("converted")
@@ -166,8 +173,7 @@ def test_one_element_that_is_written_past_torch_is_noticed_in_time(name: str) ->
     with pytest.raises(InputError, match=name):
         prepared(images())
     with pytest.raises(InputError, match=name):
-        for _ in range(EVERY * len(weights) + 1):
-            model(images())
+        call(model, EVERY * len(weights) + 1)
 
 
 def test_a_factor_of_a_weight_that_changes_is_refused() -> None:

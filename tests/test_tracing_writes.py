@@ -72,7 +72,7 @@ STEPS: dict[str, Step] = {
     "noise": lambda y: y + torch.empty_like(y).normal_(),
     "uniform_": lambda y: y.uniform_(),
     "exponential_": lambda y: y.exponential_(),
-    "nn.init": lambda y: nn.init.normal_(y),
+    "nn.init": nn.init.normal_,
     "nn.init of another": lambda y: y + nn.init.xavier_uniform_(torch.empty_like(y)),
     "apply_": lambda y: y.clone().apply_(lambda value: value + 1),
     "fill_diagonal_": lambda y: done(y[0, 0].fill_diagonal_(2)),
@@ -219,7 +219,7 @@ def test_training_writes_to_memory_that_others_share(share: str, op: str) -> Non
     prepared.is_on = True
     x = images()
     found = prepared(x)
-    expected = by_hand(model, x, prepared._modules[STATE].fake_quants)
+    expected: Any = by_hand(model, x, prepared._modules[STATE].fake_quants)
     assert sqnr(expected.detach(), found.detach()) > 60
     expected.pow(2).sum().backward()
     found.pow(2).sum().backward()

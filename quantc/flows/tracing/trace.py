@@ -30,7 +30,6 @@ from quantc.store import load
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.tally import Tally
 
-
 MAGIC = b"a model of the dynamic tracing flow, 1\n"
 """What the content of a state dict begins with."""
 
@@ -242,7 +241,7 @@ class Trace:
 
     def from_bytes(self, content: bytes, weights: Mapping[str, Tensor]) -> None:
         """Go on from what `to_bytes` gave, of the same model and the same examples; `weights` are those that came with it."""
-        magic, head, content = (content.split(b"\n", 2) + [b"", b""])[:3]
+        magic, head, content = [*content.split(b"\n", 2), b"", b""][:3]
         facts: dict[str, Any] = json.loads(head) if magic + b"\n" == MAGIC else {}
         if facts.get("phase") != self.phase.value:
             raise LoadError(

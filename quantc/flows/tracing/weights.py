@@ -26,7 +26,7 @@ PIECE = 1 << 16
 """Bytes of memory that are looked at in one go."""
 EVERY = 8
 """Calls from one look at a piece of memory to the next."""
-AT_ONCE = 32
+AT_ONCE = 16
 """Weights whose memory is looked at after one call; after the next it is the turn of others, if there are more."""
 WORD = 4
 """Bytes that are looked at of each weight after every call."""
@@ -64,10 +64,11 @@ class Weight:
         owner, _, self.last = name.removeprefix(prefix).rpartition(".")
         module = attribute(model, owner) if owner else model
         places = (module._parameters, module._buffers) if isinstance(module, nn.Module) else ()
-        self.held: Any = next((place for place in places if place.get(self.last) is not None), None)
-        if self.held is None:
+        found: Any = next((place for place in places if place.get(self.last) is not None), None)
+        if found is None:
             raise self.changed()
-        self.tensor: Tensor = self.held[self.last]
+        self.held: Any = found
+        self.tensor: Tensor = found[self.last]
 
     def changed(self) -> InputError:
         """The error for one that is another now."""
@@ -97,27 +98,32 @@ class Weights:
 
     def check(self) -> None:
         """Look at them, as far as there is time after every call."""
-        turn = next(self._turns)
-        try:
-            for held, last, tensor, version in self._counted:
-                if held[last] is not tensor or tensor._version != version:
-                    return self._settle()
-            for held, last, tensor in self._uncounted:
-                if held[last] is not tensor:
-                    return self._settle()
-        except KeyError:
-            return self._settle()
+        if not self._are_in_place():
+            self._settle()
         for row in self._scattered:
             if fingerprint(row.tensor) != self.made_of[row.name]:
                 raise row.changed()
-        if not self._groups:
-            return None
+        if self._groups:
+            self._look(next(self._turns))
+
+    def _are_in_place(self) -> bool:
+        """Whether the model has the very same ones, and torch knows of nothing that was written to them."""
+        try:
+            for held, last, tensor, version in self._counted:
+                if held[last] is not tensor or tensor._version != version:
+                    return False
+            return not self._uncounted or all(held[last] is tensor for held, last, tensor in self._uncounted)
+        except KeyError:
+            return False
+
+    def _look(self, turn: int) -> None:
+        """Look at the memory of some of them. Whether they lie where they lay is asked first: else it could not be read."""
         group = self._groups[turn % len(self._groups)]
         for tensor, address in group.places:
             if tensor.data_ptr() != address:
                 return self._settle()
         words, values = group.words[turn // len(self._groups) % 2]
-        if b"".join(words) != values:  # they lie where they lay, or this could not be read
+        if b"".join(words) != values:
             return self.check_all()
         if turn % EVERY == 0:
             tensor, address, piece, before, after = self._pieces[turn // EVERY % len(self._pieces)]
@@ -168,7 +174,8 @@ class Group:
 
 def _as_it_lies(tensor: Tensor) -> Tensor | None:
     """The elements in the order in which they lie in memory; None if there are others between them."""
-    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     turned = tensor.permute(order)
     is_plain = turned.layout is torch.strided and turned.is_cpu and turned.is_floating_point()
     return turned.view(-1) if is_plain and turned.is_contiguous() else None
