@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quantc.errors import InputError, LoadError, SaveError
 from quantc.flows.tracing import convert, prepare
-from quantc.flows.tracing.weights import EVERY
+from quantc.flows.tracing.weights import AT_ONCE, EVERY
 
 CHANGED = "was written to or replaced"
 Change = Callable[[Any], Any]
@@ -156,9 +156,9 @@ def test_weights_that_change_before_convert_are_refused(how: str) -> None:
         convert(model)
 
 
-def call(model: Any, times: int) -> None:
+def call(model: Any, times: int, x: Tensor) -> None:
     for _ in range(times):
-        model(images())
+        model(x)
 
 
 @pytest.mark.parametrize("name", ["head.weight", "head.bias", "block.conv.weight", "block.norm.running_mean"])
@@ -173,7 +173,7 @@ def test_one_element_that_is_written_past_torch_is_noticed_in_time(name: str) ->
     with pytest.raises(InputError, match=name):
         prepared(images())
     with pytest.raises(InputError, match=name):
-        call(model, EVERY * len(weights) + 1)
+        call(model, EVERY * len(weights) + 1, images())
 
 
 def test_a_factor_of_a_weight_that_changes_is_refused() -> None:
@@ -276,3 +276,16 @@ def test_a_state_dict_of_another_phase_is_refused() -> None:
 def test_models_are_not_pickled(phase: str) -> None:
     with pytest.raises(SaveError, match="cannot be pickled"):
         pickle.dumps(made(phase))
+
+
+@pytest.mark.parametrize("place", [0, 9, 19])
+def test_one_of_many_weights_that_is_written_past_torch_is_noticed_when_it_is_its_turn(place: int) -> None:
+    torch.manual_seed(0)
+    prepared = prepare(nn.Sequential(*(nn.Linear(4, 4) for _ in range(20))).eval(), torch.randn(2, 4))
+    prepared(torch.randn(2, 4))
+    model: Any = convert(prepared)
+    model(torch.randn(2, 4))
+    model[place].weight.data.mul_(2)
+    rounds = -(-40 // AT_ONCE)
+    with pytest.raises(InputError, match=rf"{place}\.weight {CHANGED}"):
+        call(model, rounds, torch.randn(2, 4))
