@@ -22,6 +22,11 @@ def _is_wrapped(x: Tensor) -> bool:
     return made
 
 
+def _dense(x: Tensor) -> Tensor:
+    """Numbers that can be compared."""
+    return x if x.layout is torch.strided else x.to_dense()
+
+
 class Exact(Enum):
     """Whether numbers are compared in any case, or only where torch does not count what is written."""
 
@@ -60,9 +65,9 @@ class Stamp:
         """Whether nothing was written to it."""
         with torch._C.DisableTorchFunction():
             if self.copy is not None:
-                return self.copy.shape == self.tensor.shape and bool(
-                    torch.equal(self.copy, self.tensor)
-                    or torch.allclose(self.copy, self.tensor, rtol=0, atol=0, equal_nan=True)
+                copy, now = _dense(self.copy), _dense(self.tensor)
+                return copy.shape == now.shape and bool(
+                    torch.equal(copy, now) or torch.allclose(copy, now, rtol=0, atol=0, equal_nan=True)
                 )
             return _is_wrapped(self.tensor) or self.version == self.tensor._version
 

@@ -7,11 +7,13 @@ time, these are results of the program too, so that nobody takes them for interm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -19,6 +21,7 @@ from torch.utils import _pytree as pytree
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.stamps import Exact, Stamp
 from quantc.errors import CaptureError
+from quantc.functional import functional_overload, reshaping_form
 from quantc.program import Program
 from quantc.signature import Signature
 from quantc.sites import Origin
@@ -85,6 +88,42 @@ class Value:
     node: fx.Node
     stamp: Stamp
     """What it held when the node was its value."""
+
+
+def _writes_for_good(node: fx.Node) -> bool:
+    """Whether an op writes in place, and `canonicalize` would leave it so: then nobody could say what is read before or after."""
+    target = node.target
+    if not isinstance(target, OpOverload) or not target._schema.is_mutable or target is torch.ops.aten.copy_.default:
+        return False
+    arguments = target._schema.arguments
+    is_special = any(row.name == "index" for row in arguments) or str(arguments[0].type) == "List[Tensor]"
+    return is_special or (functional_overload(target) is None and reshaping_form(target) is None)
+
+
+def aims_of(traced: fx.GraphModule) -> frozenset[int]:
+    """The inputs that a graph writes to, by position, whatever the numbers."""
+    inputs = traced.graph.find_nodes(op="placeholder")
+    found: set[int] = set()
+    for node in traced.graph.nodes:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+            continue
+        for row, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if row.alias_info is None or not row.alias_info.is_write:
+                continue
+            for aim in value if isinstance(value, list | tuple) else [value]:
+                while isinstance(aim, fx.Node) and aim.op == "call_function" and aim.args:
+                    aim = aim.args[0]  # a view of it
+                if aim in inputs:
+                    found.add(inputs.index(aim))
+    return frozenset(found)
+
+
+def without_copies_back(traced: fx.GraphModule) -> fx.GraphModule:
+    """A functional graph ends by copying to its inputs what was written to them: here these are results already."""
+    for node in reversed(traced.graph.nodes):
+        if node.target is torch.ops.aten.copy_.default and not node.users and node.args[0].op == "placeholder":
+            traced.graph.erase_node(node)
+    return traced
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -182,16 +221,18 @@ class Recorder:
         known_or_new = ((self._values.get(id(tensor)), tensor) for tensor in tensors)
         return [Stamp(tensor, Exact.YES) if value is None else value.stamp for value, tensor in known_or_new]
 
-    def _written_to(self, before: Sequence[Stamp], output: Any) -> tuple[int, ...]:
+    def _written_to(self, before: Sequence[Stamp], output: Any, aims: Collection[int] = ()) -> tuple[int, ...]:
         """The tensors that a call has written to, by position, where the graph would not show it: those that it does not give
-        back, that somebody has looked at before, or whose memory others share."""
-        changed = [index for index, stamp in enumerate(before) if not stamp.holds]
+        back, that somebody has looked at before, that come from outside, or whose memory others share. What it `aims` at it has written to, even
+        if the numbers are as they were this time."""
+        changed = [index for index, stamp in enumerate(before) if index in aims or not stamp.holds]
         given_back = {id(tensor) for tensor in tensors_in(output)}
         return tuple(
             index
             for index in changed
             if id(before[index].tensor) not in given_back
             or self._node_of(before[index].tensor) in self._read
+            or self._node_of(before[index].tensor).op == "placeholder"
             or any(
                 value.tensor is not before[index].tensor and value.stamp.shares_memory(before[index].tensor)
                 for value in self._values.values()
@@ -231,10 +272,16 @@ class Recorder:
         reads = tuple(self._node_of(tensor) for tensor in tensors_in(given))
         row = SeenAt(origin.module_path, origin.module_type, origin.file, origin.line, call=number)
         writes = self._written_to(before, output)
-        made = self._written(func, given, reads, row, writes)
+        traced = self._traced(func, given, writes)
+        if traced is not None and (seen := self._written_to(before, output, aims_of(traced))) != writes:
+            writes = seen
+            traced = self._traced(func, given, writes)
+        made = None if traced is None else self._inlined(traced, reads, row)
+        if any(reads[index].name.startswith(INPUT) for index in writes):
+            self.reasons.append(f"the model writes to its input ({origin})")
         results = tensors_in(output)
         if made is None or len(made) != len(results) + len(writes):
-            made = self._whole(func, reads, row, len(results) + len(writes))
+            made = self._whole(func, reads, row, [*results, *(tensors_in(given)[index] for index in writes)])
         first = tensors_in(given)[:1]
         call = SeenCall(
             number,
@@ -285,6 +332,20 @@ class Recorder:
         is_own = node.op == "get_attr" and str(node.target) not in self._constants
         return str(node.target) if is_own else ""
 
+    def sources(self, node: fx.Node) -> tuple[str, ...]:
+        """The parameters and buffers that a node is computed of, if it is computed, and of nothing else."""
+        found: dict[fx.Node, None] = {}
+        pending = list(node.all_input_nodes)
+        while pending:
+            read = pending.pop()
+            if read in found:
+                continue
+            found[read] = None
+            if read.op != "get_attr" and not read.all_input_nodes:
+                return ()
+            pending.extend(read.all_input_nodes)
+        return tuple(dict.fromkeys(name for read in found if (name := self.parameter(read))))
+
     def is_read(self, node: fx.Node) -> bool:
         """Whether the value of a node is used in ways that the graph does not show."""
         return node in self._read
@@ -302,9 +363,7 @@ class Recorder:
             if node is not None:
                 self._values[id(tensor)] = Value(tensor, node, Stamp(tensor, Exact.YES))
 
-    def _written(
-        self, func: Callable[..., Any], given: Any, reads: tuple[fx.Node, ...], origin: SeenAt, writes: tuple[int, ...]
-    ) -> list[fx.Node | None] | None:
+    def _traced(self, func: Callable[..., Any], given: Any, writes: tuple[int, ...]) -> fx.GraphModule | None:
         """The call as ATen nodes, on copies of what it `writes` to; None if shapes depend on the data, or it does what no
         graph holds."""
         leaves, spec = pytree.tree_flatten(given)
@@ -318,11 +377,15 @@ class Recorder:
             args, kwargs = pytree.tree_unflatten(filled, spec)
             return [*tensors_in(func(*args, **kwargs)), *(own[index] for index in writes)]
 
+        tensors = [leaves[place] for place in places]
         try:
-            traced = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*(leaves[place] for place in places))
+            traced = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*tensors)
+            if any(map(_writes_for_good, traced.graph.nodes)):
+                functional = torch.func.functionalize(call, remove="mutations")
+                traced = without_copies_back(make_fx(functional, tracing_mode="fake")(*tensors))
         except (RuntimeError, TypeError, ValueError, AssertionError, UnsupportedFakeTensorException):
             return None
-        return self._inlined(traced, reads, origin)
+        return traced
 
     def _inlined(self, traced: fx.GraphModule, reads: tuple[fx.Node, ...], origin: SeenAt) -> list[fx.Node | None]:
         nodes: dict[fx.Node, fx.Node] = {}
@@ -351,15 +414,15 @@ class Recorder:
         return node
 
     def _whole(
-        self, func: Callable[..., Any], reads: tuple[fx.Node, ...], origin: SeenAt, results: int
+        self, func: Callable[..., Any], reads: tuple[fx.Node, ...], origin: SeenAt, results: Sequence[Tensor]
     ) -> list[fx.Node | None]:
-        """The call as one opaque node; what it gives is not followed into."""
+        """The call as something that is not known: what it gives comes from outside, and nothing is known of it but what it is like."""
         self.reasons.append(f"{getattr(func, '__name__', func)} has no form in ATen ({origin})")
         self._read.update(dict.fromkeys(reads))
         made: list[fx.Node | None] = []
-        for index in range(results):
-            node = self._placeholder(f"made_{origin.call}_{index}", None)
-            self._inputs.append((node, None))
+        for index, tensor in enumerate(results):
+            node = self._placeholder(f"made_{origin.call}_{index}", tensor)
+            self._inputs.append((node, tensor))
             made.append(node)
         return made
 

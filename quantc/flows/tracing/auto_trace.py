@@ -84,8 +84,6 @@ class Interception(TorchFunctionMode):
         run = self.run
         state = run.frame.state
         phase = run.trace.phase
-        if run.replaced:
-            args, kwargs = run.as_replaced((args, kwargs))
         key = run.key(func, args, 3)
         log = run.open()
         if phase is Phase.TRAINING and run.counts_batches(func, args):
@@ -178,6 +176,14 @@ class Intercepted:
         if STATE in self._modules:  # type: ignore[attr-defined]
             self._modules[STATE].train(mode)  # type: ignore[attr-defined]
         return super().train(mode)  # type: ignore[misc]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """torch hands each module its own part of a state dict, and the state of a model must know the weights."""
+        state: Any = self._modules.get(STATE)  # type: ignore[attr-defined]
+        if state is not None and not state.path:
+            rows = ((name, state_dict.get(f"{prefix}{name}")) for name in state.trace.weights)
+            state.arriving = {name: tensor for name, tensor in rows if tensor is not None}
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)

@@ -19,6 +19,7 @@ FIRST_CHILD = -3
 BOUNDARIES: set[int] = set()
 """The code, by id, of the functions that intercept a call of a module: what is beyond belongs to the module around it."""
 
+
 def _with_inner(code: CodeType) -> list[CodeType]:
     """The code of a function, and of the functions in it."""
     inner = [one for const in code.co_consts if isinstance(const, CodeType) for one in _with_inner(const)]

@@ -280,7 +280,7 @@ class Follower:
             if node.reads is None or node.is_real:
                 continue
             args = tuple(map(self._given, node.reads))
-            names = {name: row.value for name, row in node.names.items() if isinstance(row, Fixed)}
+            names = {name: row.value for name, row in node.names.items()}
             got = node.again(args, names, self.run)  # type: ignore[misc]
             if node.body is not None:
                 _become(next(made), got)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quick import advance
@@ -16,6 +17,7 @@ from quantc.flows.tracing.slicing import subgraph
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
 from quantc.flows.tracing.traced_tensor import Traced, call_on_floats, floats_of, handed_over, on_floats
 from quantc.flows.tracing.units import Unit, reach, rounded_once
+from quantc.flows.tracing.weights import fingerprint
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.run import Run
@@ -42,7 +44,8 @@ class AutoQuantizationState(nn.Module):
         """The module as it is called from each place."""
         self.is_idle = False
         """Whether nothing in the module can be quantized, so that nothing in it is looked at."""
-        self._hooks: dict[Any, bool] = {}
+        self.arriving: dict[str, Tensor] = {}
+        """The weights in the state dict that is being loaded, by name."""
 
     # -- what it holds ---------------------------------------------------------------------------------------------
 
@@ -151,6 +154,7 @@ class AutoQuantizationState(nn.Module):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Observe what a quantized op reads. Arguments that wait to be fused stay as they are."""
         unit = self.trace.units.get(site.number)
+        self._check_derived(unit, args, kwargs, site)
         if unit is None:
             rows = self.trace.rounding.get(site.number)
             return (args, kwargs) if rows is None else self._rounded(on_floats((args, kwargs)), rows, run)
@@ -159,6 +163,21 @@ class AutoQuantizationState(nn.Module):
                 x = reach(args, kwargs, path)
                 run.watch.observe(unit.operands[number].groups, floats_of(x), lambda: f"{site.name} at {site.where}")
         return args, kwargs
+
+    def _check_derived(self, unit: Unit | None, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite) -> None:
+        """Check that what the model computes of its weights, and quantized ops have folded, is what it was."""
+        if unit is None or not unit.derived or self.trace.phase is Phase.TRAINING:
+            return
+        made_of = self.trace.made_of
+        for path, row in unit.derived_of(site.number):
+            found = fingerprint(floats_of(reach(args, kwargs, path)))
+            if found != made_of.setdefault(row.key, found):
+                raise InputError(
+                    f"{site.name} is given a weight made of {', '.join(row.sources)} that is another than it was, and "
+                    "the quantized op has it as it was",
+                    where=site.where,
+                    advice="compute with the same numbers as when the model was prepared, or prepare it again",
+                )
 
     def _rounded(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
         """Arguments as they are rounded in training."""
@@ -204,6 +223,7 @@ class AutoQuantizationState(nn.Module):
         for path, name in unit.constants_of(site.number):
             if reach(args, kwargs, path) is not run.constants[name]:
                 raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
+        self._check_derived(unit, args, kwargs, site)
         for path, value in self.trace.fixed[site.number]:
             if reach(args, kwargs, path) != value:
                 raise self.unseen(f"{site.name} with {reach(args, kwargs, path)!r} for {value!r}", run, site.leaf)
@@ -242,7 +262,7 @@ class AutoQuantizationState(nn.Module):
         """What a module gives: as it is to the module around it, floats to the caller of the model."""
         if run.frame.parent is not None:
             return output
-        return handed_over(run.as_replaced(output) if run.replaced else output)
+        return handed_over(output)
 
     def end(self, run: Run) -> None:
         """The module is left, if that may follow the last call."""
@@ -269,10 +289,12 @@ class AutoQuantizationState(nn.Module):
         content = state_dict.get(f"{prefix}{CONTENT}")
         kept = {name: value for name, value in state_dict.items() if name != f"{prefix}{CONTENT}"}
         super()._load_from_state_dict(kept, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        self.trace.bounds.clear()  # tensors of the model were loaded, too
         if content is not None:
-            self.trace.from_bytes(bytes(content.numpy().tobytes()))
-        elif not self.path and self.trace.to_bytes() is not None:
+            self.trace.from_bytes(content.cpu().numpy().tobytes(), self.arriving)
+        elif not self.path and self.trace.phase in (Phase.OBSERVING, Phase.CONVERTED):
             missing_keys.append(f"{prefix}{CONTENT}")
+        self.arriving = {}
 
     def extra_repr(self) -> str:
         return f"{len(self.calls)} calls, {len(self.units)} quantized ops"

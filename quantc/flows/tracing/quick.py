@@ -146,15 +146,18 @@ def advance(
     for x in (*args, *kwargs.values()):
         if isinstance(x, Traced):
             current(x)
+    given, is_written = args, call in unit.in_place
+    if is_written and trace.held.is_live:
+        args = run.read_before_written(args)
     if not unit.is_fused:
         output = run_unit(trace, unit, run, {number: reach(args, kwargs, path) for number, path in unit.by_call[call]})
     else:
         output = _step(trace, unit, call, func, args, kwargs, run)
-    if call not in unit.in_place:
+    if not is_written:
         return output
-    if type(args[0]) is Traced:
-        return written(args[0], output)
-    return _written_to_memory(trace, func, args, kwargs, output, run)
+    if type(given[0]) is Traced:
+        return written(given[0], output)
+    return _written_to_memory(func, given, kwargs, output)
 
 
 def _step(
@@ -198,15 +201,9 @@ def _by_itself(unit: Unit, call: int, func: Callable[..., Any], args: tuple[Any,
     return call_on_floats(func, args, kwargs)
 
 
-def _written_to_memory(
-    trace: Trace, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, run: Run
-) -> Any:
-    """An op has written to a tensor that is floats in the user's memory. In training that must stay as it is for the way
-    back, and whoever reads it is given what it should be."""
+def _written_to_memory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """An op has computed what is to be written to a tensor that is floats in the user's memory."""
     x = args[0]
-    if trace.held.is_live:
-        run.replaced[id(x)] = (x, output)
-        return output
     if type(output) is not Traced:
         return written(x, output)
     if output.waiting is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.capture.tracing import Recorder, tensors_in
+from quantc.capture.stamps import Stamp
+from quantc.capture.tracing import Recorder, SeenCall, tensors_in
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.run import ACTIVE, Run
 from quantc.flows.tracing.trace import Trace
-from quantc.flows.tracing.units import CallFacts, Path
+from quantc.flows.tracing.units import CallFacts, Derived, Path
+from quantc.flows.tracing.weights import fingerprint
 from quantc.sites import Origin
 
 
@@ -38,6 +40,7 @@ class Recording:
         self.interception = interception
         self.paths: dict[int, tuple[Path, ...]] = {}
         self.fixed: dict[int, tuple[tuple[Path, Any], ...]] = {}
+        self.derived: dict[int, tuple[Derived, ...]] = {}
         self.contexts = 1
         self.last: Any = None
         """What the model gave in the last run."""
@@ -47,7 +50,7 @@ class Recording:
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model once; gives its result."""
         state: AutoQuantizationState = model._modules[STATE]  # type: ignore[assignment]
-        self.trace.bound = None
+        self.trace.bounds = {}
         run = Run(self.trace, state, model)
         run.recording = self
         run.frame.steps = []
@@ -58,7 +61,7 @@ class Recording:
                 output = nn.Module.__call__(model, *args, **kwargs)
         finally:
             ACTIVE.run = None
-            self.trace.bound = None
+            self.trace.bounds = {}
         self.trace.context.sequences[tuple(run.frame.steps)] = None
         self.recorder.read(tensors_in(output))
         leaves, out_spec = pytree.tree_flatten(output)
@@ -103,11 +106,18 @@ class Recording:
             site = OpSite(call.number, call.name, origin.source, leaf, is_product(func, args, kwargs))
             context.ops[key] = site
             self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)
+            self.derived[call.number] = tuple(self._derived(call, before))
         else:
             self.recorder.again(self.recorder.calls[site.number], given, output)
         if run.frame.steps is not None:
             run.frame.steps.append(site.number)
         return output
+
+    def _derived(self, call: SeenCall, before: Sequence[Stamp]) -> Iterator[Derived]:
+        for position, (node, stamp) in enumerate(zip(call.reads, before, strict=False)):
+            sources = self.recorder.sources(node)
+            if sources and stamp.copy is not None:
+                yield Derived(position, f"{call.number}:{position}", sources, fingerprint(stamp.copy))
 
     @property
     def made_of_nothing(self) -> str:
@@ -128,6 +138,7 @@ class Recording:
                 self.fixed[call.number],
                 call.writes_first,
                 any(node is not None and (node.users or self.recorder.is_read(node)) for node in call.makes),
+                self.derived[call.number],
             )
             for call in rows
         )

@@ -13,14 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from quantc.capture.stamps import Exact, Stamp
-from quantc.errors import InputError
 from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.call_sites import END, START, Context, Key, place_of_call
 from quantc.flows.tracing.deferred import Queue
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
+from quantc.flows.tracing.traced_tensor import Traced, floats_of
 from quantc.flows.tracing.trail_log import Log
 from quantc.flows.tracing.units import Unit
+from quantc.flows.tracing.weights import Weight, Weights
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.following import Follower
@@ -78,13 +79,13 @@ class Run:
         self.leaf: LeafCall | None = None
         self.handed_out: list[tuple[Weight, Stamp]] = []
         """Weights whose memory others have, and what they held before."""
-        self.replaced: dict[int, tuple[Tensor, Any]] = {}
-        """In training: tensors that were written to in place, by id, and what they are instead."""
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
-        if trace.bound is None:
-            trace.bound = Bound(trace, model)
-        self.constants: dict[str, Tensor] = trace.bound.constants
+        bound: Bound | None = trace.bounds.get(state.path)
+        if bound is None or (trace.phase is Phase.TRAINING and bound.is_loose):
+            bound = trace.bounds[state.path] = Bound(trace, model, state.path)
+        self.bound = bound
+        self.constants: dict[str, Tensor] = self.bound.constants
 
     def open(self) -> Log | None:
         """Where a call that begins is to be written down; None if it is not."""
@@ -114,30 +115,46 @@ class Run:
         """Others have the memory of tensors from now on, and write to it without torch counting."""
         if self.watch is not None:
             self.watch.hand_out(tensors)
-        for weight in self.trace.bound.weights:
+        for weight in self.bound.rows:
             if any(tensor is weight.tensor for tensor in tensors) and self.trace.phase is not Phase.TRAINING:
                 self.handed_out.append((weight, Stamp(weight.tensor, Exact.YES)))
 
     def check_weights(self) -> None:
         """Refuse to go on with weights that are other ones than those that were folded or packed."""
-        if self.trace.phase is Phase.TRAINING:
+        phase, weights = self.trace.phase, self.bound.weights
+        if weights is None:
+            if phase is Phase.TRAINING and self.bound.is_loose:
+                raise next(row for row in self.bound.rows if row.held.get(row.last) is not row.tensor).changed()
             return
-        for held, last, tensor, version, weight in self.trace.bound.rows:
-            if held.get(last) is not tensor or tensor._version != version:
-                raise weight.changed()
+        weights.check()
+        if phase is Phase.OBSERVING:
+            weights.check_all()
         for weight, stamp in self.handed_out:
             if not stamp.holds:
                 raise weight.changed()
 
-    def as_replaced(self, given: Any) -> Any:
-        """Arguments, with what tensors are instead that were written to in place."""
-        return pytree.tree_map(lambda x: self.replaced[id(x)][1] if id(x) in self.replaced else x, given)
+    def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
+        way back needs what was read, and those who share the memory need what is written."""
+        first = floats_of(args[0]) if type(args[0]) is not Traced or args[0].plain is not None else None
+        if first is None:
+            return args
+        return tuple(self._copied(x) if _shares_memory(x, first) else x for x in args)
+
+    def _copied(self, x: Any) -> Any:
+        if type(x) is Traced:
+            return x if x.waiting is not None else floats_of(x).clone()
+        made = x.clone()
+        for (target, number, version), (value, _) in list(self.rounded.items()):
+            if number == id(x) and version == x._version:  # it is rounded once, whoever reads it
+                self.rounded[target, id(made), made._version] = (value, made)
+        return made
 
     def key(self, func: Any, args: tuple[Any, ...], depth: int) -> Key:
         """The place of the torch function that is called. Modules of torch.nn call more of them in training."""
         leaf = self.leaf
         if leaf is None:
-            own = self.trace.bound.names.get(id(args[1]), "") if len(args) > 1 else ""
+            own = self.bound.names.get(id(args[1]), "") if len(args) > 1 else ""
             return ("", own or self.frame.last, *place_of_call(depth + 1))
         name = getattr(func, "__name__", "")
         leaf.names.append(name)
@@ -148,11 +165,11 @@ class Run:
         if self.leaf is None or getattr(func, "__name__", "") != "add_":
             return False
         is_counter = args[0] is self.constants.get(f"{self.leaf.path}.num_batches_tracked")
-        return is_counter and self.leaf.path not in self.trace.bound.left_float
+        return is_counter and self.leaf.path not in self.bound.left_float
 
     def is_left_float(self, leaf: str) -> bool:
         """Whether the config leaves a module float, so that it may be called from anywhere."""
-        return bool(leaf) and leaf in self.trace.bound.left_float
+        return bool(leaf) and leaf in self.bound.left_float
 
     def step_name(self, number: int) -> str:
         """A step, for messages."""
@@ -161,12 +178,12 @@ class Run:
         if number < 0:
             path = next((row.path for row in self.trace.context.walk() if row.number == number), "")
             return f"a call of {path}"
-        site = self.trace.bound.sites[number]
+        site = self.bound.sites[number]
         return f"{site.name} at {site.where}"
 
     def shape_of_result(self, unit: Unit, call: int, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
         """A tensor without numbers that has the shape of what a call would give."""
-        shapes: dict[Any, Tensor] = self.trace.bound.shapes
+        shapes: dict[Any, Tensor] = self.bound.shapes
         given = args[0].shape
         found = shapes.get((call, given))
         if found is None:
@@ -180,53 +197,43 @@ class Run:
         return found
 
 
+def _shares_memory(x: Any, other: Tensor) -> bool:
+    if type(x) is Traced:
+        x = x.plain
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
 def _without_numbers(x: Any) -> Any:
     return torch.empty(tuple(x.shape)) if isinstance(x, Tensor) else x
 
 
 class Bound:
-    """What a trace needs of the model it is attached to."""
+    """What a trace needs of the model it is attached to, or of the module of it that is called by itself."""
 
-    def __init__(self, trace: Trace, model: nn.Module) -> None:
+    def __init__(self, trace: Trace, model: nn.Module, path: str) -> None:
+        prefix = f"{path}." if path else ""
         self.constants = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
+            f"{prefix}{name}": tensor
+            for rows in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+            for name, tensor in rows
         }
         self.names = {id(tensor): name for name, tensor in self.constants.items()}
-        contexts = trace.context.walk()
-        self.sites = {site.number: site for context in contexts for site in context.ops.values()}
+        self.sites = trace.sites
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
         self.left_float = {site.leaf for site in self.sites.values()} - quantized
         self.shapes: dict[Any, Tensor] = {}
-        rows = {name for unit in trace.units.values() for call in unit.members for name in trace.calls[call].parameters}
-        self.weights = [
-            Weight(model, name) for name in rows if name in self.constants and not self.constants[name].is_inference()
-        ]
-        self.rows = [(row.held, row.last, row.tensor, row.version, row) for row in self.weights]
-        """The same, in the form in which they are looked at after every call."""
+        self.rows = [Weight(model, name, prefix) for name in sorted(trace.weights) if name.startswith(prefix)]
+        is_settled = trace.phase in (Phase.OBSERVING, Phase.CONVERTED)
+        self.weights = Weights(self.rows, trace.made_of) if is_settled else None
+        if trace.phase is Phase.TRAINING:
+            trace.tie(self.constants)
 
-
-class Weight:
-    """A parameter or buffer that is part of a quantized op."""
-
-    __slots__ = ("held", "last", "name", "tensor", "version")
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self.name = name
-        owner, _, self.last = name.rpartition(".")
-        module = model.get_submodule(owner)
-        self.held: Any = module._parameters if self.last in module._parameters else module._buffers
-        tensor: Any = self.held[self.last]
-        self.tensor: Tensor = tensor
-        self.version: int = self.tensor._version
-
-    def changed(self) -> InputError:
-        """The error for one that is another now."""
-        return InputError(
-            f"{self.name} was written to or replaced, and the quantized op has it as it was",
-            where=f"a model of the dynamic tracing flow, {self.name}",
-            advice="change weights before prepare and convert; or load a state dict of a model that was converted alike",
-        )
+    @property
+    def is_loose(self) -> bool:
+        """Whether somebody has put other weights in the place of those that are known here."""
+        return any(row.held.get(row.last) is not row.tensor for row in self.rows)
 
 
 def has_global_hooks() -> bool:

@@ -5,6 +5,7 @@ All states of one model share one trace."""
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,18 +17,21 @@ import torch
 from torch import Tensor
 
 from quantc.capture.stamps import Stamp
-from quantc.errors import CalibrationError, DataError, LoadError, QuantcError
-from quantc.flows.tracing.call_sites import END, START, Context
+from quantc.errors import CalibrationError, DataError, LoadError, QuantcError, SaveError
+from quantc.flows.tracing.call_sites import END, START, Context, OpSite
 from quantc.flows.tracing.deferred import Paths
 from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.units import CallFacts, Unit, Units
 from quantc.observe.observation import Order
 from quantc.observe.store import Statistics
-from quantc.program import Program, Stage
+from quantc.program import Program, Stage, attribute
 from quantc.store import load
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.tally import Tally
+
+MAGIC = b"a model of the dynamic tracing flow, 1\n"
+"""What the content of a state dict begins with."""
 
 
 class Phase(Enum):
@@ -67,8 +71,12 @@ class Trace:
         """The names of functions that are part of quantized ops."""
         self.rounding: dict[int, list[tuple[int, str]]] = {}
         """In training: what rounds the tensors that other calls read."""
-        self.bound: Any = None
-        """What is looked up in the model itself, once it is known which."""
+        self.bounds: dict[str, Any] = {}
+        """What is looked up in the model itself, by the path of the module that is called from outside."""
+        self.made_of: dict[str, str] = {}
+        """The fingerprints of the weights that quantized ops were made of, by name."""
+        self.recipe: Callable[[Program], Program] | None = None
+        """What prepares the program that was captured."""
         self.paths = Paths()
         """The sequences of quantized ops that have come up, once it is converted."""
         self._kinds: dict[Any, Kind] = {}
@@ -103,7 +111,7 @@ class Trace:
         if self.phase is Phase.TRAINING:  # dropout is gone
             self.units = Units(program, self.calls).build()
         self.program, self.phase = program, Phase.CONVERTED
-        self.paths, self.bound = Paths(), None
+        self.paths, self.bounds = Paths(), {}
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
         self._find_shared_rounding()
@@ -187,8 +195,20 @@ class Trace:
 
     def where(self, call: Any) -> str:
         """The place of a call, for messages."""
-        site = None if self.bound is None else self.bound.sites.get(call)
+        site = self.sites.get(call)
         return "a move of elements" if site is None else f"{site.name} at {site.where}"
+
+    @property
+    def sites(self) -> dict[int, OpSite]:
+        """The places of calls, by number."""
+        return {site.number: site for context in self.context.walk() for site in context.ops.values()}
+
+    @property
+    def weights(self) -> frozenset[str]:
+        """The parameters and buffers of the model that quantized ops are made of, by name."""
+        members = {call for unit in self.units.values() for call in unit.members}
+        sources = {name for unit in self.units.values() for _, _, row in unit.derived for name in row.sources}
+        return frozenset({name for call in members for name in self.calls[call].parameters if name} | sources)
 
     @property
     def is_converted(self) -> bool:
@@ -203,47 +223,111 @@ class Trace:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes | None:
-        """What was seen or quantized, without code: the statistics, or the program as `Program.save` writes it. None
-        while there is nothing, and in training, where tensors hold it all."""
-        if self.phase is Phase.CONVERTED:
-            return as_bytes(self.held.save)
-        if self.phase is not Phase.OBSERVING:
+        """What was seen or quantized, without code: which weights it is made of, and the statistics, or the program as
+        `Program.save` writes it. None while there is nothing, and in training, where tensors hold it all."""
+        if self.phase not in (Phase.OBSERVING, Phase.CONVERTED):
             return None
         plan = self.held.plan
-        return Statistics(plan.statistics, {"batches": plan.batches}).to_bytes()
+        is_converted = self.phase is Phase.CONVERTED
+        statistics = None if is_converted else Statistics(plan.statistics, {"batches": plan.batches})
+        content = as_bytes(self.held.save) if statistics is None else statistics.to_bytes()
+        facts = json.dumps({"phase": self.phase.value, "made_of": self.made_of})
+        return MAGIC + facts.encode() + b"\n" + content
 
-    def from_bytes(self, content: bytes) -> None:
-        """Go on from what `to_bytes` gave, of the same model and the same examples."""
-        self.bound = None  # tensors of the model were loaded, too
+    def from_bytes(self, content: bytes, weights: Mapping[str, Tensor]) -> None:
+        """Go on from what `to_bytes` gave, of the same model and the same examples; `weights` are those that came with it."""
+        magic, head, content = [*content.split(b"\n", 2), b"", b""][:3]
+        facts: dict[str, Any] = json.loads(head) if magic + b"\n" == MAGIC else {}
+        if facts.get("phase") != self.phase.value:
+            raise LoadError(
+                f"this is the state of a model in another phase, {facts.get('phase', 'unknown')}, and not {self.phase.value}",
+                where=self.held.name,
+                advice="load the state of a prepared model into a prepared one, and of a converted one into a converted one",
+            )
+        made_of: dict[str, str] = facts["made_of"]
         if self.phase is Phase.CONVERTED:
             loaded = from_bytes(content, load)
-            names = {node.name for node in self.held.graph.nodes}
-            if {node.name for node in loaded.graph.nodes} != names:
-                raise LoadError(
-                    "this is the state of another model",
-                    where=self.held.name,
-                    advice="prepare the same model alike first",
-                )
+            self._check_alike(loaded)
             self.converted(loaded)
-            return
-        kept = Statistics.from_bytes(content)
-        plan = self.held.plan
-        plan.statistics = dict(kept.sites)
-        plan.batches = int(str(kept.notes["batches"]))
-        if plan.batches:
-            self.held.stage = max(self.held.stage, Stage.CALIBRATED)
+        else:
+            kept = Statistics.from_bytes(content)
+            if made_of != self.made_of:
+                self._prepare_again({name: tensor for name, tensor in weights.items() if name in made_of})
+            plan = self.held.plan
+            plan.statistics = dict(kept.sites)
+            plan.batches = int(str(kept.notes["batches"]))
+            if plan.batches:
+                self.held.stage = max(self.held.stage, Stage.CALIBRATED)
+        self.made_of = dict(made_of)
+
+    def _prepare_again(self, weights: Mapping[str, Tensor]) -> None:
+        """Make the program of other weights: what was folded is folded anew."""
+        if self.captured is None or self.recipe is None:
+            raise CalibrationError("the model was not traced", advice="call prepare(model, example_inputs) first")
+        captured = self.captured.clone()
+        with torch.inference_mode(False), torch.no_grad():
+            for name, tensor in weights.items():
+                held = attribute(captured.root, name)
+                if held is not None and held.shape == tensor.shape:
+                    held.copy_(tensor)
+            program = self.recipe(captured)
+        self._check_alike(program)
+        self.captured = captured
+        self.decided(program, self.phase)
+
+    def _check_alike(self, other: Program) -> None:
+        if {node.name for node in other.graph.nodes} != {node.name for node in self.held.graph.nodes}:
+            raise LoadError(
+                "this is the state of another model",
+                where=self.held.name,
+                advice="prepare the same model alike first",
+            )
+
+    def tie(self, constants: Mapping[str, Tensor]) -> None:
+        """In training: let the program have the very parameters and buffers of the model."""
+        root, is_other = self.held.root, False
+        for name, tensor in constants.items():
+            held = attribute(root, name)
+            if held is None or held is tensor:
+                continue
+            owner, _, last = name.rpartition(".")
+            module = root.get_submodule(owner)
+            rows: Any = module._parameters if last in module._parameters else module._buffers
+            rows[last], is_other = tensor, True
+        if is_other:
+            self.held.touch()
+            for unit in self.units.values():
+                unit.computes.clear()
 
     # -- copies ----------------------------------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SaveError(
+            "a model of the dynamic tracing flow cannot be pickled: which call is which goes by code in memory",
+            where=self.held.name,
+            advice="save its state_dict(), and load that into a model that was prepared and converted alike",
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
         twin = Trace.__new__(Trace)
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
-            if name not in ("lock", "units", "program", "captured", "bound", "_kinds", "calls", "trees", "paths"):
+            if name not in (
+                "lock",
+                "units",
+                "program",
+                "captured",
+                "bounds",
+                "_kinds",
+                "calls",
+                "trees",
+                "paths",
+                "recipe",
+            ):
                 setattr(twin, name, copy.deepcopy(value, memo))
         twin.lock = threading.Lock()
-        twin.captured, twin.calls, twin.trees = self.captured, self.calls, self.trees
-        twin.bound, twin._kinds, twin.paths = None, {}, Paths()
+        twin.captured, twin.calls, twin.trees, twin.recipe = self.captured, self.calls, self.trees, self.recipe
+        twin.bounds, twin._kinds, twin.paths = {}, {}, Paths()
         twin.units = {}
         twin.program = None if self.program is None else self.program.clone()
         if twin.program is not None and self.program is not None:

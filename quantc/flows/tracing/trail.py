@@ -191,7 +191,7 @@ class Call(Node):
         self.reads = reads
         """Its arguments; None for a function that has nothing to do with quantized ops, which is called as it is."""
         self.read: Any = reads[0] if reads else None
-        self.names: dict[str, Fixed | Real] = {}
+        self.names: dict[str, Fixed] = {}
         self.body: Tensor | None = None
         """What has the shape of its result; None if it writes to its first argument, and gives that."""
         self.again: Again | None = None

@@ -126,6 +126,8 @@ class Log:
         got: Any,
     ) -> None:
         """A function was called that is part of a quantized op."""
+        if unit.derived_of(number):
+            self.lose()  # weights that the model computes are looked at each time
         if not self._is_open:
             return
         operands = {path[1]: operand for operand, path in unit.by_call.get(number, ()) if path[0] == 0}
@@ -181,8 +183,8 @@ class Log:
             return number
         if not isinstance(x, Tensor):
             return Fixed(x) if is_plain(x) or type(x) is float else None
-        bound = self.run.trace.bound
-        if bound.constants.get(bound.names.get(id(x))) is x:
+        bound = self.run.bound
+        if bound.constants.get(bound.names.get(id(x), "")) is x:
             return Fixed(x)
         is_first = unit is not None and operand in unit.reading and unit.operands[operand].call == unit.trigger
         if not is_first or unit is None or not self.queue.results:
@@ -206,8 +208,9 @@ class Log:
         names: Any = {name: self._read(x, None, -1) for name, x in kwargs.items()}
         known: Any = reads
         is_real = not self.is_put_off(got)
-        kinds = {type(read) for read in (*known, *names.values())}
-        if not kinds <= ({Fixed, Real} if is_real else {int, tuple, Outside, Fixed}):
+        kinds = {type(read) for read in known}
+        is_known = kinds <= ({Fixed, Real} if is_real else {int, tuple, Outside, Fixed})
+        if not is_known or any(type(read) is not Fixed for read in names.values()):
             self.node = None
             return
         gives_first = got is args[0]

@@ -41,6 +41,17 @@ FOLDED = ARITHMETIC | {"batch_norm"}
 
 
 @dataclass(frozen=True, slots=True)
+class Derived:
+    """A tensor that a call was given, and that the model computes of its parameters alone: it is folded."""
+
+    position: int
+    key: str
+    sources: tuple[str, ...]
+    """The parameters and buffers that it is computed of, by name."""
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallFacts:
     """One call of the model, as it was first seen."""
 
@@ -58,6 +69,8 @@ class CallFacts:
     writes_first: bool
     is_used: bool
     """Whether anything reads what it gave."""
+    derived: tuple[Derived, ...] = ()
+    """Those of the tensors that were computed of parameters alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,8 @@ class Unit:
     constants: tuple[tuple[int, Path, str], ...]
     """Parameters and buffers that the calls must be given: call, place, name."""
     in_place: frozenset[int]
+    derived: tuple[tuple[int, Path, Derived], ...] = ()
+    """What the calls must be given, that is computed of parameters: call, place, and what it was."""
     own: frozenset[str] = frozenset()
     is_product: bool = False
     trigger: int = 0
@@ -133,6 +148,10 @@ class Unit:
     def constants_of(self, call: int) -> list[tuple[Path, str]]:
         """The parameters that a call must be given, and where."""
         return self._constants.get(call, [])
+
+    def derived_of(self, call: int) -> list[tuple[Path, Derived]]:
+        """What a call must be given that is computed of parameters, and where."""
+        return [(path, row) for number, path, row in self.derived if number == call] if self.derived else []
 
     def fake_quantizers(self, program: Program) -> list[str]:
         """What rounds its operands in training, by the last part of the name."""
@@ -325,7 +344,7 @@ class Units:
                 return nodes[-1]
             if not call.reads:
                 return None
-            name = call.reads[0]
+            name = call.reads[1 if call.name == "copy_" and len(call.reads) > 1 else 0]
         return self.nodes[name]
 
     def several(self) -> list[str]:
@@ -377,9 +396,21 @@ class Units:
             tuple(operand for operand in operands if operand is not None),
             constants,
             frozenset(number for number in members if self.calls[number].writes_first),
+            self._derived(members, operands),
             frozenset(node.name for node in nodes),
             is_product=claim.part is Part.QUANTIZED and bool(constants),
             rounds_first=any(self.calls[number].name.startswith("conv") for number in members),
+        )
+
+    def _derived(
+        self, members: Iterable[int], operands: Iterable[Operand | None]
+    ) -> tuple[tuple[int, Path, Derived], ...]:
+        taken = {(operand.call, operand.position) for operand in operands if operand is not None}
+        return tuple(
+            (number, self.calls[number].paths[row.position], row)
+            for number in members
+            for row in self.calls[number].derived
+            if (number, row.position) not in taken
         )
 
     def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:
@@ -499,4 +530,4 @@ def reach(args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Any:
     return found
 
 
-__all__ = ["CallFacts", "Operand", "Path", "Tensor", "Unit", "Units", "reach", "rounded_once"]
+__all__ = ["CallFacts", "Derived", "Operand", "Path", "Tensor", "Unit", "Units", "reach", "rounded_once"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx, nn
@@ -17,13 +18,15 @@ from quantc.flows.tracing.auto_trace import InterceptedLeaf, add_auto_convert, a
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
+from quantc.flows.tracing.run import Bound
 from quantc.flows.tracing.trace import Phase, Trace
 from quantc.flows.tracing.units import Units
+from quantc.flows.tracing.weights import fingerprints
 from quantc.kernels.table import KERNELS
 from quantc.outcomes import FLOAT
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
-from quantc.program import Program, attribute
+from quantc.program import Program
 from quantc.quantizer import mode_config, quantizer_of
 
 if TYPE_CHECKING:
@@ -66,32 +69,32 @@ def prepare(
     trace.trees = recording.trees
     trace.calls, trace.reasons = recording.facts(), _why_not_stable(recording)
     asked = mode_config(quantizer, mode) + (config or QuantConfig()) if mode != "static" else config or QuantConfig()
-    prepared = api.prepare(
-        trace.captured,
-        backend,
+    trace.recipe = partial(
+        api.prepare,
+        backend=backend,
         config=_with_whole_calls(trace.captured, trace, asked),
         qat=qat,
         allow_empty=allow_empty,
     )
+    trace.decided(trace.recipe(trace.captured), Phase.TRAINING if qat else Phase.OBSERVING)
     if qat:
-        _train_together(own, prepared)
-    trace.decided(prepared, Phase.TRAINING if qat else Phase.OBSERVING)
+        _train_together(own, trace)
+    else:
+        trace.made_of = _made_of(own, trace)
     _find_idle(own, trace)
     return own.train(qat)
 
 
-def _train_together(model: nn.Module, program: Program) -> None:
+def _train_together(model: nn.Module, trace: Trace) -> None:
     """Let the model and its program have the same parameters and buffers, and go into one mode together."""
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        if attribute(program.root, name) is not None:
-            owner, _, last = name.rpartition(".")
-            program.root.get_submodule(owner)._parameters[last] = tensor
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        if attribute(program.root, name) is not None:
-            owner, _, last = name.rpartition(".")
-            program.root.get_submodule(owner)._buffers[last] = buffer
-    program.touch()
-    _state(model).add_module("trained", program.root)
+    trace.tie(dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False)))
+    _state(model).add_module("trained", trace.held.root)
+
+
+def _made_of(model: nn.Module, trace: Trace) -> dict[str, str]:
+    """What the weights of a model are that its program was just made of."""
+    derived = {row.key: row.fingerprint for unit in trace.units.values() for _, _, row in unit.derived}
+    return fingerprints(model, trace.weights) | derived
 
 
 def _examples(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -176,10 +179,15 @@ def convert(prepared: nn.Module) -> nn.Module:
     trace = _state(prepared).trace
     if trace.phase is Phase.CONVERTED:
         raise QuantcError("the model is converted already", advice="convert what prepare gave")
+    Bound(trace, prepared, "")  # which looks at the weights
     quantized = api.convert(trace.held)
     own = copy.deepcopy(prepared)
     own.eval()
-    return add_auto_convert(own, _state(own).trace, quantized)
+    was_trained = trace.phase is Phase.TRAINING
+    made = add_auto_convert(own, _state(own).trace, quantized)
+    if was_trained:
+        _state(own).trace.made_of = fingerprints(own, _state(own).trace.weights)
+    return made
 
 
 def to_program(model: nn.Module) -> Program:
