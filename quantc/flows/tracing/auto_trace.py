@@ -25,7 +25,7 @@ from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved, put_off
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.quick import Quick, QuickJoin
-from quantc.flows.tracing.recording import Recording
+from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats
@@ -191,6 +191,8 @@ class InterceptedLeaf(Intercepted):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None:
+            if RECORDINGS:
+                notice(self, self._auto_quant_path)  # type: ignore[arg-type, attr-defined]
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         frame = run.frame
         if run.is_quick and len(args) == 1 and not kwargs:
@@ -305,6 +307,9 @@ def _entered(state: AutoQuantizationState, outer: Frame, run: Run) -> Frame:
 def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of the model from outside."""
     trace = state.trace
+    if trace.phase is Phase.TRACING or not state.contexts:  # in a thread of the model's own
+        notice(module, state.path)
+        return nn.Module.__call__(module, *args, **kwargs)
     if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
@@ -376,7 +381,10 @@ def add_auto_convert(model: nn.Module, trace: Trace, program: Any) -> nn.Module:
     """Have the intercepted calls of a model run quantized: what was prepared is put in their place."""
     trace.converted(program)
     for parameter in model.parameters():
-        parameter.requires_grad_(False)
+        if parameter.is_leaf:
+            parameter.requires_grad_(False)
+        else:  # as the parameters of a copied ScriptModule are
+            parameter.detach_()
     return model
 
 

@@ -48,6 +48,10 @@ class Link:
         self.then: Any = None
         """What ran instead of the module of torch.nn that was called next, the last time."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy has guessed nothing yet."""
+        return Link()
+
 
 @dataclass(slots=True)
 class Context:

@@ -194,7 +194,7 @@ class Queue:
 
     def _first_time(self, path: tuple[Any, ...], op: Op, operands: Sequence[Any], grids: Sequence[Grid | None]) -> Any:
         """An op that was never put off after just these others. On shapes that are new to it, it runs at once."""
-        waits = [x.pending if type(x) in CARRIERS else None for x in operands]
+        waits = [x.pending if type(x) in CARRIERS and _is_in(self, x.pending) else None for x in operands]
         forms = tuple(
             grid if pending is None else x.grid for x, grid, pending in zip(operands, grids, waits, strict=True)
         )
@@ -244,6 +244,11 @@ class Queue:
         self.paths.lines += 1
         step.lines[wanted], made = line_of(step.path, inputs, wanted)
         return made
+
+
+def _is_in(queue: Queue, pending: Pending | None) -> bool:
+    """Whether something still waits in a queue: otherwise it is there, or comes from another one, and is an input."""
+    return pending is not None and pending.queue is queue
 
 
 def one_by_one(path: Sequence[Step], inputs: Sequence[Tensor], wanted: Sequence[int]) -> Sequence[Tensor]:

@@ -17,7 +17,7 @@ from quantc.errors import InputError
 from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.call_sites import END, START, Context, Key, Link, place_of_call
 from quantc.flows.tracing.deferred import Queue
-from quantc.flows.tracing.quantization_state import AutoQuantizationState
+from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.units import Unit
 
@@ -162,7 +162,10 @@ class Bound:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
-        self.names = {id(tensor): name for name, tensor in self.constants.items()}
+        self.names: dict[int, str] = {}
+        for name, tensor in self.constants.items():
+            if f"{STATE}." not in name:  # in training, the program has them too
+                self.names.setdefault(id(tensor), name)
         contexts = trace.context.walk()
         self.sites = {site.number: site for context in contexts for site in context.ops.values()}
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}

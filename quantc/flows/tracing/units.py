@@ -57,7 +57,7 @@ class CallFacts:
     """Its other arguments."""
     writes_first: bool
     is_used: bool
-    """Whether anything reads what it gave."""
+    """Whether it is part of what is computed: a call that is not, though nothing was folded yet, comes to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
