@@ -76,11 +76,11 @@ class Rounding(TorchFunctionMode):
         if node is None:
             return func(*args, **(kwargs or {}))
         rows = iter(rounding(node))
-        given = tuple(_rounded(x, next(rows, None)) if isinstance(x, Tensor) else x for x in args)
-        made = func(*given, **(kwargs or {}))
-        if (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or (kwargs or {}).get("inplace", False):
-            return args[0].copy_(made)
-        return made
+        given = [_rounded(x, next(rows, None)) if isinstance(x, Tensor) else x for x in args]
+        is_in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+        if not is_in_place and not (kwargs or {}).get("inplace", False):
+            return func(*given, **(kwargs or {}))
+        return args[0].copy_(func(given[0].clone(), *given[1:], **(kwargs or {})))
 
     def _lines(self) -> Key:
         """The places in the model's source that the call comes from, innermost first."""
@@ -95,5 +95,5 @@ class Rounding(TorchFunctionMode):
 
 
 def _rounded(x: Tensor, row: tuple[float, int, int, int] | None) -> Tensor:
-    """A tensor of its own, on a grid if there is one."""
-    return x.clone() if row is None else torch.fake_quantize_per_tensor_affine(x.contiguous(), *row)
+    """A tensor, on a grid if there is one."""
+    return x if row is None else torch.fake_quantize_per_tensor_affine(x.contiguous(), *row)

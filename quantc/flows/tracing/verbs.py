@@ -74,6 +74,10 @@ def prepare(
     try:
         given = _to_be_trained(trace.captured) if qat else trace.captured
         prepared = api.prepare(given, backend, config=asked, qat=qat, allow_empty=allow_empty)
+        while lost := _without_calls(prepared, trace):
+            for name in lost:
+                asked = asked.set_node(name, FLOAT)
+            prepared = api.prepare(given, backend, config=asked, qat=qat, allow_empty=allow_empty)
     except AnnotationError as error:
         if error.advice:  # there is no program for the user to ask
             error.advice = error.advice.replace("prepared.explain(node)", "explain(prepared, node) of this flow")
@@ -179,6 +183,13 @@ def _with_whole_calls(captured: Program, trace: Trace, config: QuantConfig) -> Q
     for name in Units(tidy, trace.calls).several():
         config = config.set_node(name, FLOAT)
     return config
+
+
+def _without_calls(prepared: Program, trace: Trace) -> list[str]:
+    """Nodes that can be run at no call: they are to stay float, since nobody would see what they read."""
+    units = Units(prepared, trace.calls)
+    units.build()
+    return units.lost
 
 
 def _find_idle(model: nn.Module, trace: Trace) -> None:
