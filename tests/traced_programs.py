@@ -5,15 +5,22 @@ Conditions look at the input alone, so that the float model and the quantized on
 
 from __future__ import annotations
 
+import copy
+import functools
 import linecache
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+NAMES = {"copy": copy, "functools": functools, "np": np, "torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint}
+"""What the source of a model can name."""
 IMAGE, ROWS = "image", "rows"
 
 LAYERS = {
@@ -263,10 +270,8 @@ def built(source: str, seed: int) -> nn.Module:
     """The model of a source, with weights that go by the seed."""
     name = f"<random model {seed}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    scope: dict[str, Any] = {"__name__": f"random_model_{seed}"}
-    exec("import copy, functools\nimport numpy as np\nimport torch\nimport torch.nn.functional as F", scope)
-    exec("from torch import nn\nfrom torch.utils.checkpoint import checkpoint", scope)
-    exec(compile(source, name, "exec"), scope)
+    scope: dict[str, Any] = {"__name__": f"random_model_{seed}", **NAMES}
+    exec(compile(source, name, "exec"), scope)  # noqa: S102 (it was written above)
     torch.manual_seed(seed)
     model: nn.Module = scope["Model"]()
     for module in model.modules():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -84,13 +85,14 @@ class Rounding(TorchFunctionMode):
 
     def _lines(self) -> Key:
         """The places in the model's source that the call comes from, innermost first."""
-        frame, found = sys._getframe(2), list[int]()
+        frame: FrameType | None = sys._getframe(2)
+        found: list[int] = []
         first = 0
         while frame is not None:
             if frame.f_code.co_filename == self.file:
                 found.append(frame.f_lasti)
                 first = first or frame.f_lineno
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return (first, *found) if found else ()
 
 

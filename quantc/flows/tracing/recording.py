@@ -22,7 +22,6 @@ from quantc.flows.tracing.units import CallFacts, Path
 from quantc.program import Program
 from quantc.sites import Origin
 
-
 RECORDINGS: set[Recording] = set()
 """Those that are under way, in any thread."""
 

@@ -327,7 +327,7 @@ class Units:
                 return nodes[-1]
             if not call.reads:
                 return None
-            name = call.reads[1] if call.name == "copy_" and len(call.reads) > 1 else call.reads[0]
+            name = call.reads[0]
         return self.nodes[name]
 
     def several(self) -> list[str]:
