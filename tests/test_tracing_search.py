@@ -127,24 +127,28 @@ def hold_to_export(seed: int) -> None:
                 assert decibels(a, ours[name]) > min(decibels(a, theirs[name]), 50) - 1, name
 
 
-@pytest.mark.parametrize("seed", range(8))
+FOUND = (355, 383, 1126, 2120)
+"""Seeds that have failed: writes seen out of order, floats that were done before, `x.add_(x)`, a node without a call."""
+
+
+@pytest.mark.parametrize("seed", [*range(4), *FOUND])
 def test_models_with_control_flow(seed: int) -> None:
     hold_to_reference(seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_models_that_both_flows_take(seed: int) -> None:
     hold_to_export(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8, 208))
+@pytest.mark.parametrize("seed", range(4, 208))
 def test_more_models_with_control_flow(seed: int) -> None:
     hold_to_reference(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 106))
+@pytest.mark.parametrize("seed", range(4, 106))
 def test_more_models_that_both_flows_take(seed: int) -> None:
     hold_to_export(seed)
 
