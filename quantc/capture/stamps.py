@@ -16,7 +16,7 @@ def is_tracked(x: Tensor) -> bool:
     return not x.is_inference() and (x.is_meta or x.layout is not torch.strided or x.untyped_storage().resizable())
 
 
-def _is_wrapped(x: Tensor) -> bool:
+def is_wrapped(x: Tensor) -> bool:
     """Whether it stands for many tensors, as within torch.vmap: it has no memory of its own."""
     made: bool = C._functorch.is_functorch_wrapped_tensor(x)
     return made
@@ -48,7 +48,7 @@ class Stamp:
     def renew(self) -> None:
         """Take it as it is now."""
         with torch._C.DisableTorchFunction():
-            if _is_wrapped(self.tensor):
+            if is_wrapped(self.tensor):
                 return
             is_counted = self.exact is Exact.NO and is_tracked(self.tensor)
             self.version = self.tensor._version if is_counted else -1
@@ -56,7 +56,7 @@ class Stamp:
 
     def watch(self) -> None:
         """Its memory was handed out: from now on, its numbers are compared."""
-        if self.copy is None and self.holds and not _is_wrapped(self.tensor):
+        if self.copy is None and self.holds and not is_wrapped(self.tensor):
             with torch._C.DisableTorchFunction():
                 self.copy = self.tensor.detach().clone()
 
@@ -69,11 +69,11 @@ class Stamp:
                 return copy.shape == now.shape and bool(
                     torch.equal(copy, now) or torch.allclose(copy, now, rtol=0, atol=0, equal_nan=True)
                 )
-            return _is_wrapped(self.tensor) or self.version == self.tensor._version
+            return is_wrapped(self.tensor) or self.version == self.tensor._version
 
     def shares_memory(self, other: Tensor) -> bool:
         """Whether another tensor lies in the same memory."""
         with torch._C.DisableTorchFunction():
-            if any(x.layout is not torch.strided or _is_wrapped(x) for x in (self.tensor, other)):
+            if any(x.layout is not torch.strided or is_wrapped(x) for x in (self.tensor, other)):
                 return False
             return self.tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

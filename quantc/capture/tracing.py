@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from quantc.aliasing import rewritten
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.stamps import Exact, Stamp
 from quantc.errors import CaptureError
@@ -152,6 +153,8 @@ class Recorder:
     _constants: dict[str, Tensor] = field(default_factory=dict)
     _origins: dict[fx.Node, SeenAt] = field(default_factory=dict)
     _inputs: list[tuple[fx.Node, Any]] = field(default_factory=list)
+    _given: list[fx.Node] = field(default_factory=list)
+    """Those of the inputs that are the model's own, by position."""
     _read: dict[fx.Node, None] = field(default_factory=dict)
     """The nodes whose values are used in ways that the graph does not show, in order."""
     _first: fx.Node | None = None
@@ -168,12 +171,12 @@ class Recorder:
     def begin(self, leaves: Iterable[Any]) -> None:
         """The inputs of one run of the model. Further runs read the inputs of the first where they are alike."""
         self._values.clear()
-        self._first_runs = not self._inputs
         for position, leaf in enumerate(leaves):
-            if self._first_runs or position >= len(self._inputs):
-                self._inputs.append((self._placeholder(f"{INPUT}{position}", leaf), leaf))
+            if position >= len(self._given):
+                self._given.append(self._placeholder(f"{INPUT}{position}", leaf))
+                self._inputs.append((self._given[position], leaf))
             if isinstance(leaf, Tensor):
-                self._values[id(leaf)] = Value(leaf, self._inputs[position][0], Stamp(leaf, Exact.YES))
+                self._values[id(leaf)] = Value(leaf, self._given[position], Stamp(leaf, Exact.YES))
 
     def _placeholder(self, name: str, leaf: Any) -> fx.Node:
         if self._first is not None:
@@ -346,15 +349,32 @@ class Recorder:
             pending.extend(read.all_input_nodes)
         return tuple(dict.fromkeys(name for read in found if (name := self.parameter(read))))
 
-    def is_read(self, node: fx.Node) -> bool:
-        """Whether the value of a node is used in ways that the graph does not show."""
-        return node in self._read
-
     def _guard_numbers(self) -> None:
         """Where the model looks at numbers, those that it calculates with may come from data: they are no constants."""
         if any("looks at numbers" in reason for reason in self.reasons):
             scaled = [call for call in self.calls if call.name in ARITHMETIC and len(call.reads) == 1]
             self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
+
+    def _keep_ends(self) -> None:
+        """Where the model goes ways that the graph does not show, so does what nothing in the graph reads."""
+        if self.reasons:
+            ends = (node for call in self.calls for node in call.makes if node is not None and not node.users)
+            self._read.update({node: None for node in ends if node.op == "call_function"})
+
+    @property
+    def _is_in_order(self) -> bool:
+        """Whether the calls were made once each, so that their order in the graph is that in which they were made."""
+        return not self.reasons and all(call.times == 1 for call in self.calls)
+
+    def _operands(self, node: fx.Node, nodes: Mapping[fx.Node, fx.Node], graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
+        """What a node reads, in another graph. Where calls are made in any order, one that writes in place does so on a copy:
+        others read what was there before, though the graph has them later."""
+        place = rewritten(node) if node.op == "call_function" and isinstance(node.target, OpOverload) else None
+        if place is None:
+            return nodes
+        own = graph.call_function(torch.ops.aten.clone.default, (nodes[place],))
+        own.meta = dict(place.meta)
+        return {**nodes, place: own}
 
     def _learn(self, call: SeenCall, given: Any, output: Any) -> None:
         read = tensors_in(given)
@@ -368,10 +388,13 @@ class Recorder:
         graph holds."""
         leaves, spec = pytree.tree_flatten(given)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        ids = [id(leaves[place]) for place in places]
+        firsts = [ids.index(number) for number in ids]  # `x.add_(x)` writes to what it reads
 
         def call(*tensors: Tensor) -> Any:
             filled = list(leaves)
             own = [tensor.clone() if index in writes else tensor for index, tensor in enumerate(tensors)]
+            own = [own[first] for first in firsts]
             for place, tensor in zip(places, own, strict=True):
                 filled[place] = tensor
             args, kwargs = pytree.tree_unflatten(filled, spec)
@@ -420,9 +443,9 @@ class Recorder:
         self.reasons.append(f"{getattr(func, '__name__', func)} has no form in ATen ({origin})")
         self._read.update(dict.fromkeys(reads))
         made: list[fx.Node | None] = []
-        for index, tensor in enumerate(results):
-            node = self._placeholder(f"made_{origin.call}_{index}", tensor)
-            self._inputs.append((node, tensor))
+        for index, result in enumerate(results):
+            node = self._placeholder(f"made_{origin.call}_{index}", result)
+            self._inputs.append((node, result))
             made.append(node)
         return made
 
@@ -437,9 +460,11 @@ class Recorder:
         self._read.update(results)
         if not is_straight:
             self._guard_numbers()
+            self._keep_ends()
         made_of_nothing = {node for call in self.calls if not call.reads for node in call.makes} - {None}
         graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
         inputs = dict(self._inputs)
+        is_in_order = is_straight or self._is_in_order
         if not is_straight:
             inputs |= {node: node.meta.get("val") for node in made_of_nothing if node is not None}
         for node in self.graph.nodes:
@@ -448,7 +473,8 @@ class Recorder:
                 nodes[node].meta = dict(node.meta)
         for node in self.graph.nodes:
             if node not in nodes:
-                nodes[node] = graph.node_copy(node, nodes.__getitem__)
+                read = nodes if is_in_order else self._operands(node, nodes, graph)
+                nodes[node] = graph.node_copy(node, read.__getitem__)
                 nodes[node].meta = dict(node.meta)
         extra = [node for node in self._read if node not in results and node.op != "get_attr"]
         made = tuple(nodes[node] for node in (*results, *extra))

@@ -25,7 +25,7 @@ from quantc.flows.tracing.functions import Kind, opened
 from quantc.flows.tracing.moves import moved
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.quick import NONE, Quick
-from quantc.flows.tracing.recording import Recording
+from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats
@@ -197,6 +197,8 @@ class InterceptedLeaf(Intercepted):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None:
+            if RECORDINGS:
+                notice(self, self._auto_quant_path)  # type: ignore[arg-type, attr-defined]
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         follower = run.follower or resumed(run)
         if follower is not None:
@@ -301,6 +303,9 @@ def _entered(state: AutoQuantizationState, outer: Frame, run: Run, place: Key) -
 def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of the model from outside."""
     trace = state.trace
+    if trace.phase is Phase.TRACING or not state.contexts:  # in a thread of the model's own
+        notice(module, state.path)
+        return nn.Module.__call__(module, *args, **kwargs)
     if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
@@ -394,7 +399,10 @@ def add_auto_convert(model: nn.Module, trace: Trace, program: Any) -> nn.Module:
     """Have the intercepted calls of a model run quantized: what was prepared is put in their place."""
     trace.converted(program)
     for parameter in model.parameters():
-        parameter.requires_grad_(False)
+        if parameter.is_leaf:
+            parameter.requires_grad_(False)
+        else:  # as the parameters of a copied ScriptModule are
+            parameter.detach_()
     return model
 
 

@@ -38,3 +38,12 @@ def without_numbers(what: str) -> InputError:
         where="a model of the dynamic tracing flow",
         advice="give that code a tensor of its own: x.clone()",
     )
+
+
+def without_gradients() -> InputError:
+    """The error for a tensor that asks for gradients: a kernel gives none, and what others give would lack its part."""
+    return InputError(
+        "a quantized op reads a tensor that asks for gradients, and kernels have none",
+        where="a converted model, called where gradients are enabled",
+        advice="call it under torch.no_grad(); or leave float, with a config, the layers that the model itself differentiates",
+    )

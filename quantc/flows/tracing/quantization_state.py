@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.errors import InputError
+from quantc.errors import InputError, QuantcError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quick import advance
@@ -46,6 +46,14 @@ class AutoQuantizationState(nn.Module):
         """Whether nothing in the module can be quantized, so that nothing in it is looked at."""
         self.arriving: dict[str, Tensor] = {}
         """The weights in the state dict that is being loaded, by name."""
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Refused: whoever calls it goes through `_modules`, where it is one more than the model has of its own."""
+        raise QuantcError(
+            f"{self.path or 'the model'} calls all that it finds in _modules, where the state of this flow is too",
+            where=f"{self.path or 'the model'} ({self.kind})",
+            advice="go through children() or named_children(), which leave it out",
+        )
 
     # -- what it holds ---------------------------------------------------------------------------------------------
 

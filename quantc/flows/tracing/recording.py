@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.capture.stamps import Stamp
-from quantc.capture.tracing import Recorder, SeenCall, tensors_in
+from quantc.capture.stamps import Stamp, is_wrapped
+from quantc.capture.tracing import Recorder, SeenAt, SeenCall, tensors_in
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
@@ -20,7 +20,18 @@ from quantc.flows.tracing.run import ACTIVE, Run
 from quantc.flows.tracing.trace import Trace
 from quantc.flows.tracing.units import CallFacts, Derived, Path
 from quantc.flows.tracing.weights import fingerprint
+from quantc.program import Program
 from quantc.sites import Origin
+
+RECORDINGS: set[Recording] = set()
+"""Those that are under way, in any thread."""
+
+
+def notice(module: nn.Module, path: str) -> None:
+    """A module is called where no call of the model is: if one is being recorded, by a thread that it has started."""
+    for recording in list(RECORDINGS):
+        if id(module) in recording.modules:
+            recording.elsewhere.add(path)
 
 
 class Recording:
@@ -46,6 +57,11 @@ class Recording:
         """What the model gave in the last run."""
         self.trees: Any = None
         self.gives_tensors = True
+        self.many_at_once: dict[int, str] = {}
+        """Calls on tensors that stand for many, as within torch.vmap, and where they are."""
+        self.modules = {id(module) for module in model.modules()}
+        self.elsewhere: set[str] = set()
+        """Modules that were called in threads that the model has started."""
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model once; gives its result."""
@@ -56,10 +72,12 @@ class Recording:
         run.frame.steps = []
         self.recorder.begin(pytree.tree_leaves((args, kwargs)))
         ACTIVE.run = run
+        RECORDINGS.add(self)
         try:
             with torch.no_grad(), self.interception(run):
                 output = nn.Module.__call__(model, *args, **kwargs)
         finally:
+            RECORDINGS.discard(self)
             ACTIVE.run = None
             self.trace.bounds = {}
         self.trace.context.sequences[tuple(run.frame.steps)] = None
@@ -107,6 +125,8 @@ class Recording:
             context.ops[key] = site
             self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)
             self.derived[call.number] = tuple(self._derived(call, before))
+            if any(is_wrapped(x) for x in tensors_in(given)):
+                self.many_at_once[call.number] = f"{call.name} at {origin.source}"
         else:
             self.recorder.again(self.recorder.calls[site.number], given, output)
         if run.frame.steps is not None:
@@ -124,9 +144,11 @@ class Recording:
         """The first call that makes a tensor without reading one."""
         return next((call.name for call in self.recorder.calls if not call.reads), "")
 
-    def facts(self) -> tuple[CallFacts, ...]:
-        """What was seen of each call."""
+    def facts(self, captured: Program) -> tuple[CallFacts, ...]:
+        """What was seen of each call. What the program does not have, though nothing was folded yet, comes to nothing."""
         rows = self.recorder.calls
+        origins = (captured.origins.get(node) for node in captured.graph.nodes)
+        used = {origin.call for origin in origins if isinstance(origin, SeenAt)}
         return tuple(
             CallFacts(
                 call.number,
@@ -137,7 +159,7 @@ class Recording:
                 tuple(node.name if node is not None else "" for node in call.makes),
                 self.fixed[call.number],
                 call.writes_first,
-                any(node is not None and (node.users or self.recorder.is_read(node)) for node in call.makes),
+                call.number in used,
                 self.derived[call.number],
             )
             for call in rows

@@ -16,7 +16,7 @@ from quantc.capture.stamps import Exact, Stamp
 from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.call_sites import END, START, Context, Key, place_of_call
 from quantc.flows.tracing.deferred import Queue
-from quantc.flows.tracing.quantization_state import AutoQuantizationState
+from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import Traced, floats_of
 from quantc.flows.tracing.trail_log import Log
@@ -219,7 +219,10 @@ class Bound:
             for rows in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
             for name, tensor in rows
         }
-        self.names = {id(tensor): name for name, tensor in self.constants.items()}
+        self.names: dict[int, str] = {}
+        for name, tensor in self.constants.items():
+            if f"{STATE}." not in name:  # in training, the program has them too
+                self.names.setdefault(id(tensor), name)
         self.sites = trace.sites
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
         self.left_float = {site.leaf for site in self.sites.values()} - quantized

@@ -280,7 +280,7 @@ class Trace:
             raise LoadError(
                 "this is the state of another model",
                 where=self.held.name,
-                advice="prepare the same model alike first",
+                advice="prepare a model with the same weights alike first: on others it may take other ways",
             )
 
     def tie(self, constants: Mapping[str, Tensor]) -> None:

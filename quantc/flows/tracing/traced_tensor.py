@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from quantc.capture.stamps import is_tracked
-from quantc.flows.tracing.bodies import body_for, with_numbers, without_numbers
+from quantc.flows.tracing.bodies import body_for, with_numbers, without_gradients, without_numbers
 from quantc.flows.tracing.queries import SHAPES, hands_out_memory, is_query, name_of
 from quantc.kernels.engines import to_bytes
 
@@ -418,6 +418,8 @@ def float32_of(x: Any) -> Any:
     if isinstance(floats, Tensor):
         if floats.is_meta:
             raise without_numbers("was read")
+        if floats.requires_grad and torch.is_grad_enabled():
+            raise without_gradients()
         if floats.is_floating_point() and floats.dtype is not torch.float32:
             return floats.float()
     return floats

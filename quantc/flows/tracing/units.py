@@ -68,7 +68,7 @@ class CallFacts:
     """Its other arguments."""
     writes_first: bool
     is_used: bool
-    """Whether anything reads what it gave."""
+    """Whether it is part of what is computed: a call that is not, though nothing was folded yet, comes to nothing."""
     derived: tuple[Derived, ...] = ()
     """Those of the tensors that were computed of parameters alone."""
 
@@ -330,6 +330,8 @@ class Units:
                 self.of_call.setdefault(origin.call, []).append(node)
         self.owner = {name: call.number for call in calls for name in call.makes}
         self.observed = observed_tensors(program) if program.stage >= Stage.SHARED else {}
+        self.lost: list[str] = []
+        """Nodes that were to be quantized, and of which `build` has found no call that they could be run at."""
 
     def value(self, name: str) -> fx.Node | None:
         """The node that has the value which a node of the captured program had."""
@@ -363,16 +365,18 @@ class Units:
             matches.setdefault(claim.root, []).append(node)
         found: dict[int, Unit] = {}
         for root, nodes in matches.items():
+            if len(nodes) == 1 and _moves(nodes[0]):
+                continue  # moved as it comes, whoever calls it
             unit = self._unit(root, sorted(nodes))
-            if unit is not None and not any(call in found for call in unit.members):
+            if unit is None or any(call in found for call in unit.members):
+                self.lost.extend(node.name for node in nodes)
+            else:
                 found.update(dict.fromkeys(unit.members, unit))
         return found
 
     def _unit(self, root: str, nodes: list[fx.Node]) -> Unit | None:
         last = self.nodes.get(root)
         own = set(nodes)
-        if last is not None and len(nodes) == 1 and _moves(last):
-            return None  # moved as it comes, whoever calls it
         if last is None or any(_call_of(self.program, node) is None for node in nodes):
             return None
         calls = {_call_of(self.program, node) for node in nodes}

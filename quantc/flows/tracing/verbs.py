@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,14 +14,15 @@ from quantc import api, pipelines
 from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
-from quantc.errors import CaptureError, InputError, QuantcError, UnknownNameError
+from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError, UnknownNameError
 from quantc.flows.tracing.auto_trace import InterceptedLeaf, add_auto_convert, add_auto_observation, own_class
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
+from quantc.flows.tracing.copies import copied, take_back
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import Bound
 from quantc.flows.tracing.trace import Phase, Trace
-from quantc.flows.tracing.units import Units
+from quantc.flows.tracing.units import CallFacts, Units
 from quantc.flows.tracing.weights import fingerprints
 from quantc.kernels.table import KERNELS
 from quantc.outcomes import FLOAT
@@ -53,7 +55,7 @@ def prepare(
     Python in it works. `backend`, `config` and `qat` are those of `qc.prepare`; `mode` is that of `qc.quantize`.
     """
     examples = _examples(example_inputs)
-    own = copy.deepcopy(model)
+    own = copied(model)
     quantizer = quantizer_of(backend)
     trace = Trace(Context("", FIRST_CHILD), _target(quantizer.name))
     training = own.training
@@ -65,12 +67,16 @@ def prepare(
         )
     own.eval()
     recording = add_auto_observation(own, examples, trace)
+    take_back(own, model)
+    _say_what_threads_did(recording)
+    _note_what_is_not_followed(recording)
     trace.captured = _captured(recording, type(model).__name__)
     trace.trees = recording.trees
-    trace.calls, trace.reasons = recording.facts(), _why_not_stable(recording)
+    trace.calls, trace.reasons = recording.facts(trace.captured), _why_not_stable(recording)
     asked = mode_config(quantizer, mode) + (config or QuantConfig()) if mode != "static" else config or QuantConfig()
     trace.recipe = partial(
-        api.prepare,
+        _prepared,
+        calls=trace.calls,
         backend=backend,
         config=_with_whole_calls(trace.captured, trace, asked),
         qat=qat,
@@ -81,8 +87,57 @@ def prepare(
         _train_together(own, trace)
     else:
         trace.made_of = _made_of(own, trace)
+    _refuse_many_at_once(recording, trace)
     _find_idle(own, trace)
     return own.train(qat)
+
+
+def _prepared(
+    captured: Program, *, calls: Sequence[CallFacts], backend: Any, config: QuantConfig, qat: bool, allow_empty: bool
+) -> Program:
+    """A captured program, prepared. Nodes that can be run at no call stay float, since nobody would see what they read."""
+    given = _to_be_trained(captured) if qat else captured
+    while True:
+        try:
+            program = api.prepare(given, backend, config=config, qat=qat, allow_empty=allow_empty)
+        except AnnotationError as error:
+            if error.advice:  # there is no program for the user to ask
+                error.advice = error.advice.replace("prepared.explain(node)", "explain(prepared, node) of this flow")
+            raise
+        units = Units(program, calls)
+        units.build()
+        if not units.lost:
+            return program
+        for name in units.lost:
+            config = config.set_node(name, FLOAT)
+
+
+def _to_be_trained(captured: Program) -> Program:
+    """A program that may be trained, whatever was left out of it: Python does that, in the mode that the model is in."""
+    made = captured.clone()
+    made.inference_only = ()
+    return made
+
+
+def _say_what_threads_did(recording: Recording) -> None:
+    if recording.elsewhere:
+        names = sorted(recording.elsewhere)
+        recording.recorder.reasons.append(f"{names[0]} is called in a thread that the model starts")
+        warnings.warn(
+            f"{', '.join(names[:5])}{' …' if len(names) > 5 else ''}: called in threads that the model starts itself, where "
+            "calls are not intercepted; they run in float, and coverage does not count them",
+            stacklevel=3,
+        )
+
+
+def _refuse_many_at_once(recording: Recording, trace: Trace) -> None:
+    for number, place in recording.many_at_once.items():
+        if number in trace.units:
+            raise CaptureError(
+                f"{place} is called within torch.vmap or another transform of torch.func, and would be quantized",
+                where=place,
+                advice="call it on the whole batch; or leave it float: config=QuantConfig().set(name, FLOAT)",
+            )
 
 
 def _train_together(model: nn.Module, trace: Trace) -> None:
@@ -128,13 +183,16 @@ def _captured(recording: Recording, name: str) -> Program:
     return program
 
 
-def _why_not_stable(recording: Recording) -> tuple[str, ...]:
+def _note_what_is_not_followed(recording: Recording) -> None:
     if recording.made_of_nothing:
         recording.recorder.reasons.append(
             f"{recording.made_of_nothing} makes a tensor of nothing, which may be another one next time"
         )
     if not recording.gives_tensors:
         recording.recorder.reasons.append("the model gives values other than tensors")
+
+
+def _why_not_stable(recording: Recording) -> tuple[str, ...]:
     repeated = [f"{call.name} was called {call.times} times" for call in recording.recorder.calls if call.times > 1]
     return tuple(dict.fromkeys([*recording.recorder.reasons, *repeated]))
 
@@ -181,7 +239,7 @@ def convert(prepared: nn.Module) -> nn.Module:
         raise QuantcError("the model is converted already", advice="convert what prepare gave")
     Bound(trace, prepared, "")  # which looks at the weights
     quantized = api.convert(trace.held)
-    own = copy.deepcopy(prepared)
+    own = copied(prepared)
     own.eval()
     was_trained = trace.phase is Phase.TRAINING
     made = add_auto_convert(own, _state(own).trace, quantized)
@@ -201,6 +259,8 @@ def to_program(model: nn.Module) -> Program:
             advice="use the model as it is: convert(prepared)",
         )
     program = trace.held.clone()
+    for reason in trace.captured.inference_only if trace.captured is not None else ():
+        program.note_inference_only(reason)
     in_spec, out_spec = trace.trees or (program.signature.in_spec, program.signature.out_spec)
     program.signature = replace(program.signature, in_spec=in_spec, out_spec=out_spec)
     program.touch()
