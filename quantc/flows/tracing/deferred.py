@@ -176,6 +176,13 @@ class Queue:
                 return self._wait_for(step)
             return self._first_time(path, op, operands, grids)
 
+    def on_its_grid(self, x: Any, grid: Grid) -> Any:
+        """An operand as bytes: those that it is, or it is rounded. If it is floats that were put off, so is this."""
+        if type(x) is Traced and x.grid is None and self._waits_for(x) is not None:
+            return self._rounded(x, grid)
+        is_there = type(x) is Traced and x.grid == grid
+        return x if is_there else on_grid(levels_on(x, grid), grid)
+
     def _rounded(self, x: Any, grid: Grid | None) -> Any:
         """Floats that were put off, on the grid that they are read on: this is put off as well."""
         if grid is None or self._waits_for(x) is None or x.grid is not None:

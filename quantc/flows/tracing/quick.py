@@ -20,8 +20,6 @@ from quantc.flows.tracing.traced_tensor import (
     current,
     floats_of,
     kept,
-    levels_on,
-    on_grid,
     to_be_fused,
     twin,
     written,
@@ -78,8 +76,8 @@ class Quick:
         if type(x) is Traced and x.plain is not None:
             current(x)
         if self.starts:
-            if unit.rounds_first and unit.reads_bytes and type(x) is not Traced:  # once, whoever reads it
-                x = on_grid(levels_on(x, unit.grids[0]), unit.grids[0])  # type: ignore[arg-type]
+            if unit.rounds_first and unit.reads_bytes:  # once, whoever reads it
+                x = run.queue.on_its_grid(x, unit.grids[0])
                 args = (x,)
             output = run.queue.put_off(self.number, unit, args, unit.grids_read) if unit.reads_bytes else None
             if output is None:
