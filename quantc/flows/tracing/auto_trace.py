@@ -7,7 +7,7 @@ alike. From there the hooks of `AutoQuantizationState` are called: see `Intercep
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from quantc.flows.tracing.bodies import with_numbers
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
 from quantc.flows.tracing.following import NOTHING, Follower
 from quantc.flows.tracing.functions import Kind, opened
-from quantc.flows.tracing.moves import moved
+from quantc.flows.tracing.moves import moved, put_off
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.quick import NONE, Quick
 from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
@@ -64,7 +64,7 @@ class Interception(TorchFunctionMode):
         elif kind is Kind.QUERY:
             return answer(func, args, kwargs)
         elif kind is Kind.MOVE or kind is Kind.CALM:
-            return self._moved(func, args, kwargs)
+            return self._moved(func, args, kwargs, moved if kind is Kind.MOVE else put_off)
         if kind is Kind.OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
@@ -72,12 +72,12 @@ class Interception(TorchFunctionMode):
             run.hand_out(tensors_in(on_floats((args, kwargs))))
         return call_on_floats(func, args, kwargs)
 
-    def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], move: Callable[..., Any]) -> Any:
         """A call that moves elements, or may be put off with what it reads."""
         log = self.run.open()
-        output = moved(func, args, kwargs)
+        output = move(func, args, kwargs)
         if log is not None:
-            log.move(func, args, kwargs, output)
+            log.move(func, args, kwargs, move, output)
         return output
 
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quantc.flows.tracing.bodies import body_for
 from quantc.flows.tracing.call_sites import Key
 from quantc.flows.tracing.functions import PRODUCTS
-from quantc.flows.tracing.moves import is_plain, moved
+from quantc.flows.tracing.moves import is_plain
 from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.quick import advance
 from quantc.flows.tracing.traced_tensor import Traced
@@ -139,7 +139,9 @@ class Log:
 
         self._call(func, At(place, caller), reads, kwargs, again, args, got)
 
-    def move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], got: Any) -> None:
+    def move(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], move: Callable[..., Any], got: Any
+    ) -> None:
         """Elements were moved, or a mean was taken."""
         first = args[0] if args else None
         pieces = first if isinstance(first, list | tuple) else (first,)
@@ -150,7 +152,7 @@ class Log:
         if None not in numbers:
             read = tuple(numbers) if first is pieces else numbers[0]
         rest = tuple(self._read(x, None, -1) for x in args[1:])
-        self._call(func, NOWHERE, (read, *rest), kwargs, lambda args, kwargs, _: moved(func, args, kwargs), args, got)
+        self._call(func, NOWHERE, (read, *rest), kwargs, lambda args, kwargs, _: move(func, args, kwargs), args, got)
 
     def untouched(self, func: Any, caller: FrameType, place: Key, given: Any) -> None:
         """A function was called that might have been part of a quantized op, and is not."""
