@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from itertools import count
 from sys import getrefcount
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -58,8 +59,8 @@ class Follower:
     def _begin(self, start: Start) -> None:
         self.start = start
         self.node: Node = start
-        self.made: list[Tensor] = []
-        """What the calls gave."""
+        self.made: list[Tensor | None] = []
+        """What the calls gave; None for what nobody has held when somebody looked."""
         self.inputs: list[Tensor] = []
         """Bytes that they read, and that were there before."""
         self.is_inference = torch.is_inference_mode_enabled()
@@ -83,7 +84,13 @@ class Follower:
                 and self.made[node.read] is args[0]
                 and self._is_usual()
             ):
-                return self._go(node, args)
+                self.node = node
+                if node.body is None:
+                    return args[0]
+                made = node.body.as_subclass(Light)
+                made.follower = self
+                self.made.append(made)
+                return made
             return self._found(leaf, args, kwargs, caller)
 
     def function(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Any:
@@ -229,17 +236,27 @@ class Follower:
         with self.lock, torch._C.DisableTorchFunction():
             if self.is_over or not self.made:
                 return
-            made = self.made
-            held = tuple(number for number in range(len(made)) if getrefcount(made[number]) > UNHELD)
+            held = self._only_held()
             end = self.node.ends.get(held) if held else End((), ())
             if end is None or self.queue.results:
                 self.leave(held)
                 return
             self._finish(end)
             self.start.was_of_use()
-            self._begin(self.paths.trails.start(self.node.frames, self.paths.start))
+            self._begin(self.paths.trails.rest(self.node, self.paths.start))
             if self.start.worth < 0 and not self.start.is_promising:
                 self.leave()
+
+    def _only_held(self) -> tuple[int, ...]:
+        """The results that somebody holds. The others go, before kernels drive them out of the cache."""
+        made = self.made
+        held = tuple(
+            number for number in range(len(made)) if made[number] is not None and getrefcount(made[number]) > UNHELD
+        )
+        self.made = [None] * len(made)
+        for number in held:
+            self.made[number] = made[number]
+        return held
 
     def _finish(self, end: End) -> None:
         """Run the ops of the whole sequence, and give their results to who holds the tensors."""
@@ -267,7 +284,7 @@ class Follower:
             run.follower = None
             run.frame = unfolded(self.node.frames)
             if run.log is not None and self.queue.step is self.node.step:
-                run.log.go_on(self.node, self.made)
+                run.log.go_on(self.node, [x for x in self.made if x is not None])
                 if held is not None:
                     kept = [x if number in held else None for number, x in enumerate(self.made)]
                     run.log.write_end(self.node, kept)
@@ -275,7 +292,7 @@ class Follower:
 
     def _work_out(self) -> None:
         """Make the calls that were followed, one by one."""
-        made = iter(self.made)
+        numbers = count()
         for node in self.node.calls:
             if node.reads is None or node.is_real:
                 continue
@@ -283,7 +300,11 @@ class Follower:
             names = {name: row.value for name, row in node.names.items()}
             got = node.again(args, names, self.run)  # type: ignore[misc]
             if node.body is not None:
-                _become(next(made), got)
+                number = next(numbers)
+                if self.made[number] is None:
+                    self.made[number] = got
+                else:
+                    _become(self.made[number], got)
 
     def _given(self, read: Read) -> Any:
         if type(read) is int:

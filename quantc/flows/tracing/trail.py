@@ -124,7 +124,7 @@ class End(NamedTuple):
 class Node:
     """Where one is after certain calls."""
 
-    __slots__ = ("after", "before", "ends", "frames", "looks", "step", "then")
+    __slots__ = ("after", "before", "ends", "frames", "looks", "rest", "step", "then")
 
     def __init__(self, before: Node | None, frames: Saved, step: Any) -> None:
         self.before = before
@@ -139,6 +139,8 @@ class Node:
         self.frames = frames
         self.step = step
         """Where the queue is."""
+        self.rest: Start | None = None
+        """Where one is when all that was put off is done."""
 
     @property
     def calls(self) -> list[Call]:
@@ -256,3 +258,9 @@ class Trails:
         """Where one is when nothing is put off."""
         key = frames.key
         return self.starts.get(key) or self.starts.setdefault(key, Start(frames, step))
+
+    def rest(self, node: Node, step: Any) -> Start:
+        """Where one is when all that was put off up to a node is done."""
+        if node.rest is None:
+            node.rest = self.start(node.frames, step)
+        return node.rest
