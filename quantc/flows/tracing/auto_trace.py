@@ -22,7 +22,7 @@ from quantc.errors import InputError
 from quantc.flows.tracing.bodies import with_numbers
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Link, OpSite, place_of_call
 from quantc.flows.tracing.functions import Kind, opened
-from quantc.flows.tracing.moves import moved, put_off
+from quantc.flows.tracing.moves import moved, put_off, untouched
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.quick import Quick, QuickJoin
 from quantc.flows.tracing.recording import Recording
@@ -106,16 +106,12 @@ class Interception(TorchFunctionMode):
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
         if site is None:
-            return (
-                moved(func, args, kwargs)
-                if run.trace.kind_of(func) is Kind.MOVE
-                else call_on_floats(func, args, kwargs)
-            )
+            return untouched(func, args, kwargs)
         if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
             self._guess(func, args, kwargs, site)
             function = state.op_convert_function(func, site, run)
-            output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
+            output = untouched(func, args, kwargs) if function is None else function(*args, **kwargs)
             return state.op_convert_after_hook(func, output, args, site)
         args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
         output = state.op_prepare_function(func, site, run)(*args, **kwargs)
