@@ -162,7 +162,8 @@ class Bound:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
-        self.names = {id(tensor): name for name, tensor in self.constants.items()}
+        # the first name of each: what trains with the model has the same tensors under others
+        self.names = {id(tensor): name for name, tensor in reversed(self.constants.items())}
         contexts = trace.context.walk()
         self.sites = {site.number: site for context in contexts for site in context.ops.values()}
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
