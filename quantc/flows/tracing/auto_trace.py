@@ -175,6 +175,12 @@ class Intercepted:
             self._modules[STATE].train(mode)  # type: ignore[attr-defined]
         return super().train(mode)  # type: ignore[misc]
 
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of a model that was prepared alike. Before it is converted, the weights must be those it was prepared with."""
+        if STATE in self._modules:  # type: ignore[attr-defined]
+            self._modules[STATE].refuse_other_weights(self, state_dict)  # type: ignore[attr-defined]
+        return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
         return (_same_class_again, (own_class(type(self)), *made[1][1:]), *made[2:])

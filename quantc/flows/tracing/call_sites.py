@@ -22,6 +22,7 @@ BOUNDARIES: set[int] = set()
 SKIPPED: set[int] = {id(function.__code__) for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)}
 """The code, by id, that is no place of the model's: through which a module calls its `forward` if it has hooks, and which
 intercepts functions."""
+SKIPPED |= {id(code) for code in nn.Module._call_impl.__code__.co_consts if isinstance(code, CodeType)}
 
 
 @dataclass(slots=True)

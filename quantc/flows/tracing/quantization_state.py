@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from quantc.errors import LoadError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quick import advance
@@ -272,6 +273,27 @@ class AutoQuantizationState(nn.Module):
             self.trace.from_bytes(bytes(content.numpy().tobytes()))
         elif not self.path and self.trace.to_bytes() is not None:
             missing_keys.append(f"{prefix}{CONTENT}")
+
+    def refuse_other_weights(self, model: nn.Module, state_dict: Any) -> None:
+        """Before it is converted, folded weights are in the program already: others would count for some ops alone."""
+        if self.trace.phase is not Phase.OBSERVING or self.path:
+            return
+        names = {
+            name for unit in self.units_of_all for call in unit.members for name in self.trace.calls[call].parameters
+        }
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            given = state_dict.get(name)
+            if name in names and isinstance(given, Tensor) and not torch.equal(given, tensor):
+                raise LoadError(
+                    f"{name} is another one than the model was prepared with",
+                    where=f"the state dict of a {self.kind} that is being calibrated",
+                    advice="load weights before prepare, and statistics after it; or load what was converted",
+                )
+
+    @property
+    def units_of_all(self) -> list[Unit]:
+        """The quantized ops of the whole model."""
+        return list({id(unit): unit for unit in self.trace.units.values()}.values())
 
     def extra_repr(self) -> str:
         return f"{len(self.calls)} calls, {len(self.units)} quantized ops"

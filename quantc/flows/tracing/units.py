@@ -130,13 +130,16 @@ class Unit:
         return self._constants.get(call, [])
 
     def fake_quantizers(self, program: Program) -> list[str]:
-        """What rounds its operands in training, by the last part of the name."""
-        return [
-            str(node.target).rpartition(".")[2]
-            for name in self.own
-            for node in program.node(name).all_input_nodes
-            if node.op == "call_module"
-        ]
+        """What rounds its operands in training, by the last part of the name. Weights with a norm are brought back after it."""
+        found: dict[str, None] = {}
+        pending = [node for name in sorted(self.own) for node in program.node(name).all_input_nodes]
+        while pending:
+            node = pending.pop()
+            if node.op == "call_module" and str(node.target).startswith(TRAINED):
+                found[str(node.target).rpartition(".")[2]] = None
+            elif is_put_in(node):
+                pending.extend(node.all_input_nodes)
+        return list(found)
 
     def writes_in_place(self, call: int) -> bool:
         return call in self.in_place
