@@ -200,14 +200,15 @@ def test_what_does_nothing_may_stand_inside_of_a_fused_op(how: str) -> None:
 
 def test_modules_without_parameters_are_observed_where_their_results_count() -> None:
     torch.manual_seed(0)
-    model, example = BY_NAME["pools"].model(), BY_NAME["pools"].inputs(2)
+    model: Any = BY_NAME["pools"].model()
+    example = BY_NAME["pools"].inputs(2)
     prepared = prepare(model, example, backend="qnnpack")
     with torch.no_grad():
         for _ in range(3):
             prepared(*example)
     (row,) = [row for name, row in trace_of(convert(prepared)).held.plan.qparams.items() if name == "cat:in0"]
     with torch.no_grad():
-        joined = torch.cat([model.ceil(*example), model.partial(F.pad(*example, (0, 1, 0, 1)))], 1)
+        joined = torch.cat([model.ceil(*example), model.partial(F.pad(example[0], (0, 1, 0, 1)))], 1)
     low, high = (float(row.scale) * (level - int(row.zero_point)) for level in (0, 255))
     step = float(row.scale)
     assert low < float(joined.min()) + 2 * step
@@ -234,12 +235,12 @@ def test_what_a_backend_takes_apart_is_said_to_be_float() -> None:
 
 def test_the_numbers_of_one_layer_by_hand() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(8, 4)).eval(), torch.randn(32, 8)
-    prepared = prepare(model, x)
+    layer, x = nn.Linear(8, 4), torch.randn(32, 8)
+    prepared = prepare(nn.Sequential(layer).eval(), x)
     with torch.no_grad():
         prepared(x)
         quantized = convert(prepared)
-        weight, bias = model[0].weight, model[0].bias
+        weight, bias = layer.weight, layer.bias
         rows = trace_of(quantized).held.plan.qparams
         scale, zero_point = float(rows["linear:in0"].scale), int(rows["linear:in0"].zero_point)
         step = rows["linear:in1"].scale

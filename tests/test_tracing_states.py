@@ -155,8 +155,7 @@ def test_interception_costs_nothing_where_nothing_is_quantizable(phase: str, mon
     assert phase == "observing" or type(made.get_submodule("soft")) is nn.Softmax
     seen.clear()
     with torch.no_grad():
-        for _ in range(4):
-            found = made(x)
+        found = [made(x) for _ in range(4)][-1]
         assert not {"sin", "cos", "exp", "log1p", "sqrt"} & set(seen)
         assert seen["relu"] >= 1
         assert sqnr(model(x), found) > 25
