@@ -15,7 +15,7 @@ import quantc as qc
 from quantc.bench.networks import MobileNetV2, Sequences, TextEncoder, ViT, resnet18
 from quantc.flows.tracing import convert, coverage, prepare
 from quantc.quantizer import mode_config, quantizer_of
-from tests.test_flow_tracing import Counted, floats, sqnr, trace_of
+from tests.test_flow_tracing import EXPORTED, MODELS, Counted, calibrated, floats, seeded, sqnr, trace_of
 from tests.zoo import BY_NAME
 
 ZOO = (
@@ -109,6 +109,30 @@ def test_scales_and_results_are_those_of_the_export_flow(name: str, backend: str
     assert counted.int8 >= by_kernels.int8  # a graph may take several linears as one
     assert integer_ops(counted) == integer_ops(by_kernels)
     assert engines(counted) == engines(by_kernels)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_product_of_the_float_model_runs_on_an_int8_kernel(name: str) -> None:
+    model, examples, _ = seeded(name)
+    quantized = convert(calibrated(model, examples))
+    with torch.no_grad():
+        for example in examples:
+            with Counted() as of_floats:
+                expected = model(*example)
+            found, counted = ran(quantized, *example)
+            assert of_floats.float_products > 1
+            assert (counted.int8, counted.float_products) == (of_floats.float_products, 0)
+            assert all(sqnr(expected, row) > 30 for row in found)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_noise_is_that_of_the_export_flow(name: str) -> None:
+    model, examples, _ = seeded(name)
+    quantized = convert(calibrated(model, examples))
+    exported = qc.quantize(model, examples[0], examples * 3, backend="x86")
+    with torch.no_grad():
+        expected, theirs = model(*examples[0]), exported.program(*examples[0])
+        assert sqnr(expected, quantized(*examples[0])) > sqnr(expected, theirs) - 0.5
 
 
 class Scaled(nn.Module):

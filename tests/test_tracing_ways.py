@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quantc.errors import DataError
 from quantc.flows.tracing import UnseenOpError, convert, prepare
+from quantc.flows.tracing.run import ACTIVE
 from tests.test_flow_tracing import Counted, sqnr, trace_of, tree
 from tests.traced_models import TreeModule
 
@@ -196,7 +197,9 @@ class Joined(nn.Module):
 def test_sums_are_watched_as_the_op_is_that_they_are_part_of() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 4, 6, 6)
-    made: Any = in_phase(nn.Sequential(Joined()), "converted", x)  # what is called next is guessed inside of other modules
+    made: Any = in_phase(
+        nn.Sequential(Joined()), "converted", x
+    )  # what is called next is guessed inside of other modules
     with torch.no_grad():
         before = made(x)
         made[0].more = False
@@ -276,6 +279,7 @@ def test_an_error_in_tracing_leaves_other_models_alone() -> None:
     made = in_phase(model, "converted", x)
     with pytest.raises(ValueError, match="no"):
         prepare(Fails().eval(), x)
+    assert ACTIVE.run is None  # it would hold the model, and take calls of others for its own
     with torch.no_grad():
         assert torch.equal(made.get_submodule("first")(x), model.first(x))  # by itself a layer is a layer
 
