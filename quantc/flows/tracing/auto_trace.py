@@ -22,7 +22,7 @@ from quantc.flows.tracing.bodies import with_numbers
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
 from quantc.flows.tracing.following import NOTHING, Follower
 from quantc.flows.tracing.functions import Kind, opened
-from quantc.flows.tracing.moves import moved, put_off
+from quantc.flows.tracing.moves import moved, put_off, untouched
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.quick import NONE, Quick
 from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
@@ -94,17 +94,15 @@ class Interception(TorchFunctionMode):
             run.hand_out(tensors_in(on_floats((args, kwargs))))
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
-        if site is None and run.trace.kind_of(func) is Kind.MOVE:
-            return moved(func, args, kwargs)
         unit = None if site is None else run.trace.units.get(site.number)
         if log is not None and unit is None:
             log.untouched(func, sys._getframe(2), key[2:], (*args, *kwargs.values()))
         if site is None:
-            return call_on_floats(func, args, kwargs)
+            return untouched(func, args, kwargs)
         if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
             function = state.op_convert_function(func, site, run)
-            output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
+            output = untouched(func, args, kwargs) if function is None else function(*args, **kwargs)
             if log is not None and unit is not None:
                 log.function(func, sys._getframe(2), key[2:], unit, site.number, args, kwargs, output)
             return state.op_convert_after_hook(func, output, args, site)

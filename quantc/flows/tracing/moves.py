@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc.flows.tracing.functions import COPIES, IN_MEMORY
+from quantc.flows.tracing.functions import COPIES, IN_MEMORY, MOVES
 from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.traced_tensor import Grid, Traced, arrived, call_on_floats, current, is_view, on_grid
 
@@ -128,3 +128,8 @@ def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if isinstance(made, Tensor):
         return move.gives(first, on_grid(made, grid))
     return move.gives(first, type(made)(on_grid(part, grid) for part in made))
+
+
+def untouched(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that nothing was put in the place of. What moves elements here may be part of a fused op elsewhere."""
+    return moved(func, args, kwargs) if name_of(func) in MOVES else call_on_floats(func, args, kwargs)

@@ -145,7 +145,7 @@ class Recording:
         return next((call.name for call in self.recorder.calls if not call.reads), "")
 
     def facts(self, captured: Program) -> tuple[CallFacts, ...]:
-        """What was seen of each call. What the program does not have, though nothing was folded yet, comes to nothing."""
+        """What was seen of each call."""
         rows = self.recorder.calls
         origins = (captured.origins.get(node) for node in captured.graph.nodes)
         used = {origin.call for origin in origins if isinstance(origin, SeenAt)}
@@ -159,7 +159,7 @@ class Recording:
                 tuple(node.name if node is not None else "" for node in call.makes),
                 self.fixed[call.number],
                 call.writes_first,
-                call.number in used,
+                call.number in used or any(node is not None and node.users for node in call.makes),
                 self.derived[call.number],
             )
             for call in rows

@@ -21,8 +21,9 @@ from quantc.errors import CalibrationError, DataError, LoadError, QuantcError, S
 from quantc.flows.tracing.call_sites import END, START, Context, OpSite
 from quantc.flows.tracing.deferred import Paths
 from quantc.flows.tracing.functions import Kind, kind_of
+from quantc.flows.tracing.grouping import Units
 from quantc.flows.tracing.quick import Quick
-from quantc.flows.tracing.units import CallFacts, Unit, Units
+from quantc.flows.tracing.units import CallFacts, Unit
 from quantc.observe.observation import Order
 from quantc.observe.store import Statistics
 from quantc.program import Program, Stage, attribute
@@ -111,6 +112,7 @@ class Trace:
         if self.phase is Phase.TRAINING:  # dropout is gone
             self.units = Units(program, self.calls).build()
         self.program, self.phase = program, Phase.CONVERTED
+        self.watched, self.rounding = {}, {}
         self.paths, self.bounds = Paths(), {}
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
-from quantc.capture.tracing import ARITHMETIC, INPUT, SeenAt
-from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
 from quantc.flows.tracing.traced_tensor import (
     CARRIERS,
@@ -24,10 +22,7 @@ from quantc.flows.tracing.traced_tensor import (
     levels_on,
     on_grid,
 )
-from quantc.observed import observed_tensors
-from quantc.places import operand_nodes
-from quantc.plan import Part
-from quantc.program import TRAINED, Program, Stage
+from quantc.program import TRAINED, Program
 from quantc.qat.insertion import MODES, NORMS
 from quantc.qdq import belongs_to_qdq
 
@@ -36,8 +31,6 @@ if TYPE_CHECKING:
 
 Path = tuple[Any, ...]
 """How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
-FOLDED = ARITHMETIC | {"batch_norm"}
-"""Calls that the `fuse` pass makes part of the convolution or linear before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +61,12 @@ class CallFacts:
     """Its other arguments."""
     writes_first: bool
     is_used: bool
-    """Whether it is part of what is computed: a call that is not, though nothing was folded yet, comes to nothing."""
+    """Whether anything reads what it gave."""
     derived: tuple[Derived, ...] = ()
     """Those of the tensors that were computed of parameters alone."""
+    computes: bool = True
+    """Whether it is part of what is computed, before anything is folded: a cast to the dtype that is there, or dropout in inference,
+    gives what it is given, and what nobody reads comes to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +150,16 @@ class Unit:
         return [(path, row) for number, path, row in self.derived if number == call] if self.derived else []
 
     def fake_quantizers(self, program: Program) -> list[str]:
-        """What rounds its operands in training, by the last part of the name."""
-        return [
-            str(node.target).rpartition(".")[2]
-            for name in self.own
-            for node in program.node(name).all_input_nodes
-            if node.op == "call_module"
-        ]
+        """What rounds its operands in training, by the last part of the name. Weights with a norm are brought back after it."""
+        found: dict[str, None] = {}
+        pending = [node for name in sorted(self.own) for node in program.node(name).all_input_nodes]
+        while pending:
+            node = pending.pop()
+            if node.op == "call_module" and str(node.target).startswith(TRAINED):
+                found[str(node.target).rpartition(".")[2]] = None
+            elif is_put_in(node):
+                pending.extend(node.all_input_nodes)
+        return list(found)
 
     def writes_in_place(self, call: int) -> bool:
         return call in self.in_place
@@ -316,164 +315,6 @@ class Unit:
     """For each operand: whether other ops read the same tensor on the same grid."""
 
 
-class Units:
-    """The fused ops of a prepared program, by the calls that they do the work of."""
-
-    def __init__(self, program: Program, calls: Sequence[CallFacts]) -> None:
-        self.calls = calls
-        self.program = program
-        self.nodes: dict[str, fx.Node] = {node.name: node for node in program.graph.nodes}
-        self.of_call: dict[int, list[fx.Node]] = {}
-        for node in program.graph.nodes:
-            origin = program.origins.get(node)
-            if isinstance(origin, SeenAt) and node.op in ("call_function", "call_module") and not is_put_in(node):
-                self.of_call.setdefault(origin.call, []).append(node)
-        self.owner = {name: call.number for call in calls for name in call.makes}
-        self.observed = observed_tensors(program) if program.stage >= Stage.SHARED else {}
-        self.lost: list[str] = []
-        """Nodes that were to be quantized, and of which `build` has found no call that they could be run at."""
-
-    def value(self, name: str) -> fx.Node | None:
-        """The node that has the value which a node of the captured program had."""
-        seen: set[str] = set()
-        while name not in self.nodes:
-            if name in seen or name not in self.owner:
-                return None
-            seen.add(name)
-            call = self.calls[self.owner[name]]
-            nodes = self.of_call.get(call.number, [])
-            if nodes:
-                return nodes[-1]
-            if not call.reads:
-                return None
-            name = call.reads[1 if call.name == "copy_" and len(call.reads) > 1 else 0]
-        return self.nodes[name]
-
-    def several(self) -> list[str]:
-        """Nodes of calls that became several ops, of which one could be quantized and another not: they are left float."""
-        found: list[str] = []
-        for nodes in self.of_call.values():
-            ops = [node for node in nodes if op_name(node) != "getitem" and "getitem" not in node.name]
-            if len(ops) > 1 and not all(_moves(node) for node in ops):
-                found.extend(node.name for node in ops)
-        return found
-
-    def build(self) -> dict[int, Unit]:
-        """The fused op that each call is part of."""
-        matches: dict[str, list[fx.Node]] = {}
-        for node, claim in self.program.plan.claims.rows.items():
-            matches.setdefault(claim.root, []).append(node)
-        found: dict[int, Unit] = {}
-        for root, nodes in matches.items():
-            if len(nodes) == 1 and _moves(nodes[0]):
-                continue  # moved as it comes, whoever calls it
-            unit = self._unit(root, sorted(nodes))
-            if unit is None or any(call in found for call in unit.members):
-                self.lost.extend(node.name for node in nodes)
-            else:
-                found.update(dict.fromkeys(unit.members, unit))
-        return found
-
-    def _unit(self, root: str, nodes: list[fx.Node]) -> Unit | None:
-        last = self.nodes.get(root)
-        own = set(nodes)
-        if last is None or any(_call_of(self.program, node) is None for node in nodes):
-            return None
-        calls = {_call_of(self.program, node) for node in nodes}
-        if any(node not in own for call in calls for node in self.of_call.get(call or 0, [])):
-            return None
-        members = sorted({*(call for call in calls if call is not None), *self._folded(own)})
-        operands = list(self._operands(nodes, own))
-        if None in operands:
-            return None
-        claim = self.program.plan.claims[last]
-        constants = tuple(
-            (number, path, name)
-            for number in members
-            for name, path in zip(self.calls[number].parameters, self.calls[number].paths, strict=True)
-            if name and number in calls
-        )
-        return Unit(
-            root,
-            f"{claim.rule} of {claim.quantizer}",
-            tuple(members),
-            tuple(operand for operand in operands if operand is not None),
-            constants,
-            frozenset(number for number in members if self.calls[number].writes_first),
-            self._derived(members, operands),
-            frozenset(node.name for node in nodes),
-            is_product=claim.part is Part.QUANTIZED and bool(constants),
-            rounds_first=any(self.calls[number].name.startswith("conv") for number in members),
-        )
-
-    def _derived(
-        self, members: Iterable[int], operands: Iterable[Operand | None]
-    ) -> tuple[tuple[int, Path, Derived], ...]:
-        taken = {(operand.call, operand.position) for operand in operands if operand is not None}
-        return tuple(
-            (number, self.calls[number].paths[row.position], row)
-            for number in members
-            for row in self.calls[number].derived
-            if (number, row.position) not in taken
-        )
-
-    def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:
-        """What is to be observed of the results of each call, by the number of the result. Inputs are at call -1."""
-        found: dict[int, dict[int, tuple[str, ...]]] = {}
-        for call in self.calls:
-            for index, name in enumerate(call.makes):
-                node = self.value(name) if call.number in self.of_call else None
-                if node in self.observed:
-                    found.setdefault(call.number, {})[index] = tuple(group.name for group in self.observed[node])
-        for node in self.program.graph.find_nodes(op="placeholder"):
-            if node in self.observed and str(node.target).startswith(INPUT):
-                index = int(str(node.target).removeprefix(INPUT))
-                found.setdefault(-1, {})[index] = tuple(group.name for group in self.observed[node])
-        return found
-
-    def rounding(self) -> dict[int, list[tuple[int, str]]]:
-        """In training: what rounds the tensors that calls outside of fused ops read, by position."""
-        found: dict[int, list[tuple[int, str]]] = {}
-        for number, nodes in self.of_call.items():
-            reads = [self.value(name) for name in self.calls[number].reads]
-            for node in nodes:
-                for read in operand_nodes(node):
-                    value = behind_put_in(read)
-                    if read.op == "call_module" and TRAINED in str(read.target) and value in reads:
-                        found.setdefault(number, []).append((reads.index(value), str(read.target)))
-        return found
-
-    def _folded(self, own: set[fx.Node]) -> Iterable[int]:
-        for call in self.calls:
-            if call.number in self.of_call or call.name not in FOLDED or not call.is_used or not call.reads:
-                continue
-            if self.value(call.reads[0]) in own:
-                yield call.number
-
-    def _operands(self, nodes: list[fx.Node], own: set[fx.Node]) -> Iterable[Operand | None]:
-        for node in nodes:
-            call = self.calls[_call_of(self.program, node) or 0]
-            taken: set[int] = set()
-            for read in operand_nodes(node):
-                value = behind_put_in(read)
-                if value in own or value.op == "get_attr" or is_put_in(value):
-                    continue
-                position = next(
-                    (
-                        index
-                        for index, name in enumerate(call.reads)
-                        if index not in taken and self.value(name) is value
-                    ),
-                    None,
-                )
-                if position is None:
-                    yield None
-                    continue
-                taken.add(position)
-                groups = tuple(group.name for group in self.observed.get(value, ()))
-                yield Operand(call.number, position, call.paths[position], value.name, groups)
-
-
 def rounded_once(program: Program, target: str, x: Tensor, cache: dict[Any, Any]) -> Any:
     """A tensor as it is rounded in training; the same for all who read it before it is written to, so that it is observed
     once."""
@@ -510,17 +351,6 @@ def behind_put_in(node: fx.Node) -> fx.Node:
     return node
 
 
-def _call_of(program: Program, node: fx.Node) -> int | None:
-    origin = program.origins.get(node)
-    return origin.call if isinstance(origin, SeenAt) else None
-
-
-def _moves(node: fx.Node) -> bool:
-    """Whether an op only moves elements, so that it can be done on bytes as on floats."""
-    is_window = any(is_op(node, name) for name in ("pad", "max_pool1d", "max_pool2d", "max_pool3d", "relu", "clamp"))
-    return Trait.PRESERVES_VALUES in traits_of(node) and not is_window
-
-
 def reach(args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Any:
     """The argument at a path; None if there is none."""
     if len(path) == 2 and path[0] == 0:
@@ -534,4 +364,6 @@ def reach(args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Any:
     return found
 
 
-__all__ = ["CallFacts", "Derived", "Operand", "Path", "Tensor", "Unit", "Units", "reach", "rounded_once"]
+__all__ = [
+    "CallFacts", "Derived", "Operand", "Path", "Tensor", "Unit", "behind_put_in", "is_put_in", "reach", "rounded_once",
+]  # fmt: skip

@@ -18,11 +18,12 @@ from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError
 from quantc.flows.tracing.auto_trace import InterceptedLeaf, add_auto_convert, add_auto_observation, own_class
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.copies import copied, take_back
+from quantc.flows.tracing.grouping import Units
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import Bound
 from quantc.flows.tracing.trace import Phase, Trace
-from quantc.flows.tracing.units import CallFacts, Units
+from quantc.flows.tracing.units import CallFacts
 from quantc.flows.tracing.weights import fingerprints
 from quantc.kernels.table import KERNELS
 from quantc.outcomes import FLOAT
@@ -72,7 +73,8 @@ def prepare(
     _note_what_is_not_followed(recording)
     trace.captured = _captured(recording, type(model).__name__)
     trace.trees = recording.trees
-    trace.calls, trace.reasons = recording.facts(trace.captured), _why_not_stable(recording)
+    calls = _with_what_computes(recording.facts(trace.captured), trace.captured)
+    trace.calls, trace.reasons = calls, _why_not_stable(recording)
     asked = mode_config(quantizer, mode) + (config or QuantConfig()) if mode != "static" else config or QuantConfig()
     trace.recipe = partial(
         _prepared,
@@ -197,6 +199,13 @@ def _why_not_stable(recording: Recording) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*recording.recorder.reasons, *repeated]))
 
 
+def _with_what_computes(calls: tuple[CallFacts, ...], captured: Program) -> tuple[CallFacts, ...]:
+    """Tell calls that do nothing, and so are nothing in the tidy program, from those that are folded into others later."""
+    tidy = pipelines.inference().without("fuse").run_on_copy(captured)
+    there = Units(tidy, calls).of_call
+    return tuple(replace(call, computes=call.number in there) for call in calls)
+
+
 def _with_whole_calls(captured: Program, trace: Trace, config: QuantConfig) -> QuantConfig:
     """Leave float what one call of the model became several ops of: they cannot be run apart."""
     tidy = pipelines.inference().run_on_copy(captured)
@@ -206,9 +215,10 @@ def _with_whole_calls(captured: Program, trace: Trace, config: QuantConfig) -> Q
 
 
 def _find_idle(model: nn.Module, trace: Trace) -> None:
-    """Modules in which nothing can be quantized are not looked into."""
+    """Modules in which nothing is quantized, observed or rounded are not looked into."""
+    calls_seen_to = trace.units.keys() | trace.watched.keys() | trace.rounding.keys()
     busy = {
-        site.leaf for context in trace.context.walk() for site in context.ops.values() if site.number in trace.units
+        site.leaf for context in trace.context.walk() for site in context.ops.values() if site.number in calls_seen_to
     }
     for name, module in model.named_modules():
         if issubclass(type(module), InterceptedLeaf) and name not in busy and not module._parameters:
@@ -217,8 +227,10 @@ def _find_idle(model: nn.Module, trace: Trace) -> None:
             continue
         state = _state(module)
         within = [child for child in module.modules() if isinstance(child, AutoQuantizationState)]
-        seen = any(site.number in trace.units or site.is_product for child in within for site in child.calls)
-        state.is_idle = not seen and bool(state.path) and not any(True for _ in module.parameters())
+        calls = [site for child in within for site in child.calls]
+        seen = any(site.number in calls_seen_to or site.is_product for site in calls)
+        # one that calls nothing may stand inside of a fused op, and hands on what waits there
+        state.is_idle = bool(calls) and not seen and bool(state.path) and not any(True for _ in module.parameters())
 
 
 def _state(model: nn.Module) -> AutoQuantizationState:
@@ -245,6 +257,7 @@ def convert(prepared: nn.Module) -> nn.Module:
     made = add_auto_convert(own, _state(own).trace, quantized)
     if was_trained:
         _state(own).trace.made_of = fingerprints(own, _state(own).trace.weights)
+    _find_idle(made, _state(made).trace)
     return made
 
 
