@@ -14,6 +14,9 @@ from quantc.places import operand_nodes
 from quantc.plan import Part
 from quantc.program import TRAINED, Program, Stage
 
+FOLDED = frozenset({"add", "sub", "mul", "div", "rsub", "batch_norm"})
+"""Ops that the `fuse` pass makes part of the convolution or linear before them."""
+
 
 class Units:
     """The fused ops of a prepared program, by the calls that they do the work of."""
@@ -47,8 +50,8 @@ class Units:
                 return None if any(made in self.nodes for made in call.makes) else nodes[-1]
             if not call.reads:
                 return None
-            if call.computes:
-                return self._folded_into(call)
+            if call.computes:  # it is folded, or nobody reads what has become of it
+                return self._folded_into(call) if call.may_fold else None
             name = call.reads[1 if call.name == "copy_" and len(call.reads) > 1 else 0]
         return self.nodes[name]
 

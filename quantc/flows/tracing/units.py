@@ -67,6 +67,8 @@ class CallFacts:
     computes: bool = True
     """Whether it is part of what is computed, before anything is folded: a cast to the dtype that is there, or dropout in inference,
     gives what it is given, and what nobody reads comes to nothing."""
+    may_fold: bool = False
+    """Whether the op that it is can be made part of a convolution or linear before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from quantc import api, pipelines
 from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
+from quantc.dialect import op_name
 from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError, UnknownNameError
 from quantc.flows.tracing.auto_trace import InterceptedLeaf, add_auto_convert, add_auto_observation, own_class
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.copies import copied, take_back
-from quantc.flows.tracing.grouping import Units
+from quantc.flows.tracing.grouping import FOLDED, Units
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import Bound
@@ -202,8 +203,10 @@ def _why_not_stable(recording: Recording) -> tuple[str, ...]:
 def _with_what_computes(calls: tuple[CallFacts, ...], captured: Program) -> tuple[CallFacts, ...]:
     """Tell calls that do nothing, and so are nothing in the tidy program, from those that are folded into others later."""
     tidy = pipelines.inference().without("fuse").run_on_copy(captured)
-    there = Units(tidy, calls).of_call
-    return tuple(replace(call, computes=call.number in there) for call in calls)
+    there = {number: {op_name(node) for node in nodes} for number, nodes in Units(tidy, calls).of_call.items()}
+    return tuple(
+        replace(call, computes=call.number in there, may_fold=there.get(call.number, set()) <= FOLDED) for call in calls
+    )
 
 
 def _with_whole_calls(captured: Program, trace: Trace, config: QuantConfig) -> QuantConfig:
