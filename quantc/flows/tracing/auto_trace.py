@@ -138,16 +138,17 @@ class Intercepted:
             run.stop_following()
         follower = None if is_hooked else run.follower or resumed(run)
         comes_again = follower is not None and follower.enter(self, sys._getframe(1))  # type: ignore[arg-type]
+        log = None if comes_again else run.open()
+        place = () if comes_again else place_of_call(2)
         if not comes_again:
-            log, place = run.open(), place_of_call(2)
             run.frame = _entered(state, run.frame, run, place)
         try:
             if not comes_again:
                 args, kwargs = state.module_before_hook(args, kwargs, run)
-                if is_hooked:
-                    run.lose()
-                elif log is not None:
-                    log.enter(self, sys._getframe(1), place)  # type: ignore[arg-type]
+            if is_hooked:
+                run.lose()
+            elif log is not None:
+                log.enter(self, sys._getframe(1), place)  # type: ignore[arg-type]
             call: Any = super().__call__ if is_hooked else self.forward  # type: ignore[attr-defined, misc]
             output = call(*args, **kwargs)
             if run.follower is not None and run.follower.exit():
