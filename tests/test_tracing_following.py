@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import random
@@ -288,6 +289,35 @@ def test_errors_that_the_model_catches() -> None:
             output = quantized(x, turn % 3 == 2)
             assert torch.equal(output, copy.deepcopy(quantized)(x, turn % 3 == 2))
             assert sqnr(model(x, turn % 3 == 2), output) > 25
+
+
+def test_calls_that_fail_count_as_calls() -> None:
+    """What may follow a call may follow it if it fails, and only then."""
+
+    class Tries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.maybe, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: Tensor, other: Tensor | None) -> Any:
+            more: Any = 0.0
+            if other is not None:
+                with contextlib.suppress(RuntimeError):
+                    more = self.maybe(other).mean()
+            return self.last(x) + more
+
+    torch.manual_seed(0)
+    model = Tries().eval()
+    x, other, small = images(), images(), torch.randn(1, 3, 2, 2)
+    prepared = prepare(model, (x, other))
+    with torch.no_grad():
+        prepared(x, other)
+        quantized = convert(prepared)
+        for _ in range(6):
+            for given in (small, other, small):
+                assert sqnr(model(x, given), quantized(x, given)) > 25
+            with pytest.raises(UnseenOpError, match="expected conv2d"):
+                quantized(x, None)
 
 
 def test_other_shapes_modes_and_hooks(twin: Any) -> None:

@@ -150,11 +150,11 @@ class Compute(nn.Module):
         kernel = self.kernel
         packed = kernel._packed
         if packed is not None and packed is self.packed:
-            return self.step(*operands)
+            return with_elements(self.step(*operands), operands)
         made = kernel.forward(*operands)
         packed = kernel._packed
         self.step, self.packed = kernel.bound(packed, Form.PLAIN, Form.PLAIN), packed
-        return made
+        return with_elements(made, operands)
 
     step: Any = None
     packed: Any = None
@@ -173,7 +173,7 @@ class Compute(nn.Module):
             )
         if self.kernel is not None:
             return self.on_kernel(*operands)
-        return self.body.forward(*operands)[0]
+        return with_elements(self.body.forward(*operands)[0], operands)
 
     def draw(self, graph: fx.Graph, root: nn.Module, operands: Sequence[fx.Node], prefix: str) -> fx.Node:
         """Write it into a larger graph; gives the node of its result. Modules go under names with the prefix."""
@@ -198,6 +198,15 @@ class Compute(nn.Module):
     def kernels(self) -> list[str]:
         """The kernels it runs, by name."""
         return [module.name for module in self.body.modules() if isinstance(module, Kernel)]
+
+
+def with_elements(made: Any, operands: Sequence[Tensor]) -> Any:
+    """The result of an op, which is refused if it is empty and the operands are not. torch refuses inputs that are smaller than a
+    window, and some kernels do not."""
+    if isinstance(made, Tensor) and not made.numel() and all(x.numel() for x in operands):
+        shapes = ", ".join(str(list(x.shape)) for x in operands)
+        raise RuntimeError(f"the input is smaller than the kernel: {shapes} gives {list(made.shape)}")
+    return made
 
 
 def _only_kernel(module: fx.GraphModule) -> Any:

@@ -56,6 +56,8 @@ class Log:
         """Which result a tensor is, by its id."""
         self.before: Node | None = None
         """Where it was when the last call began."""
+        self.is_open = False
+        """Whether that call has not ended yet."""
 
     @property
     def trails(self) -> Trails:
@@ -77,8 +79,8 @@ class Log:
         return number if number is not None and self.made[number]() is x else None
 
     def lose(self) -> None:
-        """Something was done that is not written down."""
-        self.node = None
+        """Something is done that is not written down."""
+        self.node, self.is_open = None, False
 
     @property
     def is_at_rest(self) -> bool:
@@ -89,8 +91,8 @@ class Log:
     def open(self) -> bool:
         """A call begins. Gives whether it is known where the model is."""
         queue = self.queue
-        if self.run.leaf is not None or queue.paths is not queue.trace.paths:
-            self.node = None
+        if self.is_open or self.run.leaf is not None or queue.paths is not queue.trace.paths:
+            self.node = None  # a call that has not ended has failed
         elif self.is_at_rest:
             frames = saved(self.run.frame)
             if frames is not None:
@@ -98,11 +100,12 @@ class Log:
                 start.worth += start.worth < 0
                 self.go_on(start, [])
         self.before = self.node
-        return self.before is not None
+        self.is_open = self.before is not None
+        return self.is_open
 
-    @property
-    def _is_open(self) -> bool:
-        """Whether a call that was opened has done no more than can be written down."""
+    def _close(self) -> bool:
+        """A call has ended. Gives whether it has done no more than can be written down."""
+        self.is_open = False
         if self.node is not self.before:
             self.node = None
         return self.node is not None
@@ -111,7 +114,7 @@ class Log:
 
     def leaf(self, leaf: Any, caller: FrameType, place: Key, quick: Quick, x: Any, got: Any) -> None:
         """A module of torch.nn was called."""
-        if self._is_open:
+        if self._close():
             self._call(leaf, At(place, caller), (self._read(x, quick.unit, quick.operand),), {}, quick.again, (x,), got)
 
     def function(
@@ -126,9 +129,10 @@ class Log:
         got: Any,
     ) -> None:
         """A function was called that is part of a quantized op."""
+        if not self._close():
+            return
         if unit.derived_of(number):
-            self.lose()  # weights that the model computes are looked at each time
-        if not self._is_open:
+            self.node = None  # weights that the model computes are looked at each time
             return
         operands = {path[1]: operand for operand, path in unit.by_call.get(number, ()) if path[0] == 0}
         reads = tuple(self._read(x, unit, operands.get(index, -1)) for index, x in enumerate(args))
@@ -146,7 +150,7 @@ class Log:
         first = args[0] if args else None
         pieces = first if isinstance(first, list | tuple) else (first,)
         numbers = [self.number_of(x) for x in pieces]
-        if not any(number is not None for number in numbers) or not self._is_open:
+        if not self._close() or not any(number is not None for number in numbers):
             return  # perhaps it has nothing to do with what was put off
         read: Any = None
         if None not in numbers:
@@ -156,7 +160,7 @@ class Log:
 
     def untouched(self, func: Any, caller: FrameType, place: Key, given: Any) -> None:
         """A function was called that might have been part of a quantized op, and is not."""
-        if not self._is_open:
+        if not self._close():
             return
         if any(isinstance(x, Traced) for x in given) or name_of(func) in PRODUCTS:
             self.node = None  # with another tensor it might be one that must not be left float
@@ -167,7 +171,7 @@ class Log:
 
     def enter(self, module: nn.Module, caller: FrameType, place: Key) -> None:
         """A call of a module has begun."""
-        if self._is_open:
+        if self._close():
             self._go(
                 (Enter, id(module), place),
                 lambda before, frames, step: Enter(before, frames, step, module, At(place, caller)),
@@ -175,7 +179,7 @@ class Log:
 
     def leave(self) -> None:
         """A call of a module has ended."""
-        if self._is_open:
+        if self._close():
             self._go(Leave, Leave)
 
     def _read(self, x: Any, unit: Unit | None, operand: int) -> Read | None:
