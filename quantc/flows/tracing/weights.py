@@ -4,15 +4,15 @@ Kernels have weights packed, and fused ops have them folded. Whoever writes to a
 was done: torch counts writes, but not those through `.data`, NumPy or an address. So each weight has a fingerprint from
 the moment the program is made. It is compared in full when a model is first called, and after every call while statistics
 are taken. A converted model asks torch's counts after each call. Memory has left the cache by then, so that looking at all
-of it would take too long: it looks at some weights each time, at where they lie and at one of their outermost values, which
-any write to the whole of one changes; and at one piece of memory now and then, so that nothing stays unseen for ever.
+of it would take too long: it looks at where each weight lies and at one of its outermost values, which any write to the whole
+of it changes; and at one piece of memory now and then, so that nothing stays unseen for ever.
 """
 
 from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
@@ -26,8 +26,6 @@ PIECE = 1 << 16
 """Bytes of memory that are looked at in one go."""
 EVERY = 8
 """Calls from one look at a piece of memory to the next."""
-AT_ONCE = 16
-"""Weights whose memory is looked at after one call; after the next it is the turn of others, if there are more."""
 WORD = 4
 """Bytes that are looked at of each weight after every call."""
 
@@ -103,7 +101,7 @@ class Weights:
         for row in self._scattered:
             if fingerprint(row.tensor) != self.made_of[row.name]:
                 raise row.changed()
-        if self._groups:
+        if self._places:
             self._look(next(self._turns))
 
     def _are_in_place(self) -> bool:
@@ -117,12 +115,11 @@ class Weights:
             return False
 
     def _look(self, turn: int) -> None:
-        """Look at the memory of some of them. Whether they lie where they lay is asked first: else it could not be read."""
-        group = self._groups[turn % len(self._groups)]
-        for tensor, address in group.places:
+        """Look at their memory. Whether they lie where they lay is asked first: else it could not be read."""
+        for tensor, address in self._places:
             if tensor.data_ptr() != address:
                 return self._settle()
-        words, values = group.words[turn // len(self._groups) % 2]
+        words, values = self._words[turn % 2]
         if b"".join(words) != values:
             return self.check_all()
         if turn % EVERY == 0:
@@ -152,24 +149,13 @@ class Weights:
             lying = [(row, _as_it_lies(row.tensor.detach())) for row in self.rows]
             self._scattered = [row for row, flat in lying if flat is None]
             laid = [(row.tensor, flat) for row, flat in lying if flat is not None and flat.numel()]
-            self._groups = [Group(laid[start : start + AT_ONCE]) for start in range(0, len(laid), AT_ONCE)]
+            self._laid = laid  # so that memory is not given away while it is looked at
+            self._places = [(tensor, tensor.data_ptr()) for tensor, _ in laid]
+            both = ([_word(flat, flat.argmax()) for _, flat in laid], [_word(flat, flat.argmin()) for _, flat in laid])
+            self._words = [(words, b"".join(words)) for words in both]  # the largest and the smallest value of each
             self._pieces = [
                 (tensor, tensor.data_ptr(), *piece) for tensor, flat in laid for piece in _pieces_of(_bytes_of(flat))
             ]
-
-
-class Group:
-    """Weights whose memory is looked at together."""
-
-    __slots__ = ("held", "places", "words")
-
-    def __init__(self, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.held = rows
-        """What keeps memory from being given away while it is looked at."""
-        self.places = [(tensor, tensor.data_ptr()) for tensor, _ in rows]
-        both = ([_word(flat, flat.argmax()) for _, flat in rows], [_word(flat, flat.argmin()) for _, flat in rows])
-        self.words = tuple((words, b"".join(words)) for words in both)
-        """The largest and the smallest value of each, and what is to be found there."""
 
 
 def _as_it_lies(tensor: Tensor) -> Tensor | None:
