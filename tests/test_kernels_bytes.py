@@ -330,6 +330,16 @@ def test_norms(
     check("normalize", *head, multiplier, offset, None, *out, least=0 if steepest > 0.2 else 1)
 
 
+def test_norms_of_groups_that_are_nearly_alike() -> None:
+    """In any order in memory: where channels lie side by side, torch's own norm is 8 steps off."""
+    x = torch.full((2, 8, 4, 3), 186, dtype=torch.uint8)
+    x[0, 0, 3, 1] = 187
+    eps = eps_of(48, 255, 1e-5, 1.0)
+    assert eps is not None
+    multiplier = torch.full((8, 1, 1), 19.0).double() * 2.0 ** -reciprocal_places(48)
+    check("normalize", x, 0, 48, True, eps.value, eps.places, multiplier, None, None, 0, 0, 255, torch.uint8)
+
+
 def test_norms_of_rows_that_are_all_alike_are_refused_where_float32_would_not_do() -> None:
     """A scale so large that eps comes to nothing beside it."""
     x = levels((4, 16), torch.uint8, "alike", 0)

@@ -61,7 +61,9 @@ class Normalize(Rounding):
         levels = inputs[0].float()  # a zero point would go with the mean
         if rows.shape:
             return self.settled(functional.layer_norm(levels, rows.shape, factor, offset, self.eps))
-        return self.settled(functional.group_norm(levels, rows.groups, factor, offset, self.eps))
+        # where channels lie side by side, torch too has the variance as the difference of two large numbers
+        in_order = levels.contiguous(memory_format=torch.contiguous_format)
+        return self.settled(functional.group_norm(in_order, rows.groups, factor, offset, self.eps))
 
 
 class RootMeanSquare(Normalize):

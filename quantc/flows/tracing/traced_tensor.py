@@ -93,12 +93,6 @@ class Light(Traced):
     follower: Any = None
     """Who knows what it is."""
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return call_on_floats(func, args, kwargs or {})
-
 
 class Kept:
     """What a tensor was at a time, whatever is written to it later."""
