@@ -75,7 +75,30 @@ def engines(counted: Counted) -> set[str]:
     return {op.partition(".")[0] for op in counted.ops if "conv" in op}
 
 
-@pytest.mark.parametrize(("name", "backend", "mode"), SETTINGS)
+QUICK = (
+    "resnet18",
+    "encoder of tokens",
+    "bert",
+    "lstm_tagger",
+    "convnext_block",
+    "frozen_batch_norm",
+    "function_style",
+    "mlp",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "mode"),
+    [
+        pytest.param(
+            *row,
+            marks=()
+            if row[0] in QUICK or (row[1:] == ("x86", "static") and row[0] not in NETWORKS)
+            else pytest.mark.slow,
+        )
+        for row in SETTINGS
+    ],
+)
 def test_scales_and_results_are_those_of_the_export_flow(name: str, backend: str, mode: Any) -> None:
     model, example = build(name)
     config = mode_config(quantizer_of(backend), mode) if mode != "static" else None
