@@ -526,3 +526,31 @@ def test_a_tensor_that_belongs_to_the_call_of_another_model(twin: Any) -> None:
         for _ in range(6):
             assert torch.equal(quantized(x), first)
         assert sqnr(own(F.relu(model.stem(x))), first) > 20
+
+
+@pytest.mark.parametrize(("between", "made_anyway"), [(nn.Dropout(0.2), 0), (nn.Softmax(1), 1)])
+def test_views_that_are_handed_on(between: nn.Module, made_anyway: int) -> None:
+    """Dropout gives back what it is given; and what looks at a view has it, though nobody holds what it is a view of."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.between, self.head = nn.Conv2d(3, 8, 3), between, nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            x = torch.flatten(F.adaptive_avg_pool2d(F.relu(self.conv(x)), 1), 1)
+            return self.head(self.between(x))
+
+    torch.manual_seed(0)
+    model = Classifier().eval()
+    prepared = prepare(model, images())
+    with torch.no_grad():
+        prepared(images())
+        quantized = convert(prepared)
+        for _ in range(12):
+            quantized(images())
+        x = images()
+        output, count = counted(quantized, x)
+        assert count == made_anyway  # the last layer, if it reads floats that are there
+        assert torch.equal(output, copy.deepcopy(quantized)(x))
+        assert sqnr(model(x), output) > 25

@@ -21,7 +21,7 @@ from quantc.errors import InputError
 from quantc.flows.tracing.bodies import with_numbers
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
 from quantc.flows.tracing.following import NOTHING, Follower
-from quantc.flows.tracing.functions import Kind, opened
+from quantc.flows.tracing.functions import Kind, gives_back, opened
 from quantc.flows.tracing.moves import moved, put_off, untouched
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.quick import NONE, Quick
@@ -63,6 +63,8 @@ class Interception(TorchFunctionMode):
                 return with_numbers(func(*args, **kwargs), args)
         elif kind is Kind.QUERY:
             return answer(func, args, kwargs)
+        elif kind is Kind.DROPOUT and gives_back(args, kwargs):
+            return args[0]
         elif kind is Kind.MOVE or kind is Kind.CALM:
             return self._moved(func, args, kwargs, moved if kind is Kind.MOVE else put_off)
         if kind is Kind.OPENED:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.flows.tracing.deferred import Settings
-from quantc.flows.tracing.functions import Kind
+from quantc.flows.tracing.functions import Kind, gives_back
 from quantc.flows.tracing.run import Frame
 from quantc.flows.tracing.traced_tensor import Light, Traced, answer, levels_on, on_grid
 from quantc.flows.tracing.trail import (
@@ -100,6 +100,8 @@ class Follower:
             return answer(func, args, kwargs) if args and type(args[0]) is Light else NOTHING
         if kind is Kind.OPENED or (kind is not Kind.HOOKED and Light not in types):
             return NOTHING
+        if kind is Kind.DROPOUT and gives_back(args, kwargs):
+            return args[0]
         with self.lock:
             if kind is Kind.HOOKED or kind is Kind.MOVE or kind is Kind.CALM:
                 return self._found(func, args, kwargs, caller)

@@ -24,6 +24,7 @@ class Kind(Enum):
     HOOKED = "may be quantized"
     CALM = "computes on floats what it computes, now or later"
     OPENED = "is written in Python, and is followed into"
+    DROPOUT = "gives its argument back, but in training"
     MEMORY = "hands out memory, which can be written to without torch counting it"
 
 
@@ -97,6 +98,7 @@ MOVES = frozenset(
 )
 CALM = frozenset({"adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "mean"})
 """Calls on floats that often stand between quantized ops, and are put off with them."""
+DROPOUT = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 IN_MEMORY = frozenset({"view", "view_as", "flatten", "unflatten"})
 """Moves that go by how a tensor lies in memory."""
 COPIES = frozenset(
@@ -123,6 +125,8 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
         return Kind.HOOKED
     if name in CALM:
         return Kind.CALM
+    if name in DROPOUT:
+        return Kind.DROPOUT
     return Kind.MOVE if name in MOVES else Kind.OTHER
 
 
@@ -131,6 +135,11 @@ def is_product(func: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
     if getattr(func, "__name__", "") not in PRODUCTS:
         return False
     return any(isinstance(leaf, nn.Parameter) for leaf in pytree.tree_leaves((tuple(args), kwargs)))
+
+
+def gives_back(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of dropout does nothing: then torch gives the very tensor that it is given."""
+    return (args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))) is False
 
 
 @cache

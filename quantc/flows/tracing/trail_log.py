@@ -271,8 +271,11 @@ class Log:
         """Write down what has to be done for the results that are held; not if one of them is still to be fused."""
         held = [(number, x) for number, x in enumerate(made) if x is not None]
         places: dict[int, int] = {}
+        shared = [x.shared for _, x in held if x.shared is not None]
+        if len(shared) != len(set(map(id, shared))):
+            return  # their floats lie in one memory
         for _, x in held:
-            if not self.is_put_off(x) or x.waiting is not None or x.shared is not None:
+            if not self.is_put_off(x) or x.waiting is not None:
                 return
             if x.grid is None and x.pending.place in places:
                 return  # each of them must have floats of its own
