@@ -394,3 +394,23 @@ def test_a_later_example_may_have_more_inputs() -> None:
 def test_advice_fits_the_flow() -> None:
     with pytest.raises(AnnotationError, match=r"explain\(prepared, node\)"):
         prepare(nn.Sequential(nn.Softmax(-1)).eval(), rows())
+
+
+def test_what_is_compiled_as_it_runs_is_refused_by_name() -> None:
+    class Chooses(Rows):
+        def forward(self, x: Tensor) -> Any:
+            x = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+            return self.second(F.relu(self.first(x)))
+
+    with pytest.raises(CaptureError, match=r"torch\.cond") as caught:
+        prepare(Chooses().eval(), rows())
+    assert "branch in Python" in str(caught.value)
+
+
+def test_errors_of_the_model_are_its_own() -> None:
+    class Wrong(Rows):
+        def forward(self, x: Tensor) -> Any:
+            return self.second(self.first(x)[:, :3])
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        prepare(Wrong().eval(), rows())

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.stamps import Stamp, is_wrapped
 from quantc.capture.tracing import Recorder, SeenAt, SeenCall, tensors_in
+from quantc.errors import CaptureError
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
@@ -76,6 +77,10 @@ class Recording:
         try:
             with torch.no_grad(), self.interception(run):
                 output = nn.Module.__call__(model, *args, **kwargs)
+        except RuntimeError as error:
+            if (refused := _refused(error, model)) is None:
+                raise
+            raise refused from error
         finally:
             RECORDINGS.discard(self)
             ACTIVE.run = None
@@ -167,6 +172,17 @@ class Recording:
 
 
 BOUNDARIES.add(id(Recording.run.__code__))
+
+
+def _refused(error: RuntimeError, model: nn.Module) -> CaptureError | None:
+    """What is said if code of the model is compiled while its calls are intercepted; other errors are the model's own."""
+    if type(error).__module__ != "torch._dynamo.exc":
+        return None
+    return CaptureError(
+        "a part of the model is compiled as it runs, as torch.cond and torch.compile do, where calls cannot be intercepted",
+        where=type(model).__name__,
+        advice="write torch.cond as a branch in Python, which this flow takes; or capture the model: qc.capture, qc.prepare",
+    )
 
 
 def arguments_of(
