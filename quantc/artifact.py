@@ -7,7 +7,7 @@ from hashlib import sha256
 from importlib.metadata import version
 
 from quantc.digests import state_digest
-from quantc.errors import QuantcError
+from quantc.errors import AnnotationError, QuantcError
 from quantc.program import Program, Stage
 
 
@@ -45,6 +45,16 @@ def _digest(*texts: str) -> str:
     return total.hexdigest()
 
 
+def check_has_plan(program: Program, verb: str) -> None:
+    """Refuse a program that was prepared, and has lost what was decided: all of it would be taken for float."""
+    if Stage.ANNOTATED <= program.stage < Stage.LOWERED and program.plan.says_nothing:
+        raise AnnotationError(
+            f"{program.name} has no plan, so qc.{verb} would leave all of it float",
+            where=f"its stage is {program.stage.label}; the text form does not hold what was decided",
+            advice="save programs with program.save and read them with qc.load; or prepare the parsed float program again",
+        )
+
+
 def check_quantized(program: Program, target: str) -> None:
     """Refuse what is not in Q/DQ form: float programs, and those in integer form."""
     if program.stage < Stage.FOLDED:
@@ -53,6 +63,7 @@ def check_quantized(program: Program, target: str) -> None:
             where=f"its stage is {program.stage.label}",
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
+    check_has_plan(program, "lower")
     if program.stage >= Stage.LOWERED:
         raise QuantcError(
             f"{program.name} is in integer form, and {target} is written from the Q/DQ form",

@@ -101,7 +101,7 @@ class Checkpoint:
 
     def write(self, whole: Whole) -> None:
         notes = {"batches": whole.batches, "samples": whole.samples, "threads": torch.get_num_threads()}
-        Statistics(whole.totals, {**self.identity, **notes}).save(self.path)
+        Statistics(whole.totals, {**self.identity, **notes}).write(self.path)
 
     def is_due(self, batches: int) -> bool:
         return batches % self.every == 0

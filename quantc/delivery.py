@@ -9,13 +9,16 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from quantc.bench.float_runtime import FloatRun, in_float
 from quantc.bench.race import EAGER, Forward, quietly_on_one_thread, speed, take_turns
 from quantc.errors import QuantcError
+from quantc.files.endings import check_ending
+from quantc.files.outputs import Output, check_outputs
+from quantc.files.whole_file import write_text
 from quantc.program import Program
 from quantc.quantize_job import Done
 from quantc.report import Speed
 from quantc.targets import ARTIFACTS, TARGETS, artifact_of, check_extra, lower
-from quantc.whole_file import whole_file
 
 IN_PROCESS = ("x86", "qnnpack")
 """Targets that take no time to lower for, so that their speed is always measured."""
@@ -49,16 +52,55 @@ class Delivered:
         }
 
 
-def check_out(out: Path | None) -> None:
-    """Refuse what cannot be written, before the work is done."""
-    if out is not None and (target := artifact_of(out)) is not None:
+def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
+    """Refuse what cannot be written, before the work is done, and say what will be: every file."""
+    if out is None:
+        return
+    where = f"--out {out}"
+    if (target := artifact_of(out)) is not None:
         check_extra(target)
-    if out is not None and out.suffix == ".html":
+        _check_suited(out, target, backend, to)
+    if out.suffix == ".html":
         raise QuantcError(
             f"{out} would hold the report, and no program",
-            where=f"--out {out}",
+            where=where,
             advice="name the program: with --out model.qc the report is written to model.html",
         )
+    check_ending(out, ("", ".qc", *ARTIFACTS), "a quantized program")
+    outputs = planned(out, backend)
+    check_outputs(outputs, where)
+    say(f"to be written: {', '.join(f'{output.path} ({output.what})' for output in outputs)}")
+
+
+def _check_suited(out: Path, target: str, backend: str, to: str) -> None:
+    """Refuse a file for one runtime of a program quantized for another: it would be right, and mostly float."""
+    where = f"--out {out} --backend {backend}"
+    if to == "integer":
+        raise QuantcError(
+            f"{out.suffix} files are written from the Q/DQ form, and the integer form was asked for",
+            where=where,
+            advice="leave --to integer out",
+        )
+    if backend == target or (backend not in TARGETS):
+        return
+    raise QuantcError(
+        f"{out} would be for {target}, and the program is quantized for {backend}",
+        where=where,
+        advice=f"give --backend {target}, or --out {out.with_suffix('.qc')} for {backend}",
+    )
+
+
+def planned(out: Path, backend: str) -> list[Output]:
+    """The files that come of `--out`, beside each other under one name: the program, the artifact and the report."""
+    asked = artifact_of(out)
+    target = asked or backend
+    program = out.with_suffix(".qc") if asked is not None else out
+    outputs = [Output("program", program, "program")]
+    if asked is not None or target in TARGETS:
+        suffixes = {name: suffix for suffix, name in ARTIFACTS.items()}
+        place = out if asked is not None else program.with_suffix(suffixes.get(target, f".{target}.qc"))
+        outputs.append(Output("artifact", place, target if target in suffixes else "program"))
+    return [*outputs, Output("report", program.with_suffix(".html"), "page")]
 
 
 def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
@@ -86,22 +128,23 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
 
 
 def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
-    """Beside each other, under one name: the program, the artifact and the report."""
+    """Write what was planned, but for an artifact that there is not."""
     done, artifact = delivered.done, delivered.artifact
-    is_artifact = artifact_of(out) is not None
-    program = out.with_suffix(".qc") if is_artifact else out
-    files = [("program", program)]
+    outputs = planned(out, target)
+    check_outputs(outputs, f"--out {out}")  # the work took its time
     out.parent.mkdir(parents=True, exist_ok=True)
-    done.result.save(program)
-    if artifact is not None:
-        suffixes = {name: suffix for suffix, name in ARTIFACTS.items()}
-        place = out if is_artifact else program.with_suffix(suffixes.get(target, f".{target}.qc"))
-        artifact.save(place)
-        files.append(("artifact", place))
-    page = program.with_suffix(".html")
-    with whole_file(page) as draft:
-        draft.write_text(done.to_html(), encoding="utf-8")
-    return replace(delivered, files=(*files, ("report", page)))
+    files = []
+    for what, path, _ in outputs:
+        if what == "program":
+            done.result.save(path)
+        elif what == "report":
+            write_text(path, done.to_html())
+        elif artifact is not None:
+            artifact.save(path)
+        else:
+            continue
+        files.append((what, path))
+    return replace(delivered, files=tuple(files))
 
 
 def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
@@ -112,12 +155,30 @@ def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
     steps = {EAGER: _call(captured, captured.module), target: _call(captured, artifact)}
     try:
         with quietly_on_one_thread():
+            base, why_not = _float_run(target, captured)
+            if base is not None:
+                steps[base.runtime] = _call(captured, base.model)
             spent = take_turns(steps, (), ROUNDS)
     except QuantcError as error:  # such as a runtime that is not installed: the file can be written all the same
         return done, f"speed not measured: {error.what}"
     found = Speed(target, min(spent[EAGER]) * 1e3, min(spent[target]) * 1e3, speed(spent[EAGER], spent[target]))
+    if base is not None:
+        own = spent[base.runtime]
+        times = speed(own, spent[target])
+        found = replace(found, runtime=base.runtime, runtime_before=min(own) * 1e3, runtime_times=times)
+    found = replace(found, why_not=why_not)
     result = replace(done.result, report=replace(done.result.report, speed=found))
     return replace(done, result=result), ""
+
+
+def _float_run(target: str, captured: Program) -> tuple[FloatRun | None, str]:
+    """The float program on the same runtime; or why it cannot be had, or does not run."""
+    try:
+        found = in_float(target, captured)
+        _call(captured, found.model)()
+    except QuantcError as error:
+        return None, f"float on the same runtime not measured: {error.what}"
+    return found, ""
 
 
 def _call(captured: Program, model: Callable[..., Any]) -> Forward:

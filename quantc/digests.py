@@ -36,8 +36,14 @@ def _hash(tensor: torch.Tensor) -> blake2b:
         plain = plain.int_repr()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
-    flat = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return blake2b(flat.view(torch.uint8).numpy().data, digest_size=4)
+    return blake2b(raw_bytes(plain.resolve_conj().resolve_neg()).data, digest_size=4)
+
+
+def raw_bytes(tensor: torch.Tensor) -> Any:
+    """The bytes of a tensor's elements in order, as an array. A tensor of one element counts as contiguous whatever its
+    stride, so that is set."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
 
 
 def state_digest(module: nn.Module) -> str | None:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from quantc.errors import PassError
+from quantc.files.whole_file import write_text
 from quantc.pipeline import Hook, Pass
 from quantc.program import Program
 from quantc.text_files import Snapshot
@@ -49,4 +50,4 @@ class Reproducer(Hook):
         error.add_note(f"to see it again: {command}")
 
     def _write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(f"{text}\n", encoding="utf-8")
+        write_text(self.folder / name, f"{text}\n")

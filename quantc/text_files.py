@@ -4,7 +4,7 @@
     program.safetensors          its constants; without them the program reads back on the meta device
     program.inputs.safetensors   its example inputs, so that it can be run and its numbers guarded
 
-Reading these executes nothing.
+All three are sealed: what was damaged is refused. Reading them executes nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from quantc.digests import constants
 from quantc.errors import LoadError
+from quantc.files import sealed_tensors
+from quantc.files.regular_file import read_text as read_file
+from quantc.files.sealed_tensors import Kind
+from quantc.files.sealed_text import sealed_text, unsealed_text
+from quantc.files.whole_file import write_text
 from quantc.parse import parse
 from quantc.program import Program
+
+VERSION = 1
+TENSORS = Kind("quantc.tensors", (VERSION,), "tensors of a dump", "write it again, or remove it")
 
 
 @dataclass(frozen=True)
@@ -38,44 +44,48 @@ class Snapshot:
 
     def write(self, path: Path) -> None:
         """Write the text to `path` and the tensors beside it."""
-        path.write_text(self.text, encoding="utf-8")
-        _write_tensors(_constants_file(path), self.constants)
+        write_text(path, sealed_text(self.text))
+        if not any(tensor.is_meta for tensor in self.constants.values()):
+            _write_tensors(constants_file(path), self.constants)
         leaves = {str(i): leaf for i, leaf in enumerate(self.inputs or ()) if isinstance(leaf, torch.Tensor)}
         if self.inputs is not None:
-            _write_tensors(_inputs_file(path), leaves)
+            _write_tensors(inputs_file(path), leaves)
 
 
 def read_text(path: Path) -> Program:
     """The program of a text file, with the constants and example inputs that lie beside it."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path} cannot be read: {error}", advice="give a file that program.dump() wrote") from error
-    tensors = _read_tensors(_constants_file(path)) if _constants_file(path).exists() else None
+        text = unsealed_text(read_file(path, "give a file that program.dump() wrote"))
+    except LoadError as error:
+        told = error.what if error.where else f"{path} cannot be read: {error.what}"
+        raise LoadError(told, where=str(path), advice=error.advice) from error
+    tensors = _read_tensors(constants_file(path)) if constants_file(path).exists() else None
     program = parse(text, tensors)
-    if _inputs_file(path).exists():
-        program.example_inputs = _inputs(program, _read_tensors(_inputs_file(path)), _inputs_file(path))
+    if inputs_file(path).exists():
+        program.example_inputs = _inputs(program, _read_tensors(inputs_file(path)), inputs_file(path))
     return program
 
 
-def _constants_file(path: Path) -> Path:
+def constants_file(path: Path) -> Path:
+    """Where the constants of a text lie."""
     return path.with_suffix(".safetensors")
 
 
-def _inputs_file(path: Path) -> Path:
+def inputs_file(path: Path) -> Path:
+    """Where the example inputs of a text lie."""
     return path.with_suffix(".inputs.safetensors")
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    # copies: the format refuses tensors that share memory, as tied weights do
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    sealed_tensors.write(path, TENSORS, plain, VERSION)
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"{path} is damaged: {error}", advice="write it again, or remove it") from error
+        return sealed_tensors.read(path, TENSORS)
+    except LoadError as error:
+        raise LoadError(f"{path} is damaged: {error.what}", where=str(path), advice=error.advice) from error
 
 
 def _inputs(program: Program, tensors: Mapping[str, torch.Tensor], path: Path) -> tuple[Any, ...]:

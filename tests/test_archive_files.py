@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -119,7 +119,7 @@ def loads_or_refuses(data: bytes, folder: Path) -> None:
         load_exported(file)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(flips=st.lists(st.tuples(st.integers(0, len(HONEST) - 1), st.integers(1, 255)), min_size=1, max_size=4))
 def test_flipped_bytes(flips: list[tuple[int, int]], tmp_path: Path) -> None:
     data = bytearray(HONEST)
@@ -128,13 +128,13 @@ def test_flipped_bytes(flips: list[tuple[int, int]], tmp_path: Path) -> None:
     loads_or_refuses(bytes(data), tmp_path)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(length=st.integers(0, len(HONEST) - 1))
 def test_truncated(length: int, tmp_path: Path) -> None:
     refused(HONEST[:length], tmp_path)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(
     member=st.sampled_from(sorted(members_of(HONEST))),
     place=st.integers(0, 1 << 16),

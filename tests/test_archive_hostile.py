@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._export.serde import schema
 
@@ -278,7 +278,7 @@ VALUES: st.SearchStrategy[object] = (
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(path=st.sampled_from(PATHS), index=st.integers(0, len(PAYLOADS)), value=VALUES)
 def test_any_field_replaced(path: tuple[str | int, ...], index: int, value: object, tmp_path: Path) -> None:
     """A payload or nonsense in any one field of the program: it loads or it is refused, and it never runs."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.errors import ModeError, SaveError
+from quantc.files import sealed_tensors
 from quantc.plan import Plan
 from quantc.program import Program, Stage
-from quantc.store import container
 from quantc.store.plan import PlanData
 from tests.store_files import calibrated, images, small_model, taken_apart
 from tests.zoo.vision import ResNet18
@@ -362,11 +362,11 @@ def test_an_interruption_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
     program.save(path)
     before = path.read_bytes()
 
-    def interrupted(tensors: object, path: Path, metadata: object) -> None:
-        path.write_bytes(b"half")
+    def interrupted(file: BinaryIO, parts: object) -> None:
+        file.write(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(container, "save_file", interrupted)
+    monkeypatch.setattr(sealed_tensors, "_put", interrupted)
     with pytest.raises(KeyboardInterrupt):
         program.save(path)
     assert path.read_bytes() == before

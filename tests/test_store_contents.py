@@ -77,7 +77,7 @@ def test_integers_of_two_types_may_share_what_is_stored() -> None:
         assert_same(back[name], tensor)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_collection_comes_back(data: st.DataObject) -> None:
     """Tensors drawn from few contents, types, shapes and orders, so that many are alike."""

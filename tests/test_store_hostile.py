@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -450,7 +450,7 @@ def test_every_field_dropped_or_of_another_type(parts: Parts, tmp_path: Path) ->
     assert told > 0.7 * len(places)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_mutated_documents_are_refused_or_sound(data: st.DataObject, parts: Parts, tmp_path: Path) -> None:
     document, tensors = parts.copy()

@@ -31,7 +31,7 @@ def test_every_dtype_comes_back(dtype: torch.dtype, shape: tuple[int, ...]) -> N
     assert_same(again(same), same)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=5).map(tuple),
     dtype=st.sampled_from([torch.int8, torch.int64, torch.float32]),
@@ -85,7 +85,7 @@ def fewest_bytes(values: list[int], own: int) -> int:
     return min(width, own) // 8 * len(values)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     values=INTEGERS,
     scale=st.sampled_from([1, 2**31, 2**32, 2**47, 2**48, 2**55, 2**56, 2**58, 2**60, 2**61, 2**62]),
@@ -149,7 +149,7 @@ def test_one_float_that_is_not_exact_is_enough(place: int, dtype: torch.dtype) -
     assert_same(again(tensor), tensor)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**31), count=st.integers(1, 600), masked=st.integers(0, 23), wide=st.booleans())
 def test_floats_of_any_bits_come_back(seed: int, count: int, masked: int, wide: bool) -> None:
     """The lower bits cleared: some tensors are exact in fewer bytes, some are not, some are NaN in places."""
@@ -209,7 +209,7 @@ def test_a_content_is_stored_again_where_too_much_is_made_of_it(monkeypatch: pyt
     assert all(bits(tensor) == bits(one) for tensor in back.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), room=st.sampled_from([0, 7, 100, 5000]))
 def test_whatever_is_written_keeps_the_bound(data: st.DataObject, room: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

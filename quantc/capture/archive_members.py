@@ -48,7 +48,7 @@ def inside(place: str) -> Iterator[None]:
     try:
         yield
     except LoadError as error:
-        where = f"{place}: {_printable(error.where)}" if error.where else place
+        where = f"{place}: {_printable(error.where)}" if error.where and error.where != place else place
         advice = _printable(error.advice) if error.advice else None
         raise LoadError(_printable(error.what), where=where, advice=advice) from error.__cause__
 

@@ -17,11 +17,12 @@ from quantc.executorch.container import sealed
 from quantc.executorch.delegation import Delegation
 from quantc.executorch.metadata import Metadata, convention_in
 from quantc.executorch.running import Running
-from quantc.kernels.vetting import has_nan
+from quantc.files.endings import check_ending
+from quantc.files.whole_file import write_bytes
+from quantc.finite.inputs import Watch, Watched
 from quantc.known_arguments import KnownArguments
 from quantc.report import readable
-from quantc.signature import Signature
-from quantc.whole_file import whole_file
+from quantc.signature import Signature, as_tensors
 
 TARGET = "executorch"
 
@@ -58,9 +59,8 @@ class Pte:
         """Why tensors come and go one after the other, where they do."""
         self._running: Running | None = None
         self._known = KnownArguments()
-        self._rounded = tuple(
-            place for place, item in enumerate(metadata.inputs if metadata else ()) if item.is_rounded
-        )
+        tensors = enumerate(metadata.inputs if metadata else ())
+        self._watch = Watch(tuple(Watched(at, item.name, item.is_mask) for at, item in tensors if item.is_rounded))
         """The tensors that are looked at for NaN: the delegate makes a number of it."""
 
     @property
@@ -83,6 +83,7 @@ class Pte:
             made = self._run(args)
         else:
             leaves, spec = pytree.tree_flatten((args, kwargs))
+            leaves = as_tensors(leaves) or leaves
             self._signature.check(leaves, spec)
             pairs = zip(self._signature.inputs, leaves, strict=True)
             made = self.run(*(leaf for item, leaf in pairs if not item.is_constant))
@@ -110,13 +111,7 @@ class Pte:
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run it on tensors that fit."""
-        for place in self._rounded:
-            if has_nan(inputs[place]):
-                raise InputError(
-                    f"input {place} holds NaN, for which the grid it is put on has no level",
-                    where=self._where,
-                    advice="replace NaN before the call; the float model yields NaN for such inputs",
-                )
+        self._watch.check(inputs)
         running = self._running if self._running is not None else self._runs()
         return running.run(inputs)
 
@@ -200,9 +195,8 @@ class Pte:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the `.pte` file, whole or not at all."""
-        place = Path(path)
-        with whole_file(place) as draft:
-            draft.write_bytes(sealed(self.content))
+        check_ending(Path(path), (".pte",), "an ExecuTorch program")
+        write_bytes(Path(path), sealed(self.content))
 
     def delegation(self) -> Delegation:
         """Which quantized ops a delegate took, which fell back, and why."""

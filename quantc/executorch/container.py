@@ -27,11 +27,11 @@ def unsealed(data: bytes, where: str) -> bytes:
     """The content of a file; LoadError if it is no `.pte`, cut short, or not what was sealed."""
     if data[4:8] != MAGIC:
         raise LoadError("this is no .pte file: it does not begin as one", where=where, advice=ADVICE)
-    content = data
-    if data.endswith(SEAL):
-        content, seal = data[:-SEALED], data[-SEALED : -len(SEAL)]
-        if sha256(content).digest() != seal:
+    content, seal = data[:-SEALED], data[-SEALED : -len(SEAL)]
+    if sha256(content).digest() != seal:  # a seal that fits is one, whatever is left of its mark
+        if data.endswith(SEAL):
             raise LoadError("the file is damaged: it is not what was sealed", where=where, advice=ADVICE)
+        content = data
     needed = _needed(content)
     if needed is not None and len(content) < needed:
         raise LoadError(f"the file is cut short: {len(content)} bytes of {needed}", where=where, advice=ADVICE)

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from quantc.artifact import Provenance
 from quantc.errors import LoadError
 from quantc.executorch.calling import ADVICE, CallData, Convention, call_data, convention_of
+from quantc.finite import Watch
 from quantc.frozen import faults_of
-from quantc.kernels.vetting import watched
 from quantc.program import Program
 from quantc.signature import Input
 from quantc.types import TensorType
@@ -32,7 +32,9 @@ class InputData(BaseModel):
     dtype: str
     shape: list[int | str]
     is_rounded: bool = False
-    """Whether it is put on a grid that was fixed beforehand, which has no level for NaN."""
+    """Whether it must be finite: no grid has a level for NaN."""
+    is_mask: bool = False
+    """Whether it may be infinite all the same."""
 
 
 class Metadata(BaseModel):
@@ -63,10 +65,13 @@ class Metadata(BaseModel):
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
 
-def metadata_of(program: Program, ranges: dict[str, tuple[int, int]], *, has_state: bool = False) -> Metadata:
-    rounded = watched(program)
+def metadata_of(
+    program: Program, ranges: dict[str, tuple[int, int]], *, has_state: bool = False, source: Program | None = None
+) -> Metadata:
+    """What the file of a program says of itself; `source` is what was given, if some of its sizes were fixed."""
+    watched = {item.place: item for item in Watch.of(program).inputs}
     return Metadata(
-        **asdict(Provenance.of(program)),
+        **asdict(Provenance.of(program if source is None else source)),
         torch=version("torch"),
         executorch=version("executorch"),
         inputs=[
@@ -74,7 +79,8 @@ def metadata_of(program: Program, ranges: dict[str, tuple[int, int]], *, has_sta
                 name=item.name,
                 dtype=str(item.type.dtype).removeprefix("torch."),
                 shape=[*item.type.shape],
-                is_rounded=place in rounded,
+                is_rounded=place in watched,
+                is_mask=place in watched and watched[place].may_be_infinite,
             )
             for place, item in enumerate(program.signature.inputs)
             if not item.is_constant and item.type is not None

@@ -15,19 +15,22 @@ import os
 import platform
 import random
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import platformdirs
 import torch
 from torch import Tensor, fx
 
-from quantc.errors import InputError
+from quantc.errors import InputError, LoadError, SaveError
+from quantc.files.regular_file import read_text
+from quantc.files.sealed_data import parse_json, sealed, unsealed
+from quantc.files.whole_file import check_writable, write_text
 from quantc.kernels.choosing import By, Choice, by_times
 from quantc.kernels.packed import Kernel
 from quantc.progress import Style, showing
@@ -37,6 +40,9 @@ TURNS = 10
 COUNTS = 4
 """Which part of the times counts, the lowest: a shared machine only ever adds time, but the best alone is luck."""
 FILE = "kernel-times.json"
+FORMAT = "quantc.kernel-times"
+MAX_CACHE = 256 << 20
+"""Bytes of the largest file of times that is read."""
 
 
 def cache_folder() -> Path:
@@ -61,12 +67,29 @@ class Times:
     path: Path = field(default_factory=lambda: cache_folder() / FILE)
     known: dict[str, float] = field(default_factory=dict)
     new: dict[str, float] = field(default_factory=dict)
+    is_kept: bool = True
+    """Whether the file can be written, as far as is known."""
 
     @classmethod
     def remembered(cls) -> Times:
         times = cls()
-        times.known = _read(times.path)
+        times.known = times.read()
         return times
+
+    def read(self) -> dict[str, float]:
+        """The times in the file. One that is damaged, or of an earlier quantc, is not used, and written anew."""
+        if not self.path.exists():
+            return {}
+        try:
+            found = parse_json(read_text(self.path, "remove it", most=MAX_CACHE), most=MAX_CACHE)
+            return _times(unsealed(found, needed=True) if isinstance(found, dict) else found)
+        except LoadError as error:
+            warnings.warn(
+                f"{self.path} is not used: {error.what}. Kernels are timed again, and it is written anew",
+                UserWarning,
+                stacklevel=3,
+            )
+            return {}
 
     def key(self, kernel: Kernel, inputs: Sequence[Tensor]) -> str | None:
         """What the time of a kernel is remembered by; None if the kernel does not say what it has to do."""
@@ -84,28 +107,41 @@ class Times:
 
     def put(self, key: str | None, microseconds: float) -> None:
         if key is not None:
-            self.new[key] = round(microseconds, 2)
+            self.new[key] = round(float(microseconds), 2)
+
+    def check(self) -> None:
+        """Say so now if what is about to be measured cannot be kept: it takes long."""
+        try:
+            check_writable(self.path, makes_folders=True)
+        except SaveError as error:
+            self._lose(error.what)
 
     def write(self) -> None:
         """Add what was measured to the file, which others may have written to in the meantime."""
-        if not self.new:
+        if not self.new or not self.is_kept:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = json.dumps({**_read(self.path), **self.new}, indent=1, sort_keys=True)
-        with NamedTemporaryFile("w", encoding="utf-8", dir=self.path.parent, suffix=".tmp", delete=False) as file:
-            file.write(content + "\n")
-        os.replace(file.name, self.path)
+        content = sealed({"format": FORMAT, "times": {**self.read(), **self.new}})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        except (OSError, SaveError) as error:
+            self._lose(str(error.strerror) if isinstance(error, OSError) else error.what)
+
+    def _lose(self, why: str) -> None:
+        self.is_kept = False
+        warnings.warn(
+            f"the times of kernels are not kept in {self.path}: {why}. They are measured again next time; "
+            "QUANTC_CACHE names another folder",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
-def _read(path: Path) -> dict[str, float]:
-    """The times in a file. One that cannot be read is as good as none: it is written anew."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {str(key): float(value) for key, value in found.items() if isinstance(value, int | float)}
+def _times(data: Any) -> dict[str, float]:
+    times = data.get("times") if isinstance(data, dict) and data.get("format") == FORMAT else None
+    if not isinstance(times, dict) or not all(isinstance(time, float) and time >= 0 for time in times.values()):
+        raise LoadError("it holds no times of kernels", advice="remove it")
+    return times
 
 
 def tune(
@@ -134,6 +170,8 @@ def tune(
         seen = turns.take({node: choice.taken for node, choice in open_choices.items()})
         keys = {node: _keys(open_choices[node].candidates, given.inputs, times) for node, given in seen.items()}
         left = [node for node in seen if any(times.get(key) is None for key in keys[node].values())]
+        if left:
+            times.check()
         for node, found in (measure(turns, left, told) if left else {}).items():
             for name, microseconds in found.items():
                 times.put(keys[node][name], microseconds)

@@ -1,7 +1,7 @@
-"""Statistics in a file: one safetensors file whose metadata is JSON. Reading it executes nothing.
+"""Statistics in a sealed tensor file (`quantc.files.sealed_tensors`), one of whose tensors is a JSON document, as bytes. Reading it executes nothing.
 
-    {"format": "quantc.statistics", "version": 1, "notes": {...}, "sites": {"conv2d:out0": {"statistics": "minmax",
-     "share": {"kind": "per-tensor"}, "values": {"seen": 64, "non_finite": 0}, "tensors": ["high", "low"]}}}
+    {"notes": {...}, "sites": {"conv2d:out0": {"statistics": "minmax", "share": {"kind": "per-tensor"},
+     "values": {"seen": 64, "non_finite": 0}, "tensors": ["high", "low"]}}}
 
 A tensor `high` of that site is stored under `conv2d:out0|high`.
 """
@@ -12,22 +12,25 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from quantc.errors import LoadError, PluginError, QuantcError, UnknownNameError
+from quantc.files import sealed_tensors
+from quantc.files.endings import check_ending
+from quantc.files.sealed_tensors import Kind
 from quantc.formats import Granularity
 from quantc.frozen import faults_of
 from quantc.observe.observation import Observation, State
 from quantc.observe.registry import OBSERVATIONS
-from quantc.whole_file import whole_file
 
-FORMAT = "quantc.statistics"
 ADVICE = "give a file that quantc wrote, or calibrate again"
+VERSION = 2
+STATISTICS = Kind("quantc.statistics", (VERSION,), "statistics", ADVICE, unsealed=frozenset({1}))
+DOCUMENT = "document"
 
 
 class SiteRecord(BaseModel):
@@ -65,10 +68,8 @@ class SiteRecord(BaseModel):
             raise LoadError(error.what, where=where, advice=ADVICE) from error
 
 
-class _Header(BaseModel):
+class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    format: Literal["quantc.statistics"]
-    version: Literal[1]
     notes: dict[str, JsonValue] = Field(default_factory=dict)
     sites: dict[str, SiteRecord]
 
@@ -82,41 +83,41 @@ class Statistics:
 
     def save(self, path: Path | str) -> None:
         """Write a file, whole or not at all: an interruption leaves the file that was there before."""
-        tensors, header = self._encoded()
-        with whole_file(Path(path)) as draft:
-            save_file(tensors, draft, metadata={"quantc": header})
+        check_ending(Path(path), (".safetensors",), "statistics")
+        self.write(Path(path))
+
+    def write(self, path: Path) -> None:
+        """Write a file under whatever name."""
+        sealed_tensors.write(path, STATISTICS, self._encoded(), VERSION)
 
     def to_bytes(self) -> bytes:
         """What `from_bytes` reads, to send it to another process."""
-        tensors, header = self._encoded()
-        text = header.encode()
-        return len(text).to_bytes(8, "little") + text + save(tensors)
+        return sealed_tensors.to_bytes(STATISTICS, self._encoded(), VERSION)
 
     @staticmethod
     def from_bytes(data: bytes) -> Statistics:
         """What `to_bytes` wrote."""
-        end = 8 + int.from_bytes(data[:8], "little")
-        try:
-            tensors = load(data[end:])
-        except SafetensorError as error:
-            raise LoadError(f"these bytes are not statistics: {error}", advice=ADVICE) from error
-        return _decoded("bytes", data[8:end], tensors)
+        return _decoded("bytes", sealed_tensors.from_bytes(data, STATISTICS))
 
-    def _encoded(self) -> tuple[dict[str, Tensor], str]:
-        """All tensors by name, and the JSON that says what they are."""
+    def _encoded(self) -> dict[str, Tensor]:
+        """All tensors by name, among them the JSON that says what they are."""
         tensors: dict[str, Tensor] = {}
         sites: dict[str, Any] = {}
         for name, observation in sorted(self.sites.items()):
             record, own = SiteRecord.of(observation)
-            tensors |= {f"{name}|{key}": value.contiguous().clone() for key, value in own.items()}
+            tensors |= {f"{name}|{key}": value.detach().cpu().contiguous() for key, value in own.items()}
             sites[name] = record.model_dump()
-        header = {"format": FORMAT, "version": 1, "notes": dict(self.notes), "sites": sites}
-        return tensors, json.dumps(header, sort_keys=True)
+        text = json.dumps({"notes": dict(self.notes), "sites": sites}, sort_keys=True).encode()
+        return {DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors}
 
     @staticmethod
     def load(path: Path | str) -> Statistics:
         """Read a file that `save` wrote. LoadError, naming the field, on anything else."""
-        return _decoded(path, *_read(path))
+        try:
+            tensors = sealed_tensors.read(Path(path), STATISTICS)
+        except LoadError as error:
+            raise LoadError(f"{path} does not read: {error.what}", where=str(path), advice=error.advice) from error
+        return _decoded(path, tensors)
 
     def merge(self, other: Statistics) -> Statistics:
         """The statistics of both, for data that was split. The notes are this one's."""
@@ -134,21 +135,12 @@ def _merge_at(name: str, left: Observation, right: Observation) -> Observation:
         raise
 
 
-def _read(path: Path | str) -> tuple[str, dict[str, Tensor]]:
+def _decoded(path: Path | str, tensors: dict[str, Tensor]) -> Statistics:
+    document = tensors.pop(DOCUMENT, None)
+    if document is None or document.dtype != torch.uint8 or document.dim() != 1:
+        raise LoadError(f"{path}: the tensor {DOCUMENT!r} is missing, or is not bytes", advice=ADVICE)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"{path} is not a safetensors file: {error}", advice=ADVICE) from error
-    if "quantc" not in metadata:
-        raise LoadError(f"{path} holds no statistics: its metadata has no field 'quantc'", advice=ADVICE)
-    return metadata["quantc"], tensors
-
-
-def _decoded(path: Path | str, text: str | bytes, tensors: dict[str, Tensor]) -> Statistics:
-    try:
-        header = _Header.model_validate_json(text)
+        header = _Document.model_validate_json(document.numpy().tobytes())
     except ValidationError as error:
         raise LoadError(f"{path} does not read: {'; '.join(faults_of(error))}", advice=ADVICE) from error
     sites = {name: _observation(path, name, site, tensors) for name, site in header.sites.items()}

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from quantc.files.whole_file import write_bytes
+
+if TYPE_CHECKING:
+    from quantc.program import Program
 
 T = TypeVar("T")
 
@@ -22,5 +27,12 @@ def from_bytes(content: bytes, load: Callable[[Path], T]) -> T:
     """What `load` reads from a file with this content."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "program"
-        path.write_bytes(content)
+        write_bytes(path, content)
         return load(path)
+
+
+def program_of(content: bytes) -> Program:
+    """The program that was pickled as this content."""
+    from quantc.store.programs import load
+
+    return from_bytes(content, load)

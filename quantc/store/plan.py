@@ -20,6 +20,7 @@ from quantc.errors import LoadError, PluginError, UnknownNameError
 from quantc.formats import Timing
 from quantc.instruction_sets import INSTRUCTION_SETS
 from quantc.numerics import QParams
+from quantc.observe.registry import OBSERVATIONS
 from quantc.observe.store import SiteRecord
 from quantc.outcomes import Derived, Fixed, Quantize, TensorOutcome
 from quantc.plan import Claim, Group, Part, Plan, Source
@@ -145,8 +146,11 @@ def _is_installed(quantizer: Quantizer) -> bool:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def plan_of(data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader) -> tuple[Plan, list[str]]:
-    """The plan that data describes, and what there is to say about it."""
+def plan_of(
+    data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader, *, needs_statistics: bool = True
+) -> tuple[Plan, list[str]]:
+    """The plan that data describes, and what there is to say about it. Unless statistics are needed, those of observations
+    that nobody offers here are left out."""
     uses = data.uses
     outcomes = {_site(text, "outcomes"): _use(uses, index, f"outcomes.{text}") for text, index in data.outcomes.items()}
     quantizer, notes = _quantizer(data.quantizer)
@@ -164,10 +168,22 @@ def plan_of(data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader)
     for name, record in data.statistics.items():
         where = f"plan.statistics.{name}"
         own = {key: tensors.take(f"statistics/{name}/{key}") for key in dict.fromkeys(record.tensors)}
-        plan.statistics[name] = record.restore(own, where)
+        if needs_statistics or _is_offered(record.statistics):
+            plan.statistics[name] = record.restore(own, where)
+        else:
+            notes.append(f"the statistics of {name} are left out: nobody offers {record.statistics!r} here")
     for name in dict.fromkeys(data.qparams):
         plan.qparams[name] = _qparams(name, tensors)
     return plan, notes
+
+
+def _is_offered(statistics: str) -> bool:
+    """Whether somebody offers such statistics here, in working order."""
+    try:
+        OBSERVATIONS[statistics]
+    except (UnknownNameError, PluginError):
+        return False
+    return True
 
 
 def _refusal(what: str, where: str) -> LoadError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from torch import fx
 from quantc.capture.archive_members import inside
 from quantc.digests import constants
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
+from quantc.files.endings import check_ending
 from quantc.frozen import faults_of
+from quantc.observe.registry import absent_allowed
 from quantc.parse import parse
 from quantc.program import LogEntry, Program, Stage
 from quantc.sites import NodeTable, Origin
@@ -80,6 +82,7 @@ class _Document(_Data):
 
 def save(program: Program, path: str | os.PathLike[str], lowered: Lowering | None = None) -> None:
     """Write a program to a file, whole or not at all. SaveError, naming the node, if it holds what a file cannot."""
+    check_ending(Path(path), (".qc",), "a program of quantc's, which qc.load reads")
     program.verify()
     stored, digests = contents(program, lowered)
     container.write(Path(path), stored, digests, container.VERSION if lowered is None else container.LOWERED)
@@ -121,8 +124,9 @@ def read(path: str | os.PathLike[str]) -> tuple[Program, Lowering | None]:
     with inside(str(place)):
         stored = container.read(place)
         try:
-            document = _document(stored.pop(DOCUMENT, None))
-            program = _program(document, stored)
+            with absent_allowed() as absent:
+                document = _document(stored.pop(DOCUMENT, None))
+            program = _program(document, stored, absent)
             _check_lowering(program, document.lowered)
             return program, document.lowered
         except LoadError:
@@ -208,14 +212,19 @@ def _document(stored: torch.Tensor | None) -> _Document:
         raise LoadError(f"its document does not read: {'; '.join(faults_of(error)[:3])}", advice=ADVICE) from error
 
 
-def _program(document: _Document, stored: Mapping[str, torch.Tensor]) -> Program:
+def _program(document: _Document, stored: Mapping[str, torch.Tensor], absent: Sequence[str]) -> Program:
     tensors = TensorReader(document.records, stored)
     program = parse(document.text, tensors.take_all(CONSTANTS))
+    is_converted = program.stage >= Stage.QUANTIZED
+    for told in absent if not is_converted else ():
+        raise LoadError(
+            f"it observes by what is not here: {told}", where="plan", advice="install the package that offers it"
+        )
     nodes = _nodes(program)
     program.log = [LogEntry(row.name, row.seconds, row.changed, tuple(row.notes)) for row in document.log]
     program.origins = _origin_table(document.origins, nodes)
     program.example_inputs = _example_inputs(program, document.inputs, tensors)
-    program.plan, notes = plan_of(document.plan, nodes, tensors)
+    program.plan, notes = plan_of(document.plan, nodes, tensors, needs_statistics=not is_converted)
     put_observers(program, document.observers, nodes)
     for what, where, _ in faults(program):
         raise LoadError(f"a file may not hold this: {what}", where=where, advice=ADVICE)

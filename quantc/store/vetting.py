@@ -108,7 +108,7 @@ def _written_through_another(program: Program) -> Iterator[tuple[str, str, str]]
             memory.setdefault(tensor.untyped_storage().data_ptr(), {})[id(tensor)] = name
     others = {key: names for names in memory.values() if len(names) > 1 for key in names}
     for _, graph in program.graphs() if others else ():
-        aliasing = Aliasing(graph)
+        aliasing = Aliasing(graph, program.owner(graph))
         for node in graph.find_nodes(op="get_attr"):
             names = others.get(id(program.tensor(node)))
             if names is not None and aliasing.is_written(node):

@@ -1,0 +1,59 @@
+"""Reading files that are files: a pipe would keep the reader waiting, and a device would never end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from quantc.errors import LoadError, QuantcError
+
+MAX_TEXT = 1 << 30
+"""Bytes of the largest text that is read."""
+
+
+def check_regular(path: str | os.PathLike[str], advice: str, error: type[QuantcError] = LoadError) -> Path:
+    """The path, if a file is there; an error if there is nothing, a folder, a pipe or a device."""
+    place = Path(path)
+    try:
+        mode = place.stat().st_mode
+    except (OSError, ValueError) as fault:
+        why = (fault.strerror if isinstance(fault, OSError) else None) or str(fault)
+        told = "" if isinstance(fault, FileNotFoundError) else f": {why}"
+        raise error(f"there is no file {place}{told}", where=str(place), advice=advice) from fault
+    if not stat.S_ISREG(mode):
+        raise error(f"there is no file {place}: it is {_kind(mode)}", where=str(place), advice=advice)
+    return place
+
+
+def read_text(
+    path: str | os.PathLike[str], advice: str, error: type[QuantcError] = LoadError, *, most: int = MAX_TEXT
+) -> str:
+    """The text of a file; an error if it cannot be read, is no text, or is larger than `most` bytes."""
+    content = read_bytes(path, advice, error, most=most)
+    try:
+        return content.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as fault:
+        raise error(f"{path} cannot be read: it is no text in UTF-8", where=str(path), advice=advice) from fault
+
+
+def read_bytes(
+    path: str | os.PathLike[str], advice: str, error: type[QuantcError] = LoadError, *, most: int | None = None
+) -> bytes:
+    """The bytes of a file; an error if it cannot be read, or is larger than `most` bytes."""
+    place = check_regular(path, advice, error)
+    try:
+        with place.open("rb") as file:
+            content = file.read() if most is None else file.read(most + 1)
+    except OSError as fault:
+        why = fault.strerror or str(fault)
+        raise error(f"{place} cannot be read: {why}", where=str(place), advice=advice) from fault
+    if most is not None and len(content) > most:
+        raise error(f"{place} cannot be read: it is larger than {most:,} bytes", where=str(place), advice=advice)
+    return content
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"

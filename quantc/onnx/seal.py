@@ -1,0 +1,67 @@
+"""The seal of an `.onnx` file: its last metadata entry, `quantc.seal`, is a digest of all before it.
+
+Messages of protobuf can be lengthened: what is put behind one is read as more of its fields. A model too large for one file
+has its weights in another, whose digest is the entry `quantc.data`, just before the seal.
+"""
+
+from __future__ import annotations
+
+from hashlib import file_digest, sha256
+from pathlib import Path
+
+from quantc.errors import LoadError
+
+DIGITS = 64
+
+
+def _begin(key: bytes) -> bytes:
+    """One more of a model's `metadata_props`, its field 14, up to the value, which has `DIGITS` digits."""
+    entry = b"\x0a" + bytes([len(key)]) + key + b"\x12" + bytes([DIGITS])
+    return b"\x72" + bytes([len(entry) + DIGITS]) + entry
+
+
+SEAL, DATA = _begin(b"quantc.seal"), _begin(b"quantc.data")
+
+
+def sealed(content: bytes, data: Path | None = None) -> bytes:
+    """A model's bytes with their seal, and that of the file its weights are in."""
+    if data is not None:
+        content += DATA + _digest_of(data)
+    return content + SEAL + sha256(content).hexdigest().encode()
+
+
+def data_file(path: Path) -> Path:
+    """Where the weights of a model lie that has them apart."""
+    return path.with_name(f"{path.name}.data")
+
+
+def check_seal(path: Path) -> None:
+    """LoadError if a file is not what was sealed. One without a seal is somebody else's, and theirs to check."""
+    with path.open("rb") as file:
+        content, seal = _parted(file.read(), SEAL)
+    if seal is None:
+        return
+    if sha256(content).hexdigest().encode() != seal:
+        raise _damaged(path)
+    _, data = _parted(content, DATA)
+    if data is not None and (not data_file(path).is_file() or _digest_of(data_file(path)) != data):
+        raise _damaged(data_file(path))
+
+
+def _parted(content: bytes, begin: bytes) -> tuple[bytes, bytes | None]:
+    """What comes before an entry at the end, and its value; None if it is not there."""
+    length = len(begin) + DIGITS
+    return (content[:-length], content[-DIGITS:]) if content[-length:-DIGITS] == begin else (content, None)
+
+
+def _digest_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest().encode()
+
+
+def _damaged(path: Path) -> LoadError:
+    return LoadError(
+        "the file is damaged: it is not what was sealed",
+        where=str(path),
+        advice="write it again with qc.lower(program, 'onnx').save(path), and copy it whole",
+    )
