@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from quantc.coarse import COARSE, coarse_channels, coarse_groups
 from quantc.errors import CalibrationError, DataError, QuantcError, SpecError
+from quantc.finite import check_scales
 from quantc.formats import PerChannel
 from quantc.integer.proof.range_reduction import RangeReduction, Reduction
 from quantc.numerics import QParams, fit_weight_scale, scale_product
@@ -23,6 +23,7 @@ from quantc.plan import Group, Source
 from quantc.program import Program
 from quantc.sites import Site
 from quantc.spec import INT32_BIAS, QuantSpec
+from quantc.types import is_empty
 
 
 def spec_of(group: Group, qparams: QParams | None = None) -> QuantSpec:
@@ -53,6 +54,9 @@ def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tup
             _refuse_groups(program, group, [found[parent] for parent in parents], places)
             notes += _make_room(program, group, parents, found, places)
             found[group.name] = scale_product(*(found[parent] for parent in parents))
+    for group in program.plan.groups:
+        if group.name in found:
+            check_scales(found[group.name].scale, group.name, program.describe(places.value(group.places[0])))
     return found, notes
 
 
@@ -108,11 +112,18 @@ def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, w
     }
     total = program.plan.statistics.get(group.name) if group.source is Source.DATA else None
     if group.source is Source.DATA and (total is None or not total.seen):
-        raise _unobserved(program, group, where)
+        if not all(is_empty(places.node(site)) for site in group.values):
+            raise _unobserved(program, group, where)
+        total = start(spec)
+        total.update(torch.zeros(1), where=where)  # whatever the scale, there is nothing to round
+    if total is not None or any(constant.numel() for constant in constants.values()):
+        # a cache that holds nothing yet has no say in a range that others have
+        constants = {name: constant for name, constant in constants.items() if constant.numel()}
     if constants:
         own = start(spec)
         for name, constant in constants.items():
-            _refuse_bad(name, constant, where)
+            if constant.numel() == 0:
+                raise DataError(f"{name} is empty, and has no range", where=where, advice="leave it float")
             own.update(constant.detach(), where=where)
         total = own if total is None else total.merge(own)
     if total is None:
@@ -139,20 +150,6 @@ def _unobserved(program: Program, group: Group, where: str) -> CalibrationError:
 
 def _has_seen(observation: Observation | None) -> bool:
     return observation is not None and observation.seen > 0
-
-
-def _refuse_bad(name: str, constant: Tensor, where: str) -> None:
-    if constant.numel() == 0:
-        raise DataError(f"{name} is empty, and has no range", where=where, advice="leave it float")
-    if math.isfinite(constant.detach().sum()):
-        return  # one number that is not would have made the sum so; it takes a tenth of the time
-    bad = constant.numel() - int(constant.isfinite().sum())
-    if bad:
-        raise DataError(
-            f"{bad} of {constant.numel()} values of {name} are NaN or infinite",
-            where=where,
-            advice="correct the model: what it was trained or loaded with; FLOAT leaves the op as it is",
-        )
 
 
 def _refuse_groups(program: Program, group: Group, parents: list[QParams], places: Places) -> None:

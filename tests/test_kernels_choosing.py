@@ -129,7 +129,7 @@ def test_tuning_takes_the_fastest_and_remembers(target: str, monkeypatch: pytest
     assert {type(kernel) for kernel in first.module.modules() if isinstance(kernel, Kernel)} == {AsWritten}
     times = next(row.microseconds for row in first.placed if row.op == "linear")
     assert times["slow"] > 2500 > times["quick"]
-    found = json.loads((tmp_path / tuning.FILE).read_text())
+    found = json.loads((tmp_path / tuning.FILE).read_text())["times"]
     assert sum(" | whole | " in key for key in found) == 2  # as measured, and as the table has it
     kept = [key for key in found if " | whole | " not in key]
     assert len(kept) == 4
@@ -186,12 +186,31 @@ def test_the_choice_changes_no_numbers(target: str) -> None:
     assert torch.equal(one(x), other(x))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"a": "b"}'])
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"a": "b"}', '{"a": 2.5}'])
 def test_a_cache_that_cannot_be_read_is_written_anew(target: str, content: str, tmp_path: Path) -> None:
     (tmp_path / tuning.FILE).write_text(content)
-    qc.lower(program(), target, tune=True)
-    found = json.loads((tmp_path / tuning.FILE).read_text())
+    with pytest.warns(UserWarning, match="is not used"):
+        qc.lower(program(), target, tune=True)
+    found = json.loads((tmp_path / tuning.FILE).read_text())["times"]
     assert sum(" | whole | " not in key for key in found) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_timing(
+    target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("QUANTC_CACHE", str(tmp_path / "file" / "below"))
+    measure, told = tuning.measure, []
+
+    def measured_after(*args: Any) -> Any:
+        told.append(len(caught))
+        return measure(*args)
+
+    monkeypatch.setattr(tuning, "measure", measured_after)
+    with pytest.warns(UserWarning, match="are not kept in .*: Not a directory") as caught:
+        lowered = qc.lower(program(), target, tune=True)
+    assert chosen(lowered) == [("quick", "measured"), ("quick", "measured")]
+    assert told == [1]
 
 
 def test_what_others_wrote_in_the_meantime_is_kept(target: str, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_differs_from_the_integer_form_by_no_more_than_ties_and_bias(case: Case,
     assert excess.max() <= 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     case=st.sampled_from(sorted(CASES)),
     rows=st.integers(1, 20),

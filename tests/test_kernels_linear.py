@@ -66,7 +66,7 @@ def layers(module: qc.Lowered) -> list[Linear]:
 # -- the kernels themselves, against NumPy -----------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     family=st.sampled_from(list(FAMILIES)),
     rows=st.integers(1, 40),
@@ -160,7 +160,7 @@ def test_few_rows_on_many_threads_at_once() -> None:
 # -- in programs -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     family=st.sampled_from(list(FAMILIES)),
     rows=st.integers(1, 40),

@@ -51,7 +51,7 @@ def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[Gap, ...]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     axes=st.integers(1, 3),
     groups=st.sampled_from([1, 2, 4]),
@@ -77,7 +77,7 @@ def test_convolutions(
     assert sum("qconv" in gap.kernel for gap in found) in ((3,) if is_usual else (2, 3))  # see Window.check_onednn
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.integers(1, 40),
     inputs=st.integers(1, 70),

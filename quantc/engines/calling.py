@@ -9,11 +9,12 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from quantc.engines.sessions import Session
-from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
+from quantc.finite import Watch
+from quantc.kernels.vetting import check_device, check_gradients
 from quantc.known_arguments import KnownArguments
 from quantc.onnx.export import Exported, Literal
 from quantc.program import Program
-from quantc.signature import Signature
+from quantc.signature import Signature, as_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,7 @@ class Calling:
 
     signature: Signature
     exported: Exported
-    watched: tuple[int, ...]
+    watch: Watch
     """Inputs that are looked at for NaN: engines make a number of it."""
     is_one: bool
     """Whether the program yields the model's one output, and nothing around it."""
@@ -31,13 +32,13 @@ class Calling:
     @staticmethod
     def of(program: Program, exported: Exported) -> Calling:
         is_one = program.signature.out_spec.is_leaf() and exported.outputs == (0,)
-        return Calling(program.signature, exported, watched(program), is_one)
+        return Calling(program.signature, exported, Watch.of(program), is_one)
 
     def __call__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = KnownArguments.kind(args, kwargs)
         is_known = kind in self.known
         leaves = args if is_known else self._checked(args, kwargs)
-        check_numbers(leaves, self.watched, self.signature)
+        self.watch.check(leaves)
         if not is_known:
             self.known.add(kind)
         made = session([leaves[index] for index in self.exported.inputs])
@@ -46,6 +47,7 @@ class Calling:
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The flat inputs, which fit."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves = as_tensors(leaves) or leaves
         self.signature.check(leaves, spec)
         check_device(leaves, self.signature)
         check_gradients(leaves, self.signature)

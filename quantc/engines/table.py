@@ -64,13 +64,31 @@ ENGINES: Mapping[str, Engine] = {
 """By name; torch's own kernels are the engine that is always there."""
 
 
+SHORT = {
+    "ort": "onnxruntime",
+    "onnx": "onnxruntime",
+    "ov": "openvino",
+    "pytorch": TORCH,
+    "onednn": TORCH,
+    "fbgemm": TORCH,
+}
+"""What engines are called besides."""
+
+
+def _advice(name: str) -> str:
+    known = (TORCH, AUTO, *ENGINES)
+    short = SHORT.get(name.lower())
+    listed = ", ".join(sorted(known))
+    return suggest(name, known, noun="engines") if short is None else f"did you mean {short}? Known engines: {listed}"
+
+
 def engine_of(name: str) -> Engine:
     """The engine of that name, which has to be installed."""
     if name not in ENGINES:
         raise UnknownNameError(
             f"there is no engine {name!r}",
             where=f'qc.lower(..., "x86", engine={name!r})',
-            advice=suggest(str(name), (TORCH, AUTO, *ENGINES), noun="engines"),
+            advice=_advice(str(name)),
         )
     found = ENGINES[name]
     if found.missing:

@@ -112,7 +112,8 @@ def in_usual_order(program: Program) -> None:
     in order, and views of such. Kernels leave images channels last, and ATen's ops hand that on."""
     for _, graph in program.graphs():
         for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
-            for source in node.all_input_nodes:
+            # what is read by its memory is the first argument; sizes may be values too
+            for source in node.all_input_nodes if node.op == "output" else node.all_input_nodes[:1]:
                 if node.op == "output" and _keeps_views(program, source):
                     continue
                 reader, whole = (node, source) if node.target in BY_MEMORY else _below_views(node, source)

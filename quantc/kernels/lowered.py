@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from quantc.artifact import check_has_plan
 from quantc.errors import InputError, ModeError, QuantcError
+from quantc.finite import Watch
 from quantc.kernels.compiled import compiled
 from quantc.kernels.holding import Holdings
 from quantc.kernels.memory import Memory, memory_of
@@ -24,10 +26,11 @@ from quantc.kernels.placing import Choosing, Placed, on_kernels
 from quantc.kernels.replayed import Replayed
 from quantc.kernels.straight import straight_line, why_not_recorded, why_not_repeated
 from quantc.kernels.table import kernels_for
-from quantc.kernels.vetting import check_device, check_gradients, check_numbers, watched
+from quantc.kernels.vetting import check_device, check_gradients
 from quantc.kernels.whole import fastest, race
 from quantc.program import Program, Stage, check_program
 from quantc.progress import Style
+from quantc.signature import as_tensors
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import Lowering, save
 from quantc.terminal import plain_rows
@@ -72,7 +75,7 @@ class Lowered(nn.Module):
         self._digest = _digest(program)
         self._checked: set[Any] = set()
         """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
-        self._watched = watched(program)
+        self._watch = Watch.of(program)
         self._takes_tensors = _is_flat(program.signature.in_spec)
         """Whether the arguments are the flat inputs, so that nothing has to be taken apart."""
         self._yields_one = program.signature.out_spec.is_leaf()
@@ -125,6 +128,9 @@ class Lowered(nn.Module):
         signature = self._program.signature
         if kwargs or shapes not in self._checked:
             leaves, spec = pytree.tree_flatten((args, kwargs))
+            if (tensors := as_tensors(leaves)) is not None:
+                given, named = pytree.tree_unflatten(tensors, spec)
+                return self._checked_call(given, named)
             signature.check(leaves, spec)
             check_device(leaves, signature)
             if any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in leaves):
@@ -140,15 +146,12 @@ class Lowered(nn.Module):
         line = self._line
         if isinstance(line, Replayed):
             return line(*leaves)
-        self._check_numbers(leaves)
+        self._watch.check(leaves)
         if line is not None:
             return line(*leaves)
         made = self._run(*leaves)
         self._settle(leaves)
         return made
-
-    def _check_numbers(self, leaves: Sequence[Any]) -> None:
-        check_numbers(leaves, self._watched, self._program.signature)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What torch.compile sees, one op that it does not look into; and torch.export, the portable program."""
@@ -170,7 +173,7 @@ class Lowered(nn.Module):
             line: Callable[..., Sequence[Any]] = straight_line(self.module)
             self._why_not_recorded = why_not_recorded(self.module) or ""
             if not self._why_not_recorded:
-                line = Replayed(line, self._watched, self._check_numbers)
+                line = Replayed(line, self._watch.places, self._watch.check)
             if self.is_compiled and why_not_repeated(self.module) is not None:
                 line = self._run  # it cannot be called for nothing
             elif self.is_compiled:
@@ -382,6 +385,7 @@ def lower(
             where=f"its stage is {program.stage.label}",
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
+    check_has_plan(program, "lower")
     own = program.clone() if program.stage >= Stage.LOWERED else pipelines.lower().run_on_copy(program)
     made = Lowered(own, target, Choosing(tune, allow_float, progress), compile)
     if made.placed and not any(row.kernel for row in made.placed):

@@ -10,6 +10,7 @@ tensors, and the graph must yield the bits that the function yields.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
@@ -40,7 +41,7 @@ Run = Callable[..., Sequence[Any]]
 class Replayed:
     """A function on tensors that is run from a recording where its inputs have shapes and strides that were met before.
 
-    `watched` are inputs in which there must be no NaN, and `alarm` is called with all inputs where there may be some. A
+    `watched` are inputs that must be finite, and `alarm` is called with all inputs where one may not be. A
     recording adds such inputs up on its way, which takes half as long as to do so beforehand.
     """
 
@@ -118,7 +119,7 @@ class Replayed:
 
         def watching(*given: Any) -> Sequence[Any]:
             made = run(*given)
-            if any(total != total for total in [total.item() for total in made[-len(watched) :]]):
+            if not all(math.isfinite(abs(total.item())) for total in made[-len(watched) :]):
                 self._sound(given)
             return made[: -len(watched)]
 

@@ -58,8 +58,10 @@ def _begins_as_pte(path: Path) -> bool:
     """Whether a file begins as ExecuTorch's do: its name may end otherwise."""
     from quantc.executorch.container import MAGIC
 
+    if not path.is_file():
+        return False  # reading it will say why
     try:
         with path.open("rb") as file:
             return file.read(8)[4:] == MAGIC
     except OSError:
-        return False  # reading it will say why
+        return False

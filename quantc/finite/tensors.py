@@ -1,0 +1,53 @@
+"""Whether the numbers of a tensor are finite."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from quantc.errors import DataError
+
+
+def why_not_finite(x: Tensor, *, may_be_infinite: bool = False) -> str | None:
+    """What a tensor holds that is not finite: "NaN" or "infinity". None for integers, and for tensors without numbers."""
+    if not (x.is_floating_point() or x.is_complex()) or x.is_meta or isinstance(x, FakeTensor) or _is_traced():
+        return None
+    x = x.detach()
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):  # inside of torch.vmap there is no number to look at
+        x = torch._C._functorch.get_unwrapped(x)
+    if x.dtype.itemsize == 1:
+        x = x.float()  # there are no sums of bytes
+    # one number that is not finite makes the sum so; to add up takes a tenth of the time that looking at each would
+    total = x.sum()
+    if math.isfinite(abs(total.item())):
+        return None
+    if bool(x.isnan().any()):
+        return "NaN"
+    return "infinity" if not may_be_infinite and bool(x.isinf().any()) else None
+
+
+def _is_traced() -> bool:
+    """Whether calls are recorded to be run on other numbers: those at hand say nothing then."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    return mode is not None or torch.jit.is_tracing()
+
+
+def count_not_finite(x: Tensor) -> int:
+    """How many numbers of a tensor are NaN or infinite."""
+    return int((~torch.isfinite(x.detach())).sum())
+
+
+def check_scales(scale: Tensor, name: str, where: str | None = None) -> None:
+    """DataError, naming what it is for, unless every scale is a positive finite number."""
+    found = scale.detach()
+    bad = found.numel() - int((torch.isfinite(found) & (found > 0)).sum())
+    if bad:
+        first = next(value for value in found.flatten().tolist() if not (math.isfinite(value) and value > 0))
+        raise DataError(
+            f"the scale of {name} is {first}{f', and {bad - 1} more are no scales' if bad > 1 else ''}",
+            where=where,
+            advice="a scale is a positive finite number: look for NaN and infinity in what it was found from",
+        )
