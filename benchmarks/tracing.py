@@ -1,4 +1,4 @@
-"""What the tracing flow costs: Python per intercepted op, and ResNet-18 beside the graph-lowered one.
+"""What the tracing flow costs: Python per intercepted call, and ResNet-18 beside the graph-lowered one.
 
 python -m benchmarks.tracing
 """
@@ -9,7 +9,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.bench.networks import resnet18
 from quantc.flows.tracing import convert, prepare
-from quantc.flows.tracing.deferred import Queue
+from quantc.flows.tracing.cutting import Compute
 
 WIDTH = 16
 
@@ -48,26 +48,30 @@ def median(call: Callable[[], Any], times: int) -> float:
 
 
 def per_op(depth: int = 50) -> float:
-    """Microseconds of Python per intercepted op, kernels excluded: the converted chain, less what was put off."""
+    """Microseconds of Python per intercepted call, kernels excluded: the converted chain, less its kernels."""
     torch.manual_seed(0)
     model, x = Chain(depth).eval(), torch.randn(2, WIDTH)
     prepared = prepare(model, x)
-    run, taken = Queue._run, []
+    forward, taken = Compute.forward, [0.0]
 
-    def timed(queue: Queue, wanted: tuple[int, ...]) -> Sequence[Tensor]:
+    def timed(compute: Compute, *operands: Tensor) -> Any:
         start = time.perf_counter()
-        made = run(queue, wanted)
-        taken.append(time.perf_counter() - start)
+        made = forward(compute, *operands)
+        taken[-1] += time.perf_counter() - start
         return made
+
+    def call() -> None:
+        taken.append(0.0)
+        quantized(x)
 
     with torch.inference_mode():
         prepared(x)
         quantized = convert(prepared)
         for _ in range(10):
             quantized(x)
-        with mock.patch.object(Queue, "_run", timed):
-            whole = median(lambda: quantized(x), 200)
-    return (whole - statistics.median(taken)) / (2 * depth) * 1e6
+        with mock.patch.object(Compute, "forward", timed):
+            whole = median(call, 200)
+    return (whole - statistics.median(taken[1:])) / (2 * depth) * 1e6
 
 
 def resnet(times: int) -> tuple[float, float]:
@@ -80,7 +84,7 @@ def resnet(times: int) -> tuple[float, float]:
         prepared(x)
         qc.calibrate(program, [x], progress="silent")
         lowered, quantized = qc.lower(qc.convert(program), "x86"), convert(prepared)
-        for _ in range(8):  # sequences are recorded when they come again
+        for _ in range(8):
             if not torch.equal(lowered(x), quantized(x)):
                 raise SystemExit("the two do not compute the same")
         rows = [(median(lambda: quantized(x), 1), median(lambda: lowered(x), 1)) for _ in range(times)]

@@ -6,8 +6,8 @@ alike. From there the hooks of `AutoQuantizationState` are called: see `Intercep
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,20 +18,16 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError
-from quantc.flows.tracing.bodies import with_numbers
+from quantc.finite.inputs import not_finite
+from quantc.finite.tensors import why_not_finite
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
-from quantc.flows.tracing.following import NOTHING, Follower
 from quantc.flows.tracing.functions import Kind, gives_back, opened
-from quantc.flows.tracing.moves import moved, put_off, untouched
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
-from quantc.flows.tracing.quick import NONE, Quick
 from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
-from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run, has_global_hooks
+from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run
+from quantc.flows.tracing.stages import follow
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import HANDED_OUT, answer, call_on_floats, on_floats
-from quantc.flows.tracing.trail import saved
-
-_WITHOUT_INTERCEPTION = torch._C.DisableTorchFunction
+from quantc.flows.tracing.traced_tensor import answer, call_on_floats, floats_of, joined, on_floats, with_numbers
 
 
 class Interception(TorchFunctionMode):
@@ -44,79 +40,48 @@ class Interception(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        run = self.run
-        kwargs = kwargs or {}
-        if run.follower is not None:
-            output = run.follower.function(func, types, args, kwargs, sys._getframe(1))
-            if output is not NOTHING:
-                return output
+        run, kwargs = self.run, kwargs or {}
         # only some ops are quantizable; all others end here
         kind = run.trace.kind_of(func)
-        if kind is Kind.HOOKED or (run.trace.phase is not Phase.CONVERTED and kind is not Kind.QUERY):
-            if kind is Kind.OPENED:
-                with self:
-                    return opened(func)(*args, **kwargs)
-            with torch._C.DisableTorchFunctionSubclass():
-                return self._hooked(func, args, kwargs)
-        if not types:
-            if kind is not Kind.OPENED and kind is not Kind.MEMORY:
-                return with_numbers(func(*args, **kwargs), args)
-        elif kind is Kind.QUERY:
-            return answer(func, args, kwargs)
-        elif kind is Kind.DROPOUT and gives_back(args, kwargs):
-            return args[0]
-        elif kind is Kind.MOVE or kind is Kind.CALM:
-            return self._moved(func, args, kwargs, moved if kind is Kind.MOVE else put_off)
         if kind is Kind.OPENED:
             with self:
                 return opened(func)(*args, **kwargs)
+        if kind is Kind.HOOKED or (run.trace.phase is not Phase.CONVERTED and kind is not Kind.QUERY):
+            with torch._C.DisableTorchFunctionSubclass():
+                return self._hooked(func, args, kwargs)
         if kind is Kind.MEMORY:
-            run.hand_out(tensors_in(on_floats((args, kwargs))))
-        return call_on_floats(func, args, kwargs)
-
-    def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], move: Callable[..., Any]) -> Any:
-        """A call that moves elements, or may be put off with what it reads."""
-        log = self.run.open()
-        output = move(func, args, kwargs)
-        if log is not None:
-            log.move(func, args, kwargs, move, output)
-        return output
+            run.hand_out(tensors_in(on_floats((args, kwargs), floats_of)))
+        if not types:
+            return with_numbers(func(*args, **kwargs), args)
+        if kind is Kind.QUERY:
+            return answer(func, args, kwargs)
+        if kind is Kind.DROPOUT and gives_back(args, kwargs):
+            return args[0]
+        return joined(func, args, kwargs) if kind is Kind.COPY else call_on_floats(func, args, kwargs)
 
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         state = run.frame.state
         phase = run.trace.phase
         key = run.key(func, args, 3)
-        log = run.open()
         if phase is Phase.TRAINING and run.counts_batches(func, args):
             return args[0]
         if phase is Phase.TRACING:
             return run.recording.op(func, args, kwargs, key, run)  # type: ignore[union-attr]
         if run.trace.kind_of(func) is Kind.MEMORY:
-            run.hand_out(tensors_in(on_floats((args, kwargs))))
+            run.hand_out(tensors_in(on_floats((args, kwargs), floats_of)))
         # raises where control flow over quantizable ops is another than was seen
         site = state.validate_cur_op(func, args, kwargs, key, run)
-        unit = None if site is None else run.trace.units.get(site.number)
-        if log is not None and unit is None:
-            log.untouched(func, sys._getframe(2), key[2:], (*args, *kwargs.values()))
         if site is None:
-            return untouched(func, args, kwargs)
+            return call_on_floats(func, args, kwargs)
         if phase is Phase.CONVERTED:
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
             function = state.op_convert_function(func, site, run)
-            output = untouched(func, args, kwargs) if function is None else function(*args, **kwargs)
-            if log is not None and unit is not None:
-                log.function(func, sys._getframe(2), key[2:], unit, site.number, args, kwargs, output)
+            output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
             return state.op_convert_after_hook(func, output, args, site)
         args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
         output = state.op_prepare_function(func, site, run)(*args, **kwargs)
         return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
-
-
-def has_hooks(module: Any, run: Run) -> bool:
-    """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or (not run.is_quick and has_global_hooks())
 
 
 class Intercepted:
@@ -128,44 +93,20 @@ class Intercepted:
         if run is None or run.trace is not state.trace:
             return _start(self, state, args, kwargs)
         if state.is_idle:
-            run.stop_following()
-            run.lose()
             args, kwargs = state.module_before_hook(args, kwargs, run)
             with torch._C.DisableTorchFunction():
                 output = super().__call__(*args, **kwargs)  # type: ignore[misc]
             run.frame.last = state.path  # as when it was traced
             return output
-        is_hooked = has_hooks(self, run)
-        if is_hooked:
-            run.stop_following()
-        follower = None if is_hooked else run.follower or resumed(run)
-        comes_again = follower is not None and follower.enter(self, sys._getframe(1))  # type: ignore[arg-type]
-        log = None if comes_again else run.open()
-        place = () if comes_again else place_of_call(2)
-        if not comes_again:
-            run.frame = _entered(state, run.frame, run, place)
+        run.frame = _entered(state, run.frame, run, place_of_call(2))
         try:
-            if not comes_again:
-                args, kwargs = state.module_before_hook(args, kwargs, run)
-            if is_hooked:
-                run.lose()
-            elif log is not None:
-                log.enter(self, sys._getframe(1), place)  # type: ignore[arg-type]
-            call: Any = super().__call__ if is_hooked else self.forward  # type: ignore[attr-defined, misc]
+            args, kwargs = state.module_before_hook(args, kwargs, run)
+            call = self.forward if run.may_skip and not has_hooks(self) else super().__call__  # type: ignore[attr-defined, misc]
             output = call(*args, **kwargs)
-            if run.follower is not None and run.follower.exit():
-                return output
-            log = run.open()
             state.end(run)
-            output = state.module_after_hook(output, run)
-        except BaseException:
-            run.stop_following()
+            return state.module_after_hook(output, run)
+        finally:
             run.pop(state.path)
-            raise
-        run.pop(state.path)
-        if log is not None:
-            log.leave()
-        return output
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """The children that the module had before: models go through them to call them."""
@@ -188,7 +129,7 @@ class Intercepted:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
-        return (_same_class_again, (own_class(type(self)), *made[1][1:]), *made[2:])
+        return (_same_class_again, (own_class(type(self)), isinstance(self, InterceptedLeaf)), *made[2:])
 
 
 class InterceptedLeaf(Intercepted):
@@ -201,42 +142,32 @@ class InterceptedLeaf(Intercepted):
             if RECORDINGS:
                 notice(self, self._auto_quant_path)  # type: ignore[arg-type, attr-defined]
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
-        follower = run.follower or resumed(run)
-        if follower is not None:
-            output = follower.leaf(self, args, kwargs, sys._getframe(1))  # type: ignore[arg-type]
-            if output is not NOTHING:
-                return output
-        frame, key = run.frame, place_of_call(2)
-        quick = _quick_for(self, key, frame, run) if run.is_quick and len(args) == 1 and not kwargs else None
-        if quick is not None:
-            log = run.open()
-            frame.state.step_to(quick.site, run)
+        frame, path, place = run.frame, self._auto_quant_path, place_of_call(2)  # type: ignore[attr-defined]
+        site = frame.context.leaves.get((path, *place)) if run.may_skip and frame.context is not None else None
+        is_plain = site is not None and len(args) == 1 and not kwargs and not has_hooks(self)
+        if site is not None and is_plain and site.is_as_checked(self):
+            frame.state.step_to(site, run)
             if self._parameters:  # type: ignore[attr-defined]
-                frame.last = quick.path
-            with _WITHOUT_INTERCEPTION():
-                output = quick.again(args, NONE, run)
-            if log is not None:
-                log.leaf(self, sys._getframe(1), key, quick, args[0], output)
-            return output
-        run.lose()
-        path: str = self._auto_quant_path  # type: ignore[attr-defined]
-        around, run.leaf = run.leaf, LeafCall(path, key)
+                frame.last = path
+            with torch._C.DisableTorchFunction():
+                return follow(run.trace.units[site.number], site.number, self.forward, args[0], run)  # type: ignore[attr-defined]
+        around, run.leaf = run.leaf, LeafCall(path, place)
         try:
-            return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
+            output = super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             run.leaf = around
             if self._parameters:  # type: ignore[attr-defined]
                 frame.last = path
+        if site is not None and is_plain:
+            site.was_checked(self)
+        return output
 
 
-def _quick_for(leaf: Any, key: Key, frame: Frame, run: Run) -> Quick | None:
-    """What runs instead of a module, by the place that calls it."""
-    if frame.context is None or leaf._forward_hooks or leaf._forward_pre_hooks:
-        return None
-    found: Quick | None = frame.context.quick.get((leaf._auto_quant_path, *key))
-    if found is not None:
-        found.leaf = leaf
-    return found
+def has_hooks(module: Any) -> bool:
+    """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 class InterceptedSequential(Intercepted):
@@ -254,23 +185,21 @@ class InterceptedSequential(Intercepted):
         return super().__getitem__(index)  # type: ignore[misc]
 
 
-def _same_class_again(cls: type[nn.Module]) -> Any:
-    made = intercepted_class(cls)
+def _same_class_again(cls: type[nn.Module], is_leaf: bool) -> Any:
+    made = intercepted_class(cls, is_leaf)
     return made.__new__(made)
 
 
-_CLASSES: dict[type, type] = {}
+_CLASSES: dict[tuple[type, type], type] = {}
 
 
-def intercepted_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """A class like `cls`, under the same name, whose calls are seen."""
-    if cls not in _CLASSES:
+def intercepted_class(cls: type[nn.Module], is_leaf: bool = False) -> type[nn.Module]:
+    """A class like `cls`, under the same name, whose calls are seen; those of a leaf are calls of the module around it."""
+    before = InterceptedLeaf if is_leaf else InterceptedSequential if issubclass(cls, nn.Sequential) else Intercepted
+    if (before, cls) not in _CLASSES:
         names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-        before = InterceptedSequential if issubclass(cls, nn.Sequential) else Intercepted
-        if is_leaf_class(cls):
-            before = InterceptedLeaf
-        _CLASSES[cls] = type(cls.__name__, (before, cls), names)
-    return _CLASSES[cls]
+        _CLASSES[before, cls] = type(cls.__name__, (before, cls), names)
+    return _CLASSES[before, cls]
 
 
 def is_leaf_class(cls: type) -> bool:
@@ -310,45 +239,23 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
     if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
         _refuse_gradients(args, kwargs)
     run = Run(trace, state, module)
+    if trace.phase is Phase.CONVERTED:
+        _refuse_numbers(module, run, args, kwargs)
     outer = getattr(ACTIVE, "run", None)
-    if outer is not None:
-        outer.stop_following()  # what this model is given is known there alone
-    handed_out = getattr(HANDED_OUT, "memory", True)
-    ACTIVE.run, HANDED_OUT.memory = run, False
+    ACTIVE.run = run
     try:
         if run.watch is not None:
             _watch_inputs(trace, run.watch, args, kwargs)
-        resumed(run)
         with Interception(run):
             output = nn.Module.__call__(module, *args, **kwargs)
-        if run.follower is None or not run.follower.exit():
-            log = run.open()
-            state.end(run)
-            if log is not None:
-                log.leave()
+        state.end(run)
         output = state.module_after_hook(output, run)
-        if run.follower is not None:
-            run.follower.settle()  # somebody may have kept a tensor
-        if run.queue is not None:
-            run.queue.flush()
         run.check_weights()
-    except BaseException:
-        run.stop_following()
-        raise
     finally:
-        ACTIVE.run, HANDED_OUT.memory = outer, handed_out
+        ACTIVE.run = outer
     if run.watch is not None:
         trace.commit(run.watch.tally)
     return output
-
-
-def resumed(run: Run) -> Follower | None:
-    """Who knows the calls that come. If nobody does, and nothing is put off, it may be known what comes from here on."""
-    if run.follower is None and run.log is not None and run.log.is_at_rest and (frames := saved(run.frame)) is not None:
-        start = run.trace.paths.trails.starts.get(frames.key)
-        if start is not None and start.is_promising:
-            run.follower = Follower(run, start)
-    return run.follower
 
 
 def _watch_inputs(trace: Trace, watch: Watch, args: Any, kwargs: Any) -> None:
@@ -367,6 +274,27 @@ def _refuse_gradients(args: Any, kwargs: Any) -> None:
         )
 
 
+def _refuse_numbers(module: nn.Module, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse NaN and infinity; the latter not in what may be a mask."""
+    for index, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.is_meta:
+            continue
+        if why := why_not_finite(leaf, may_be_infinite=index not in run.bound.finite_inputs):
+            raise not_finite(f"input {_name_of_input(module, index, args, kwargs)!r}", why)
+
+
+def _name_of_input(module: nn.Module, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What `forward` calls the argument that a flat input is part of."""
+    paths = [path for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]]
+    place = [getattr(key, "idx", getattr(key, "key", None)) for key in paths[index]]
+    if place[0] == 1:
+        return str(place[1])
+    at = int(str(place[1]))
+    rows = list(inspect.signature(module.forward).parameters.values())
+    variadic = next((row.name for row in rows if row.kind is row.VAR_POSITIONAL), f"argument {at}")
+    return rows[at].name if at < len(rows) and rows[at].kind is rows[at].POSITIONAL_OR_KEYWORD else f"{variadic}[{at}]"
+
+
 BOUNDARIES.update(id(function.__code__) for function in (Intercepted.__call__, _start))
 SKIPPED.add(id(Interception.__torch_function__.__code__))
 
@@ -381,7 +309,7 @@ def add_auto_observation(
         if isinstance(module, nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule):
             continue  # never called, or not Python
         if name and is_leaf_class(type(module)):
-            module.__class__ = intercepted_class(type(module))
+            module.__class__ = intercepted_class(type(module), is_leaf=True)
             object.__setattr__(module, "_auto_quant_path", name)
             continue  # its calls are those of the module around it
         state = AutoQuantizationState(trace, name, type(module).__name__)

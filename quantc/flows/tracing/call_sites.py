@@ -6,7 +6,8 @@ from __future__ import annotations
 import dis
 import sys
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import is_
 from types import CodeType, FrameType
 from typing import Any
 
@@ -48,6 +49,22 @@ class OpSite:
     """The module of torch.nn that makes the call, by its path."""
     is_product: bool = False
     """Whether it is an op that is quantized for its own sake: control flow over it is watched."""
+    checked: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    """The attributes of modules of torch.nn, by the id of these, with which they were seen to make the call that was recorded."""
+
+    def was_checked(self, module: Any) -> None:
+        """A module has made the call, and it was the one that was recorded."""
+        if self.number >= 0:
+            self.checked[id(module)] = (module, *vars(module).values())
+
+    def is_as_checked(self, module: Any) -> bool:
+        """Whether the module is as it was then, so that it would make the same call."""
+        held = self.checked.get(id(module), ())
+        now = vars(module).values()
+        return len(held) == len(now) + 1 and all(map(is_, held, chain((module,), now)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpSite:
+        return OpSite(self.number, self.name, self.where, self.leaf, self.is_product)
 
 
 @dataclass(slots=True)
@@ -63,9 +80,8 @@ class Context:
     """The steps that were seen, run by run: numbers of calls, and of the modules that were called."""
     steps: dict[int, frozenset[int]] = field(default_factory=dict)
     """Which steps may follow a step."""
-
-    quick: dict[Key, Any] = field(default_factory=dict)
-    """What modules of torch.nn that are called in it run instead, once it is converted."""
+    leaves: dict[Key, OpSite] = field(default_factory=dict)
+    """Once it is converted: the calls of modules of torch.nn that are nothing but one call of a quantized op."""
 
     def around(self, path: str) -> Context | None:
         """This context or one it is inside of, if it is of the module at a path: recursion comes back to it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 from quantc import pipelines
 from quantc.capture.assemble import place
 from quantc.errors import QuantcError
-from quantc.flows.tracing.sequence import twin_of
 from quantc.flows.tracing.traced_tensor import Grid
 from quantc.kernels.packed import Form, Kernel
 from quantc.kernels.placing import Choosing, Placed, on_kernels
@@ -117,11 +116,10 @@ def _part_of(plan: Plan, nodes: Mapping[fx.Node, fx.Node]) -> Plan:
     return made
 
 
-class Compute(nn.Module):
+class Compute:
     """A small program, ready to be called with its operands."""
 
     def __init__(self, program: Program, target: str | None) -> None:
-        super().__init__()
         self.placed: tuple[Placed, ...] = ()
         if target is None:
             graph_module = fx.GraphModule(program.root, program.graph)
@@ -137,13 +135,6 @@ class Compute(nn.Module):
             for node in graph_module.graph.find_nodes(op="placeholder")
         )
         self.wants_order = any(self.in_order)
-        self.makes: dict[Hashable, Tensor | None] = {}
-        """What stands for its result, by the shapes of its operands, when it is put off."""
-
-    @property
-    def direct(self) -> Any:
-        """The shortest way to call it."""
-        return self.forward if self.wants_order or self.kernel is None else self.on_kernel
 
     def on_kernel(self, *operands: Tensor) -> Any:
         """Call the one kernel, bound with what it has packed. Weights that are loaded are packed anew, and bound anew."""
@@ -174,25 +165,6 @@ class Compute(nn.Module):
         if self.kernel is not None:
             return self.on_kernel(*operands)
         return with_elements(self.body.forward(*operands)[0], operands)
-
-    def draw(self, graph: fx.Graph, root: nn.Module, operands: Sequence[fx.Node], prefix: str) -> fx.Node:
-        """Write it into a larger graph; gives the node of its result. Modules go under names with the prefix."""
-        given = [
-            graph.call_method("contiguous", (node,)) if is_asked else node
-            for node, is_asked in zip(operands, self.in_order, strict=True)
-        ]
-        inner = self.body.graph
-        copied: dict[fx.Node, fx.Node] = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
-        for node in inner.nodes:
-            if node.op in ("placeholder", "output"):
-                continue
-            copied[node] = made = graph.node_copy(node, copied.__getitem__)
-            if node.op in ("get_attr", "call_module"):
-                name = str(node.target)
-                made.target = f"{prefix}_{name.replace('.', '_')}"
-                held = attribute(self.body, name)
-                place(root, made.target, twin_of(held) if isinstance(held, nn.Module) else held)
-        return copied[inner.output_node().all_input_nodes[0]]
 
     @property
     def kernels(self) -> list[str]:

@@ -12,102 +12,71 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from quantc.flows.tracing.queries import hands_out_memory, is_query
-
 
 class Kind(Enum):
     """What a torch function is to the quantized model."""
 
     OTHER = "runs untouched"
     QUERY = "asks about a tensor without looking at its numbers"
-    MOVE = "moves elements, bytes as well as floats"
     HOOKED = "may be quantized"
-    CALM = "computes on floats what it computes, now or later"
+    COPY = "copies elements, bytes as well as floats"
     OPENED = "is written in Python, and is followed into"
     DROPOUT = "gives its argument back, but in training"
     MEMORY = "hands out memory, which can be written to without torch counting it"
 
 
 PRODUCTS = frozenset(
-    [
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "linear",
-        "bilinear",
-        "matmul",
-        "mm",
-        "addmm",
-        "bmm",
-        "__matmul__",
-        "__rmatmul__",
-        "embedding",
-        "embedding_bag",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-    ]
-)
+    {
+        "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear",
+        "bilinear", "matmul", "mm", "addmm", "bmm", "__matmul__", "__rmatmul__", "embedding", "embedding_bag", "lstm",
+        "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"
+    }
+)  # fmt: skip
 """Calls that are quantized for their own sake, if they have a parameter of the model."""
-
-MOVES = frozenset(
-    [
-        "flatten",
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "transpose",
-        "swapaxes",
-        "permute",
-        "movedim",
-        "t",
-        "expand",
-        "expand_as",
-        "repeat",
-        "select",
-        "narrow",
-        "chunk",
-        "split",
-        "unbind",
-        "tile",
-        "__getitem__",
-        "flip",
-        "roll",
-        "cat",
-        "concat",
-        "stack",
-        "contiguous",
-        "detach",
-        "clone",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "channel_shuffle",
-    ]
-)
-CALM = frozenset({"adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "mean"})
-"""Calls on floats that often stand between quantized ops, and are put off with them."""
+COPIES = frozenset({"cat", "concat", "stack", "clone", "flip", "roll"})
+"""Calls that move elements, and whose results never share memory with what they are given."""
 DROPOUT = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
-IN_MEMORY = frozenset({"view", "view_as", "flatten", "unflatten"})
-"""Moves that go by how a tensor lies in memory."""
-COPIES = frozenset(
-    [
-        "cat", "concat", "stack", "clone", "repeat", "tile", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-    ]
-) | CALM  # fmt: skip
-"""Calls that never give a view. Others may, as far as how a tensor lies in memory allows it."""
 OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
+QUERIES = frozenset(
+    {
+        "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous",
+        "is_floating_point", "is_complex", "element_size", "get_device", "__len__", "is_signed"
+    }
+)  # fmt: skip
+ATTRIBUTES = frozenset(
+    {
+        "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_cuda", "is_sparse", "is_quantized",
+        "is_leaf", "is_meta", "is_mkldnn", "grad", "grad_fn", "names", "itemsize", "nbytes", "is_nested", "is_mps",
+        "is_xpu", "is_cpu", "_version"
+    }
+)  # fmt: skip
+SHAPES = frozenset({"shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "__len__", "layout"})
+"""Queries that what stands for a tensor answers as well."""
+MEMORY = frozenset(
+    {
+        "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage", "data_ptr",
+        "const_data_ptr", "share_memory_", "data", "set_", "resize_", "resize_as_", "apply_", "map_", "map2_",
+        "apply", "__array_interface__", "_base"
+    }
+)  # fmt: skip
+"""Calls after which a tensor can be written to without torch counting it: `_version` stays as it is."""
+
+
+def name_of(func: Any) -> str:
+    """What a torch function is called; for an attribute, what that is called."""
+    name: str = getattr(func, "__name__", "").partition(".")[0]
+    return getattr(getattr(func, "__self__", None), "__name__", "") if name in ("__get__", "__set__") else name
+
+
+def is_query(func: Any) -> bool:
+    """Whether a call asks about a tensor without looking at its numbers."""
+    name = getattr(func, "__name__", "")
+    return name_of(func) in ATTRIBUTES if name == "__get__" else name in QUERIES
+
+
+def hands_out_memory(func: Any) -> bool:
+    """Whether what a function gives can be written through without torch seeing it."""
+    return name_of(func) in MEMORY
 
 
 def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
@@ -119,15 +88,11 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
     if hands_out_memory(func):
         return Kind.MEMORY
     name = getattr(func, "__name__", "").partition(".")[0]
-    if name == "__get__":
-        return Kind.MOVE if getattr(func.__self__, "__name__", "") in ("T", "mT") else Kind.OTHER
     if name in hooked or name in PRODUCTS:
         return Kind.HOOKED
-    if name in CALM:
-        return Kind.CALM
     if name in DROPOUT:
         return Kind.DROPOUT
-    return Kind.MOVE if name in MOVES else Kind.OTHER
+    return Kind.COPY if name in COPIES else Kind.OTHER
 
 
 def is_product(func: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:

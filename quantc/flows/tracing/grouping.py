@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 
 from torch import fx
@@ -13,6 +14,7 @@ from quantc.observed import observed_tensors
 from quantc.places import operand_nodes
 from quantc.plan import Part
 from quantc.program import TRAINED, Program, Stage
+from quantc.types import dtype_of
 
 FOLDED = frozenset({"add", "sub", "mul", "div", "rsub", "batch_norm"})
 """Ops that the `fuse` pass makes part of the convolution or linear before them."""
@@ -76,14 +78,22 @@ class Units:
             matches.setdefault(claim.root, []).append(node)
         found: dict[int, Unit] = {}
         for root, nodes in matches.items():
-            if len(nodes) == 1 and _moves(nodes[0]):
+            if all(map(_moves, nodes)):
                 continue  # moved as it comes, whoever calls it
+            writing = [node for node in nodes if self._writes_others(node)]
+            if writing:  # what it writes to is memory, where floats are
+                self.lost.extend(node.name for node in writing)
+                continue
             unit = self._unit(root, sorted(nodes))
             if unit is None or any(call in found for call in unit.members):
                 self.lost.extend(node.name for node in nodes)
             else:
                 found.update(dict.fromkeys(unit.members, unit))
         return found
+
+    def _writes_others(self, node: fx.Node) -> bool:
+        number = _call_of(self.program, node)
+        return number is not None and self.calls[number].writes_others
 
     def _unit(self, root: str, nodes: list[fx.Node]) -> Unit | None:
         last = self.nodes.get(root)
@@ -99,35 +109,41 @@ class Units:
         if None in operands:
             return None
         claim = self.program.plan.claims[last]
-        constants = tuple(
-            (number, path, name)
-            for number in members
-            for name, path in zip(self.calls[number].parameters, self.calls[number].paths, strict=True)
-            if name and number in calls
-        )
+        rows = [self.calls[number] for number in members]
+        if any(row.gives_view for row in rows):
+            return None  # another tensor that shares memory, which bytes cannot
+        makes = {row.number: row.makes[0] for row in rows if row.makes}
+        made = set(makes.values())
         return Unit(
             root,
             f"{claim.rule} of {claim.quantizer}",
             tuple(members),
             tuple(operand for operand in operands if operand is not None),
-            constants,
-            frozenset(number for number in members if self.calls[number].writes_first),
-            self._derived(members, operands),
-            frozenset(node.name for node in nodes),
-            is_product=claim.part is Part.QUANTIZED and bool(constants),
-            rounds_first=any(self.calls[number].name.startswith("conv") for number in members),
+            constants={
+                row.number: [pair for pair in zip(row.paths, row.parameters, strict=True) if pair[1]] for row in rows
+            },
+            links={
+                row.number: [pair for pair in zip(row.paths, row.reads, strict=True) if pair[1] in made] for row in rows
+            },
+            makes=makes,
+            in_place=frozenset(row.number for row in rows if row.gives_first),
+            passive=frozenset(row.number for row in rows if not row.computes),
+            derived=self._derived(members, operands),
+            own=frozenset(node.name for node in nodes),
+            is_product=claim.part is Part.QUANTIZED
+            and any(name for number in direct for name in self.calls[number].parameters),
         )
 
     def _derived(
         self, members: Iterable[int], operands: Iterable[Operand | None]
-    ) -> tuple[tuple[int, Path, Derived], ...]:
+    ) -> dict[int, list[tuple[Path, Derived]]]:
         taken = {(operand.call, operand.position) for operand in operands if operand is not None}
-        return tuple(
-            (number, self.calls[number].paths[row.position], row)
-            for number in members
-            for row in self.calls[number].derived
-            if (number, row.position) not in taken
-        )
+        found: dict[int, list[tuple[Path, Derived]]] = {}
+        for number in members:
+            for row in self.calls[number].derived:
+                if (number, row.position) not in taken:
+                    found.setdefault(number, []).append((self.calls[number].paths[row.position], row))
+        return found
 
     def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:
         """What is to be observed of the results of each call, by the number of the result. Inputs are at call -1."""
@@ -193,7 +209,7 @@ class Units:
                     continue
                 taken.add(position)
                 groups = tuple(group.name for group in self.observed.get(value, ()))
-                yield Operand(call.number, position, call.paths[position], value.name, groups)
+                yield Operand(call.number, position, call.paths[position], value.name, dtype_of(value), groups)
 
 
 def _call_of(program: Program, node: fx.Node) -> int | None:
@@ -203,5 +219,7 @@ def _call_of(program: Program, node: fx.Node) -> int | None:
 
 def _moves(node: fx.Node) -> bool:
     """Whether an op only moves elements, so that it can be done on bytes as on floats."""
+    if node.target is operator.getitem:
+        return True
     is_window = any(is_op(node, name) for name in ("pad", "max_pool1d", "max_pool2d", "max_pool3d", "relu", "clamp"))
     return Trait.PRESERVES_VALUES in traits_of(node) and not is_window

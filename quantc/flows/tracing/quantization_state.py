@@ -12,12 +12,12 @@ from torch.utils import _pytree as pytree
 from quantc.errors import InputError, QuantcError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
-from quantc.flows.tracing.quick import advance
 from quantc.flows.tracing.slicing import subgraph
+from quantc.flows.tracing.stages import Stage, advance
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
-from quantc.flows.tracing.traced_tensor import Traced, call_on_floats, floats_of, handed_over, on_floats
-from quantc.flows.tracing.units import Unit, reach, rounded_once
-from quantc.flows.tracing.weights import fingerprint
+from quantc.flows.tracing.traced_tensor import call_on_floats, floats_of, handed_over, on_floats, value_of
+from quantc.flows.tracing.units import Unit, reach
+from quantc.flows.tracing.weights import digest
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.run import Run
@@ -87,7 +87,7 @@ class AutoQuantizationState(nn.Module):
     def observers(self) -> dict[str, Observation]:
         """The statistics of what the ops of the module read and give, by the name of the group that shares a scale."""
         plan = self.trace.held.plan
-        names = {unit_node for unit in self.units for unit_node in unit.nodes}
+        names = {unit_node for unit in self.units for unit_node in unit.own}
         groups = [group for group in plan.groups if any(site.node in names for site in group.places)]
         return {group.name: plan.statistics[group.name] for group in groups if group.name in plan.statistics}
 
@@ -176,10 +176,9 @@ class AutoQuantizationState(nn.Module):
         """Check that what the model computes of its weights, and quantized ops have folded, is what it was."""
         if unit is None or not unit.derived or self.trace.phase is Phase.TRAINING:
             return
-        made_of = self.trace.made_of
-        for path, row in unit.derived_of(site.number):
-            found = fingerprint(floats_of(reach(args, kwargs, path)))
-            if found != made_of.setdefault(row.key, found):
+        for path, row in unit.derived.get(site.number, ()):
+            found = digest(floats_of(reach(args, kwargs, path)))
+            if found != self.trace.made_of.setdefault(row.key, found):
                 raise InputError(
                     f"{site.name} is given a weight made of {', '.join(row.sources)} that is another than it was, and "
                     "the quantized op has it as it was",
@@ -193,7 +192,7 @@ class AutoQuantizationState(nn.Module):
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         for position, target in rows:
             place = places[position]
-            leaves[place] = rounded_once(self.trace.held, target, leaves[place], run.rounded)
+            leaves[place] = run.rounded_once(target, leaves[place])
         return pytree.tree_unflatten(leaves, spec)
 
     def op_prepare_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any]:
@@ -201,7 +200,7 @@ class AutoQuantizationState(nn.Module):
         unit = self.trace.units.get(site.number)
         if unit is None or not (unit.is_fused or self.trace.phase is Phase.TRAINING):
             return lambda *args, **kwargs: call_on_floats(func, args, kwargs)
-        return lambda *args, **kwargs: advance(self.trace, unit, site.number, func, args, kwargs, run)
+        return lambda *args, **kwargs: advance(unit, site.number, func, args, kwargs, run)
 
     def op_prepare_after_hook(
         self,
@@ -217,7 +216,7 @@ class AutoQuantizationState(nn.Module):
         if watched and run.watch is not None:
             results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
             for index, groups in watched.items():
-                if index < len(results) and not _waits(results[index]):
+                if index < len(results) and type(value_of(results[index])) is not Stage:
                     run.watch.observe(groups, floats_of(results[index]), lambda: f"{site.name} at {site.where}")
         return output
 
@@ -228,8 +227,9 @@ class AutoQuantizationState(nn.Module):
         unit = self.trace.units.get(site.number)
         if unit is None:
             return args, kwargs
-        for path, name in unit.constants_of(site.number):
+        for path, name in unit.constants[site.number]:
             if reach(args, kwargs, path) is not run.constants[name]:
+                run.check_weights()
                 raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
         self._check_derived(unit, args, kwargs, site)
         for path, value in self.trace.fixed[site.number]:
@@ -242,7 +242,7 @@ class AutoQuantizationState(nn.Module):
         unit = self.trace.units.get(site.number)
         if unit is None:
             return None
-        return lambda *args, **kwargs: advance(self.trace, unit, site.number, func, args, kwargs, run)
+        return lambda *args, **kwargs: advance(unit, site.number, func, args, kwargs, run)
 
     def op_convert_after_hook(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...], site: OpSite) -> Any:
         """A function that is not quantized gives a traced tensor back as such."""
@@ -306,7 +306,3 @@ class AutoQuantizationState(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.calls)} calls, {len(self.units)} quantized ops"
-
-
-def _waits(x: Any) -> bool:
-    return type(x) is Traced and x.waiting is not None

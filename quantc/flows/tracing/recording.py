@@ -14,13 +14,12 @@ from quantc.capture.stamps import Stamp, is_wrapped
 from quantc.capture.tracing import Recorder, SeenAt, SeenCall, tensors_in
 from quantc.errors import CaptureError
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
-from quantc.flows.tracing.functions import is_product
+from quantc.flows.tracing.functions import is_product, name_of
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
-from quantc.flows.tracing.queries import name_of
 from quantc.flows.tracing.run import ACTIVE, Run
 from quantc.flows.tracing.trace import Trace
 from quantc.flows.tracing.units import CallFacts, Derived, Path
-from quantc.flows.tracing.weights import fingerprint
+from quantc.flows.tracing.weights import digest
 from quantc.program import Program
 from quantc.sites import Origin
 
@@ -53,6 +52,8 @@ class Recording:
         self.paths: dict[int, tuple[Path, ...]] = {}
         self.fixed: dict[int, tuple[tuple[Path, Any], ...]] = {}
         self.derived: dict[int, tuple[Derived, ...]] = {}
+        self.views: set[int] = set()
+        """Calls that gave another tensor in the memory of one that they were given."""
         self.contexts = 1
         self.last: Any = None
         """What the model gave in the last run."""
@@ -134,6 +135,10 @@ class Recording:
                 self.many_at_once[call.number] = f"{call.name} at {origin.source}"
         else:
             self.recorder.again(self.recorder.calls[site.number], given, output)
+        ids = {id(stamp.tensor) for stamp in before}
+        others = [x for x in results if id(x) not in ids]
+        if any(stamp.shares_memory(x) for stamp in before for x in others):
+            self.views.add(site.number)
         if run.frame.steps is not None:
             run.frame.steps.append(site.number)
         return output
@@ -142,7 +147,7 @@ class Recording:
         for position, (node, stamp) in enumerate(zip(call.reads, before, strict=False)):
             sources = self.recorder.sources(node)
             if sources and stamp.copy is not None:
-                yield Derived(position, f"{call.number}:{position}", sources, fingerprint(stamp.copy))
+                yield Derived(position, f"{call.number}:{position}", sources, digest(stamp.copy))
 
     @property
     def made_of_nothing(self) -> str:
@@ -164,6 +169,8 @@ class Recording:
                 tuple(node.name if node is not None else "" for node in call.makes),
                 self.fixed[call.number],
                 call.writes_first,
+                call.number in self.views,
+                bool(set(call.writes) - {0}) or any(path[:2] == (1, "out") for path in self.paths[call.number]),
                 call.number in used or any(node is not None and node.users for node in call.makes),
                 self.derived[call.number],
             )

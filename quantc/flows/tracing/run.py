@@ -8,28 +8,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from quantc.capture.stamps import Exact, Stamp
-from quantc.flows.tracing.bodies import body_for
+from quantc.capture.stamps import is_tracked
+from quantc.capture.tracing import INPUT
+from quantc.finite.masks import is_mask
 from quantc.flows.tracing.call_sites import END, START, Context, Key, place_of_call
-from quantc.flows.tracing.deferred import Queue
+from quantc.flows.tracing.functions import name_of
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import Traced, floats_of
-from quantc.flows.tracing.trail_log import Log
-from quantc.flows.tracing.units import Unit
+from quantc.flows.tracing.traced_tensor import Escapes, Levels, Traced, floats_of, levels_on, value_of
+from quantc.flows.tracing.units import Rounded, Unit
 from quantc.flows.tracing.weights import Weight, Weights
 
 if TYPE_CHECKING:
-    from quantc.flows.tracing.following import Follower
     from quantc.flows.tracing.recording import Recording
 
 ACTIVE = threading.local()
 """`run` is the call of a model that this thread is in."""
 HOOKS: Any = torch.nn.modules.module
+GLOBAL_HOOKS = (
+    HOOKS._global_forward_hooks, HOOKS._global_forward_pre_hooks, HOOKS._global_backward_hooks, HOOKS._global_backward_pre_hooks,
+)  # fmt: skip
 MOST_SHAPES = 256
 
 
@@ -66,19 +68,13 @@ class Run:
         self.frame = Frame(state, context, None)
         self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
         self.recording: Recording | None = None
-        self.is_quick = trace.phase is Phase.CONVERTED and not has_global_hooks()
+        self.is_live = trace.phase is Phase.TRAINING
+        self.may_skip = trace.phase is Phase.CONVERTED and not any(map(bool, GLOBAL_HOOKS))
         """Whether modules of torch.nn need not be called where a kernel does their work."""
-        self.queue: Any = Queue(trace) if trace.phase is Phase.CONVERTED else None
-        """What is put off; None before it is converted."""
-        self.log: Log | None = None
-        """Where calls are written down that put off ops."""
-        if self.queue is not None and self.is_quick:
-            self.log = self.queue.log = Log(self, self.queue)
-        self.follower: Follower | None = None
-        """Who knows the calls that come; None if each is worked out."""
         self.leaf: LeafCall | None = None
-        self.handed_out: list[tuple[Weight, Stamp]] = []
-        """Weights whose memory others have, and what they held before."""
+        self.escapes = Escapes()
+        self.gave_weights = False
+        """Whether the memory of a weight was handed out."""
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
         bound: Bound | None = trace.bounds.get(state.path)
@@ -86,20 +82,6 @@ class Run:
             bound = trace.bounds[state.path] = Bound(trace, model, state.path)
         self.bound = bound
         self.constants: dict[str, Tensor] = self.bound.constants
-
-    def open(self) -> Log | None:
-        """Where a call that begins is to be written down; None if it is not."""
-        return None if self.log is None or self.follower is not None or not self.log.open() else self.log
-
-    def lose(self) -> None:
-        """Something is done that is not written down."""
-        if self.log is not None:
-            self.log.lose()
-
-    def stop_following(self) -> None:
-        """Work out the calls from here on."""
-        if self.follower is not None:
-            self.follower.leave()
 
     def pop(self, path: str) -> None:
         """A call of the module at a path has ended."""
@@ -113,49 +95,85 @@ class Run:
 
     def hand_out(self, tensors: list[Tensor]) -> None:
         """Others have the memory of tensors from now on, and write to it without torch counting."""
+        self.escapes.count += 1
         if self.watch is not None:
             self.watch.hand_out(tensors)
-        for weight in self.bound.rows:
-            if any(tensor is weight.tensor for tensor in tensors) and self.trace.phase is not Phase.TRAINING:
-                self.handed_out.append((weight, Stamp(weight.tensor, Exact.YES)))
+        self.gave_weights = self.gave_weights or any(id(tensor) in self.bound.names for tensor in tensors)
 
     def check_weights(self) -> None:
         """Refuse to go on with weights that are other ones than those that were folded or packed."""
-        phase, weights = self.trace.phase, self.bound.weights
+        weights = self.bound.weights
         if weights is None:
-            if phase is Phase.TRAINING and self.bound.is_loose:
+            if self.is_live and self.bound.is_loose:
                 raise next(row for row in self.bound.rows if row.held.get(row.last) is not row.tensor).changed()
-            return
-        weights.check()
-        if phase is Phase.OBSERVING:
+        elif self.gave_weights or self.watch is not None:
             weights.check_all()
-        for weight, stamp in self.handed_out:
-            if not stamp.holds:
-                raise weight.changed()
+        else:
+            weights.check()
+
+    # -- fused ops -------------------------------------------------------------------------------------------------
+
+    def compute(self, unit: Unit, operands: dict[int, Any]) -> Any:
+        """Compute a fused op, as far as the model has come: in float, as it is trained, or on a kernel."""
+        program = self.trace.held
+        if self.trace.phase is Phase.CONVERTED:
+            if not torch.is_autocast_enabled("cpu"):
+                return unit.run_quantized(program, operands, self.trace.target)
+            with torch.autocast("cpu", enabled=False):
+                return unit.run_quantized(program, operands, self.trace.target)
+        with torch._C.DisableTorchFunctionSubclass():
+            return (
+                unit.run_trained(program, operands, self.round) if self.is_live else unit.run_float(program, operands)
+            )
+
+    def snapshot(self, unit: Unit, number: int, x: Tensor) -> Any:
+        """An operand as it is now, for calls that come later: it may be written to."""
+        if self.is_live:
+            return Rounded(self.round(unit.rounders[number], floats_of(x)))
+        value = value_of(x)
+        grid = unit.grids[number] if self.trace.phase is Phase.CONVERTED else None
+        if grid is not None:
+            return value if type(value) is Levels and value.grid is grid else levels_on(x, grid)
+        return value if type(value) is Levels else floats_of(x).clone()
+
+    def round(self, rounder: fx.Node | None, x: Tensor) -> Tensor:
+        """In training: a tensor as it is rounded, in memory that nobody writes to."""
+        return x.clone() if rounder is None else self.rounded_once(str(rounder.target), x)
+
+    def rounded_once(self, target: str, x: Tensor) -> Tensor:
+        """In training: a tensor as it is rounded; the same for all who read it before it is written to, so that it is observed
+        once."""
+        key = (target, id(x), x._version, self.escapes.count if is_tracked(x) else object())
+        if key not in self.rounded:
+            self.rounded[key] = (self.trace.held.root.get_submodule(target)(x), x)
+        made: Tensor = self.rounded[key][0]
+        return made
 
     def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
         way back needs what was read, and those who share the memory need what is written."""
-        first = floats_of(args[0]) if type(args[0]) is not Traced or args[0].plain is not None else None
+        first = floats_of(args[0]) if type(args[0]) is not Traced or args[0].buffer is not None else None
         if first is None:
             return args
         return tuple(self._copied(x) if _shares_memory(x, first) else x for x in args)
 
     def _copied(self, x: Any) -> Any:
-        if type(x) is Traced:
-            return x if x.waiting is not None else floats_of(x).clone()
-        made = x.clone()
-        for (target, number, version), (value, _) in list(self.rounded.items()):
-            if number == id(x) and version == x._version:  # it is rounded once, whoever reads it
-                self.rounded[target, id(made), made._version] = (value, made)
+        if value_of(x) is not None:
+            return x
+        made = floats_of(x).clone()
+        for (target, _, version, count), (value, held) in list(self.rounded.items()):
+            if held is x and version == x._version:  # it is rounded once, whoever reads it
+                self.rounded[target, id(made), made._version, count] = (value, made)
         return made
+
+    # -- where it is -----------------------------------------------------------------------------------------------
 
     def key(self, func: Any, args: tuple[Any, ...], depth: int) -> Key:
         """The place of the torch function that is called. Modules of torch.nn call more of them in training."""
         leaf = self.leaf
         if leaf is None:
             own = self.bound.names.get(id(args[1]), "") if len(args) > 1 else ""
-            return ("", own or self.frame.last, *place_of_call(depth + 1))
+            return ("", own or self.frame.last, name_of(func), *place_of_call(depth + 1))
         name = getattr(func, "__name__", "")
         leaf.names.append(name)
         return (leaf.path, *leaf.key, name, leaf.names.count(name))
@@ -181,32 +199,43 @@ class Run:
         site = self.bound.sites[number]
         return f"{site.name} at {site.where}"
 
-    def shape_of_result(self, unit: Unit, call: int, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-        """A tensor without numbers that has the shape of what a call would give."""
-        shapes: dict[Any, Tensor] = self.bound.shapes
-        given = args[0].shape
-        found = shapes.get((call, given))
+    def looks_of(
+        self, call: int, func: Callable[..., Any], args: Any, kwargs: Any, autocast: torch.dtype | None
+    ) -> tuple[torch.Size, torch.dtype]:
+        """The shape and dtype of what a call would give. What the function refuses is refused here."""
+        looks = self.bound.looks
+        key: Any = (call, autocast)
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Tensor) and id(x) not in self.bound.names:
+                key = (*key, x.shape, _dtype(x))
+        found = looks.get(key)
         if found is None:
             fakes = FakeTensorMode(allow_non_fake_inputs=True)
             with torch._C.DisableTorchFunction(), torch.no_grad(), torch.inference_mode(False), fakes:
                 metas = pytree.tree_map(_without_numbers, (args, kwargs))
-                shape = func(*metas[0], **metas[1]).shape
-            found = body_for(torch.Size(shape))
-            if len(shapes) < MOST_SHAPES:
-                shapes[call, given] = found
+                made = func(*metas[0], **metas[1])
+            found = (torch.Size(made.shape), made.dtype)
+            if len(looks) < MOST_SHAPES:
+                looks[key] = found
         return found
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    value = value_of(x)
+    made: torch.dtype = floats_of(x).dtype if value is None else value.dtype
+    return made
 
 
 def _shares_memory(x: Any, other: Tensor) -> bool:
     if type(x) is Traced:
-        x = x.plain
+        x = None if x.buffer is None else x.buffer.floats
     if not isinstance(x, Tensor) or x.layout is not torch.strided or other.layout is not torch.strided:
         return False
     return x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _without_numbers(x: Any) -> Any:
-    return torch.empty(tuple(x.shape)) if isinstance(x, Tensor) else x
+    return torch.empty(tuple(x.shape), dtype=_dtype(x)) if isinstance(x, Tensor) else x
 
 
 class Bound:
@@ -226,8 +255,12 @@ class Bound:
         self.sites = trace.sites
         quantized = {self.sites[number].leaf for number in trace.units if number in self.sites}
         self.left_float = {site.leaf for site in self.sites.values()} - quantized
-        self.shapes: dict[Any, Tensor] = {}
+        self.looks: dict[Any, tuple[torch.Size, torch.dtype]] = {}
         self.rows = [Weight(model, name, prefix) for name in sorted(trace.weights) if name.startswith(prefix)]
+        given = [] if path or trace.program is None else trace.held.graph.find_nodes(op="placeholder")
+        read = [node for node in given if node.name.startswith(INPUT) and node.users and not is_mask(node)]
+        self.finite_inputs = {int(node.name.removeprefix(INPUT)) for node in read}
+        """Which of the model's inputs, in their flat order, must not be infinite."""
         is_settled = trace.phase in (Phase.OBSERVING, Phase.CONVERTED)
         self.weights = Weights(self.rows, trace.made_of) if is_settled else None
         if trace.phase is Phase.TRAINING:
@@ -237,13 +270,3 @@ class Bound:
     def is_loose(self) -> bool:
         """Whether somebody has put other weights in the place of those that are known here."""
         return any(row.held.get(row.last) is not row.tensor for row in self.rows)
-
-
-def has_global_hooks() -> bool:
-    """Whether torch has hooks on the calls of all modules."""
-    return bool(
-        HOOKS._global_forward_hooks
-        or HOOKS._global_forward_pre_hooks
-        or HOOKS._global_backward_hooks
-        or HOOKS._global_backward_pre_hooks
-    )

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from quantc.capture.stamps import Stamp
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError, SaveError
+from quantc.files.sealed_data import parse_json, sealed, unsealed
 from quantc.flows.tracing.call_sites import END, START, Context, OpSite
-from quantc.flows.tracing.deferred import Paths
 from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.grouping import Units
-from quantc.flows.tracing.quick import Quick
 from quantc.flows.tracing.units import CallFacts, Unit
 from quantc.observe.observation import Order
 from quantc.observe.store import Statistics
@@ -31,7 +30,7 @@ from quantc.store import load
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.tally import Tally
 
-MAGIC = b"a model of the dynamic tracing flow, 1\n"
+MAGIC = b"a model of the dynamic tracing flow, 2\n"
 """What the content of a state dict begins with."""
 
 
@@ -75,11 +74,9 @@ class Trace:
         self.bounds: dict[str, Any] = {}
         """What is looked up in the model itself, by the path of the module that is called from outside."""
         self.made_of: dict[str, str] = {}
-        """The fingerprints of the weights that quantized ops were made of, by name."""
+        """The digests of the weights that quantized ops were made of, by name."""
         self.recipe: Callable[[Program], Program] | None = None
         """What prepares the program that was captured."""
-        self.paths = Paths()
-        """The sequences of quantized ops that have come up, once it is converted."""
         self._kinds: dict[Any, Kind] = {}
         self.lock = threading.Lock()
 
@@ -113,37 +110,25 @@ class Trace:
             self.units = Units(program, self.calls).build()
         self.program, self.phase = program, Phase.CONVERTED
         self.watched, self.rounding = {}, {}
-        self.paths, self.bounds = Paths(), {}
+        self.bounds = {}
         for unit in {id(unit): unit for unit in self.units.values()}.values():
             unit.settle(program)
-        self._find_shared_rounding()
-        self.find_quick()
-
-    def find_quick(self) -> None:
-        """The modules of torch.nn that need not be called: their one call is part of a quantized op."""
         for context in self.context.walk():
             calls = Counter(key[:-2] for key, site in context.ops.items() if site.leaf)
-            context.quick = {
-                key[:-2]: Quick(site, self, key[:-2])
+            context.leaves = {
+                key[:-2]: site
                 for key, site in context.ops.items()
-                if calls[key[:-2]] == 1 and site.leaf and site.number in self.units and self._is_plain(site.number)
+                if site.leaf and calls[key[:-2]] == 1 and self._reads_first(site.number)
             }
 
-    def _is_plain(self, number: int) -> bool:
-        """Whether the only operand of a call, if it has one, comes first."""
-        return all(path == (0, 0) for _, path in self.units[number].by_call.get(number, ()))
-
-    def _find_shared_rounding(self) -> None:
-        readers: dict[tuple[str, Any], int] = {}
-        units = list({id(unit): unit for unit in self.units.values()}.values())
-        for unit in units:
-            pairs = {(operand.value, grid) for operand, grid in zip(unit.operands, unit.grids, strict=True)}
-            for pair in pairs:
-                readers[pair] = readers.get(pair, 0) + 1
-        for unit in units:
-            unit.shares_rounding = tuple(
-                readers[operand.value, grid] > 1 for operand, grid in zip(unit.operands, unit.grids, strict=True)
-            )
+    def _reads_first(self, number: int) -> bool:
+        """Whether a call is part of a fused op, and reads nothing but its first argument and weights."""
+        unit = self.units.get(number)
+        if unit is None or unit.derived.get(number):
+            return False
+        return all(path == (0, 0) for path, _ in unit.links[number]) and all(
+            path == (0, 0) for _, path in unit.by_call.get(number, ())
+        )
 
     def _find_steps(self) -> None:
         """Which steps may follow which: those over products that are quantized, and over modules that have some."""
@@ -195,11 +180,6 @@ class Trace:
             program.plan.batches += 1
             program.stage = max(program.stage, Stage.CALIBRATED)
 
-    def where(self, call: Any) -> str:
-        """The place of a call, for messages."""
-        site = self.sites.get(call)
-        return "a move of elements" if site is None else f"{site.name} at {site.where}"
-
     @property
     def sites(self) -> dict[int, OpSite]:
         """The places of calls, by number."""
@@ -209,7 +189,8 @@ class Trace:
     def weights(self) -> frozenset[str]:
         """The parameters and buffers of the model that quantized ops are made of, by name."""
         members = {call for unit in self.units.values() for call in unit.members}
-        sources = {name for unit in self.units.values() for _, _, row in unit.derived for name in row.sources}
+        derived = [row for unit in self.units.values() for rows in unit.derived.values() for _, row in rows]
+        sources = {name for row in derived for name in row.sources}
         return frozenset({name for call in members for name in self.calls[call].parameters if name} | sources)
 
     @property
@@ -233,13 +214,13 @@ class Trace:
         is_converted = self.phase is Phase.CONVERTED
         statistics = None if is_converted else Statistics(plan.statistics, {"batches": plan.batches})
         content = as_bytes(self.held.save) if statistics is None else statistics.to_bytes()
-        facts = json.dumps({"phase": self.phase.value, "made_of": self.made_of})
+        facts = json.dumps(sealed({"phase": self.phase.value, "made_of": self.made_of}))
         return MAGIC + facts.encode() + b"\n" + content
 
     def from_bytes(self, content: bytes, weights: Mapping[str, Tensor]) -> None:
         """Go on from what `to_bytes` gave, of the same model and the same examples; `weights` are those that came with it."""
         magic, head, content = [*content.split(b"\n", 2), b"", b""][:3]
-        facts: dict[str, Any] = json.loads(head) if magic + b"\n" == MAGIC else {}
+        facts = unsealed(parse_json(head.decode(errors="replace")), needed=True) if magic + b"\n" == MAGIC else {}
         if facts.get("phase") != self.phase.value:
             raise LoadError(
                 f"this is the state of a model in another phase, {facts.get('phase', 'unknown')}, and not {self.phase.value}",
@@ -314,22 +295,11 @@ class Trace:
         twin = Trace.__new__(Trace)
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
-            if name not in (
-                "lock",
-                "units",
-                "program",
-                "captured",
-                "bounds",
-                "_kinds",
-                "calls",
-                "trees",
-                "paths",
-                "recipe",
-            ):
+            if name not in ("lock", "units", "program", "captured", "bounds", "_kinds", "calls", "trees", "recipe"):
                 setattr(twin, name, copy.deepcopy(value, memo))
         twin.lock = threading.Lock()
         twin.captured, twin.calls, twin.trees, twin.recipe = self.captured, self.calls, self.trees, self.recipe
-        twin.bounds, twin._kinds, twin.paths = {}, {}, Paths()
+        twin.bounds, twin._kinds = {}, {}
         twin.units = {}
         twin.program = None if self.program is None else self.program.clone()
         if twin.program is not None and self.program is not None:
@@ -339,7 +309,6 @@ class Trace:
             if twin.phase is Phase.TRAINING:
                 for unit in twin.units.values():
                     unit.settle_training(twin.program)
-            twin.find_quick()
         return twin
 
 

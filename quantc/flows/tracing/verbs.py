@@ -16,7 +16,14 @@ from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
 from quantc.dialect import op_name
 from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError, UnknownNameError
-from quantc.flows.tracing.auto_trace import InterceptedLeaf, add_auto_convert, add_auto_observation, own_class
+from quantc.finite import refuse_unsound_module
+from quantc.flows.tracing.auto_trace import (
+    Intercepted,
+    InterceptedLeaf,
+    add_auto_convert,
+    add_auto_observation,
+    own_class,
+)
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.copies import copied, take_back
 from quantc.flows.tracing.grouping import FOLDED, Units
@@ -25,7 +32,7 @@ from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import Bound
 from quantc.flows.tracing.trace import Phase, Trace
 from quantc.flows.tracing.units import CallFacts
-from quantc.flows.tracing.weights import fingerprints
+from quantc.flows.tracing.weights import digests
 from quantc.kernels.table import KERNELS
 from quantc.outcomes import FLOAT
 from quantc.passes.canonicalize import Canonicalize
@@ -57,6 +64,7 @@ def prepare(
     Python in it works. `backend`, `config` and `qat` are those of `qc.prepare`; `mode` is that of `qc.quantize`.
     """
     examples = _examples(example_inputs)
+    _refuse_prepared(model)
     own = copied(model)
     quantizer = quantizer_of(backend)
     trace = Trace(Context("", FIRST_CHILD), _target(quantizer.name))
@@ -93,6 +101,16 @@ def prepare(
     _refuse_many_at_once(recording, trace)
     _find_idle(own, trace)
     return own.train(qat)
+
+
+def _refuse_prepared(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, Intercepted):
+            raise CaptureError(
+                f"{name or 'the model'} ({type(module).__name__}) was prepared or converted by this flow already",
+                where=name or type(model).__name__,
+                advice="prepare the whole model once, with the float module in its place",
+            )
 
 
 def _prepared(
@@ -151,8 +169,8 @@ def _train_together(model: nn.Module, trace: Trace) -> None:
 
 def _made_of(model: nn.Module, trace: Trace) -> dict[str, str]:
     """What the weights of a model are that its program was just made of."""
-    derived = {row.key: row.fingerprint for unit in trace.units.values() for _, _, row in unit.derived}
-    return fingerprints(model, trace.weights) | derived
+    rows = [row for unit in trace.units.values() for pairs in unit.derived.values() for _, row in pairs]
+    return digests(model, trace.weights) | {row.key: row.digest for row in rows}
 
 
 def _examples(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -252,6 +270,7 @@ def convert(prepared: nn.Module) -> nn.Module:
     trace = _state(prepared).trace
     if trace.phase is Phase.CONVERTED:
         raise QuantcError("the model is converted already", advice="convert what prepare gave")
+    refuse_unsound_module(prepared)
     Bound(trace, prepared, "")  # which looks at the weights
     quantized = api.convert(trace.held)
     own = copied(prepared)
@@ -259,7 +278,7 @@ def convert(prepared: nn.Module) -> nn.Module:
     was_trained = trace.phase is Phase.TRAINING
     made = add_auto_convert(own, _state(own).trace, quantized)
     if was_trained:
-        _state(own).trace.made_of = fingerprints(own, _state(own).trace.weights)
+        _state(own).trace.made_of = digests(own, _state(own).trace.weights)
     _find_idle(made, _state(made).trace)
     return made
 

@@ -1,19 +1,15 @@
-"""The weights that quantized ops were made of: what they held then, and whether they still do.
+"""The weights that quantized ops were made of, and whether they are still the same.
 
-Kernels have weights packed, and fused ops have them folded. Whoever writes to a weight afterwards must be told, however it
-was done: torch counts writes, but not those through `.data`, NumPy or an address. So each weight has a fingerprint from
-the moment the program is made. It is compared in full when a model is first called, and after every call while statistics
-are taken. A converted model asks torch's counts after each call. Memory has left the cache by then, so that looking at all
-of it would take too long: it looks at where each weight lies and at one of its outermost values, which any write to the whole
-of it changes; and at one piece of memory now and then, so that nothing stays unseen for ever.
+Kernels have weights packed, and fused ops have them folded. Whoever writes to a weight afterwards must be told. What a weight
+holds is compared, by a digest, when a model is bound: at its first call, by `convert`, in a copy, after a state dict was
+loaded. After each call it is asked whether the model has the very same tensors, in the same memory, and torch has counted no
+write. Writes that torch does not count (`.data`, NumPy, an address) are noticed the next time a digest is compared.
 """
 
 from __future__ import annotations
 
-import ctypes
-import zlib
+import hashlib
 from collections.abc import Iterable, Mapping
-from itertools import count
 from typing import Any
 
 import torch
@@ -22,40 +18,32 @@ from torch import Tensor, nn
 from quantc.errors import InputError
 from quantc.program import attribute
 
-PIECE = 1 << 16
-"""Bytes of memory that are looked at in one go."""
-EVERY = 8
-"""Calls from one look at a piece of memory to the next."""
-WORD = 4
-"""Bytes that are looked at of each weight after every call."""
 
-
-def fingerprint(tensor: Tensor) -> str:
-    """What a tensor holds, in few letters: two that differ have the same one time in four thousand million."""
+def digest(tensor: Tensor) -> str:
+    """What a tensor holds, in few letters."""
     with torch._C.DisableTorchFunction():
         plain = tensor.detach()
         if plain.layout is not torch.strided:
             plain = plain.to_dense()
-        plain = plain.cpu().contiguous()
-        return f"{plain.dtype} {list(plain.shape)} {zlib.crc32(_bytes_of(plain)):08x}"
+        # a copy: torch marks tensors whose memory it has handed to NumPy
+        held = (
+            plain.cpu().contiguous().view(-1).view(torch.uint8)
+            if plain.numel()
+            else plain.new_zeros(0, dtype=torch.uint8)
+        )
+        found = hashlib.blake2b(held.clone().numpy().data, digest_size=16).hexdigest()
+        return f"{plain.dtype} {list(plain.shape)} {found}"
 
 
-def fingerprints(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+def digests(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """Those of parameters and buffers of a model, by name."""
-    return {name: fingerprint(Weight(model, name).tensor) for name in sorted(names)}
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a tensor whose elements lie side by side. Whoever reads it holds the tensor, and asks first whether it
-    still lies there. Not through NumPy: torch marks tensors that it has handed out so."""
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr() if size else 0)).cast("B")
+    return {name: digest(Weight(model, name).tensor) for name in sorted(names)}
 
 
 class Weight:
     """A parameter or buffer that is part of a quantized op."""
 
-    __slots__ = ("held", "last", "name", "tensor")
+    __slots__ = ("address", "held", "last", "name", "tensor", "version")
 
     def __init__(self, model: nn.Module, name: str, prefix: str = "") -> None:
         self.name = name
@@ -66,7 +54,22 @@ class Weight:
         if found is None:
             raise self.changed()
         self.held: Any = found
-        self.tensor: Tensor = found[self.last]
+        self.bind()
+
+    def bind(self) -> None:
+        """Take it as it is in the model now."""
+        self.tensor: Tensor = self.held[self.last]
+        with torch._C.DisableTorchFunction():
+            self.version = None if self.tensor.is_inference() else self.tensor._version
+            self.address = self.tensor.data_ptr() if self.tensor.layout is torch.strided else 0
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the model has the same tensor, in the same memory, and torch knows of nothing that was written to it."""
+        tensor = self.tensor
+        if self.held.get(self.last) is not tensor or (self.version is not None and tensor._version != self.version):
+            return False
+        return not self.address or tensor.data_ptr() == self.address
 
     def changed(self) -> InputError:
         """The error for one that is another now."""
@@ -83,107 +86,23 @@ class Weights:
 
     def __init__(self, rows: Iterable[Weight], made_of: Mapping[str, str]) -> None:
         self.rows = [row for row in rows if row.name in made_of]
-        self.made_of = {row.name: made_of[row.name] for row in self.rows}
-        self._turns = count(1)
+        self.made_of = made_of
         self.check_all()
-        self._bind()
-
-    def check_all(self) -> None:
-        """Compare all of them in full."""
-        for row in self.rows:
-            if row.held.get(row.last) is not row.tensor or fingerprint(row.tensor) != self.made_of[row.name]:
-                raise row.changed()
 
     def check(self) -> None:
-        """Look at them, as far as there is time after every call."""
-        if not self._are_in_place():
-            self._settle()
-        for row in self._scattered:
-            if fingerprint(row.tensor) != self.made_of[row.name]:
+        """Ask whether they are in place. One that only lies elsewhere holds what it did."""
+        for row in self.rows:
+            if not row.is_in_place:
+                if row.held.get(row.last) is row.tensor and row.version not in (None, row.tensor._version):
+                    raise row.changed()
+                self.check_all()
+                return
+
+    def check_all(self) -> None:
+        """Compare all of them in full, as they are in the model now."""
+        for row in self.rows:
+            found = row.held.get(row.last)
+            if found is None or digest(found) != self.made_of[row.name]:
                 raise row.changed()
-        if self._places:
-            self._look(next(self._turns))
-
-    def _are_in_place(self) -> bool:
-        """Whether the model has the very same ones, and torch knows of nothing that was written to them."""
-        try:
-            for held, last, tensor, version in self._counted:
-                if held[last] is not tensor or tensor._version != version:
-                    return False
-            return not self._uncounted or all(held[last] is tensor for held, last, tensor in self._uncounted)
-        except KeyError:
-            return False
-
-    def _look(self, turn: int) -> None:
-        """Look at their memory. Whether they lie where they lay is asked first: else it could not be read."""
-        for tensor, address in self._places:
-            if tensor.data_ptr() != address:
-                return self._settle()
-        words, values = self._words[turn % 2]
-        if b"".join(words) != values:
-            return self.check_all()
-        if turn % EVERY == 0:
-            tensor, address, piece, before, after = self._pieces[turn // EVERY % len(self._pieces)]
-            if tensor.data_ptr() != address:
-                return self._settle()
-            if zlib.crc32(piece, before) != after:
-                return self.check_all()
-        return None
-
-    def _settle(self) -> None:
-        """One was replaced, written to, or moved in memory, which alone changes nothing."""
-        for held, last, tensor, version in self._counted:
-            if held.get(last) is tensor and tensor._version != version:
-                raise next(row for row in self.rows if row.tensor is tensor).changed()
-        self.check_all()
-        self._bind()
-
-    def _bind(self) -> None:
-        """Write down where they lie, and what is to be found there."""
-        with torch._C.DisableTorchFunction():
-            counts = [(row, not row.tensor.is_inference()) for row in self.rows]
-            self._counted = [
-                (row.held, row.last, row.tensor, row.tensor._version) for row, has_one in counts if has_one
-            ]
-            self._uncounted = [(row.held, row.last, row.tensor) for row, has_one in counts if not has_one]
-            lying = [(row, _as_it_lies(row.tensor.detach())) for row in self.rows]
-            self._scattered = [row for row, flat in lying if flat is None]
-            laid = [(row.tensor, flat) for row, flat in lying if flat is not None and flat.numel()]
-            self._laid = laid  # so that memory is not given away while it is looked at
-            self._places = [(tensor, tensor.data_ptr()) for tensor, _ in laid]
-            both = ([_word(flat, flat.argmax()) for _, flat in laid], [_word(flat, flat.argmin()) for _, flat in laid])
-            self._words = [(words, b"".join(words)) for words in both]  # the largest and the smallest value of each
-            self._pieces = [
-                (tensor, tensor.data_ptr(), *piece) for tensor, flat in laid for piece in _pieces_of(_bytes_of(flat))
-            ]
-
-
-def _as_it_lies(tensor: Tensor) -> Tensor | None:
-    """The elements in the order in which they lie in memory; None if there are others between them."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
-    turned = tensor.permute(order)
-    is_plain = turned.layout is torch.strided and turned.is_cpu and turned.is_floating_point()
-    return turned.view(-1) if is_plain and turned.is_contiguous() else None
-
-
-def _word(flat: Tensor, index: Tensor) -> memoryview:
-    """The memory around one element."""
-    memory = _bytes_of(flat)
-    start = int(index) * flat.element_size() // WORD * WORD
-    return memory[start : start + max(WORD, flat.element_size())]
-
-
-def _pieces_of(memory: memoryview) -> list[tuple[memoryview, int, int]]:
-    """Memory piece by piece, each with the checksum of all before it, and of all before it and itself."""
-    rows: list[tuple[memoryview, int, int]] = []
-    before = 0
-    for start in range(0, len(memory), PIECE):
-        piece = memory[start : start + PIECE]
-        after = zlib.crc32(piece, before)
-        rows.append((piece, before, after))
-        before = after
-    return rows
-
-
-__all__ = ["Weight", "Weights", "fingerprint", "fingerprints"]
+        for row in self.rows:
+            row.bind()
