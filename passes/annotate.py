@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from quantc.annotator import Annotator
@@ -14,7 +15,8 @@ from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.plan import Plan
 from quantc.program import Program, Stage
 from quantc.quantizer import Quantizer, instruction_sets_of, quantizer_of
-from quantc.requests import refuse_unmet
+from quantc.requests import refuse_unheeded, refuse_unmet
+from quantc.types import dtype_of
 
 
 def _checked(value: Any) -> Any:
@@ -59,6 +61,7 @@ class Annotate(Pass):
             self.backend.annotate(Annotator(program, config))
             self.backend.validate(program)
             refuse_unmet(program, config)
+            refuse_unheeded(program, config)
         except Exception:
             program.plan = before
             raise
@@ -82,14 +85,25 @@ def _nothing(program: Program, quantizer: Quantizer) -> AnnotationError:
 
     reasons = why_float(program)
     advice = "prepare it with allow_empty=True, and prepared.explain(node) says what would have to change"
-    if any("only float32 tensors are quantized" in reason for reason in reasons):
-        advice = f"models in other floats are brought to float32 first: model.float(); else {advice}"
+    what = f"nothing was quantized: {quantizer.name} has no rule that fits an op of {program.name}"
+    if (floats := _other_floats(program)) and any("only float32 tensors are quantized" in why for why in reasons):
+        what = f"{program.name} is in {floats}, and only float32 is quantized: nothing was quantized"
+        advice = (
+            'write qc.quantize(model, example_inputs, batches, dtype="float32"), or give dtype= to qc.capture: '
+            f"a copy is brought to float32, as by model.float(); else {advice}"
+        )
     if any("capture with example inputs" in reason for reason in reasons):
         advice = f"give example_inputs when capturing or quantizing, so that types are known; else {advice}"
     if not any(node.op == "call_function" for node in program.nodes()):
         advice = "give a model that computes something"
     return AnnotationError(
-        f"nothing was quantized: {quantizer.name} has no rule that fits an op of {program.name}",
+        what,
         where="; ".join(reasons) or f"{program.name} has no ops",
         advice=f"{advice}; `quantc backends` and docs/backends.md list the rules",
     )
+
+
+def _other_floats(program: Program) -> str:
+    """The floats that the program computes in besides float32."""
+    dtypes = {dtype_of(node) for node in program.nodes()} - {None, torch.float32}
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype and dtype.is_floating_point))

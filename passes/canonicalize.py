@@ -69,9 +69,9 @@ def _canonicalize(program: Program, graph: fx.Graph, done: Counter[str]) -> None
     while before != done.total():
         before = done.total()
         _sweep(program, graph, done)
-        aliasing = Aliasing(graph)
+        aliasing = Aliasing(graph, program.owner(graph))
         if aliasing.has_writes and _Writes(program, aliasing, done).run():
-            aliasing = Aliasing(graph)
+            aliasing = Aliasing(graph, program.owner(graph))
         _Rewriter(program, aliasing, done).run()
         _sweep(program, graph, done)
         done.update(order_constants(program, graph))

@@ -52,7 +52,7 @@ class FoldConstants(Pass):
         return sum(self._fold_graph(program, graph, effects) for _, graph in program.graphs())
 
     def _fold_graph(self, program: Program, graph: fx.Graph, effects: Effects) -> int:
-        aliasing = Aliasing(graph)
+        aliasing = Aliasing(graph, program.owner(graph))
         values: dict[fx.Node, Any] = {}
         for node in graph.nodes:
             if node.op == "get_attr" and not aliasing.is_written(node):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -38,6 +38,9 @@ class Fuse(Pass):
     before: ClassVar[Stage | None] = Stage.ANNOTATED
     preserves: ClassVar[Preserves] = Preserves.CLOSELY
 
+    arithmetic: Literal["fold", "keep"] = "fold"
+    """Whether arithmetic with constants is folded; kept, batch norms alone are."""
+
     @torch.no_grad()
     def run(self, program: Program) -> Outcome:
         folded: Counter[str] = Counter()
@@ -45,7 +48,7 @@ class Fuse(Pass):
         matcher = Matcher(program)
         store = _Store(program)
         for first in FUSIONS.match(program):
-            match: Match | None = first
+            match: Match | None = self._wanted(first)
             while match is not None:
                 producer = match.node("conv" if "conv" in match.bindings else "linear")
                 reason = _fold(program, match, producer, store)
@@ -53,12 +56,16 @@ class Fuse(Pass):
                     refused.append(reason)
                     break
                 folded[match.rule.name] += 1
-                match = _next(matcher, producer)
+                match = self._wanted(_next(matcher, producer))
         if folded:
             for _, graph in program.graphs():
                 _tidy(program, graph)
         notes = [f"folded {count} {name}" for name, count in sorted(folded.items())]
         return Outcome(bool(folded), (*notes, *refused))
+
+    def _wanted(self, match: Match | None) -> Match | None:
+        is_norm = match is not None and match.rule.name.endswith("-bn")
+        return match if is_norm or self.arithmetic == "fold" else None
 
 
 def _tidy(program: Program, graph: fx.Graph) -> None:
@@ -147,7 +154,7 @@ class _Store:
             self._read(graph)
 
     def _read(self, graph: fx.Graph) -> None:
-        aliasing = Aliasing(graph)
+        aliasing = Aliasing(graph, self.program.owner(graph))
         for node in graph.find_nodes(op="get_attr"):
             if (tensor := self.program.tensor(node)) is None:
                 continue

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from quantc.constants import order_constants
 from quantc.errors import TrainingError
+from quantc.passes.snap_bias import SnapBias
 from quantc.pipeline import Outcome, Pass, Preserves
 from quantc.program import TRAINED, Program, Stage
+from quantc.qat.biases import snap_trained_biases
 from quantc.qat.build import Builder
 from quantc.qat.control_flow import write_as_python
 from quantc.qat.insertion import FakeWriter, follow_modes, return_norms, unfold_norms
 from quantc.qat.narrowing import narrow_weights
+from quantc.quantizer import finishing
 
 
 class InsertFakeQuantize(Pass):
@@ -30,7 +33,11 @@ class InsertFakeQuantize(Pass):
     follows them too; the graphs of higher-order ops run as plain Python.
 
     Where two products could leave the 16 bits in which the backend's instruction set adds them, weights are trained in a
-    narrower range, so that `convert` has nothing left to reduce.
+    narrower range, so that `convert` has nothing left to reduce. Where `snap-bias` ends the conversion, biases are trained
+    on the grid of their accumulator too.
+
+    A program without a parameter that takes a gradient is refused, unless `untrained` is allow: then ranges are all
+    that follows the data.
     """
 
     name: ClassVar[str] = "insert-fake-quantize"
@@ -39,15 +46,19 @@ class InsertFakeQuantize(Pass):
     before: ClassVar[Stage | None] = Stage.OBSERVED
     preserves: ClassVar[Preserves] = Preserves.NOTHING
 
+    untrained: Literal["refuse", "allow"] = "refuse"
+
     def run(self, program: Program) -> Outcome:
         if program.is_live:
             return Outcome(False)
-        _refuse_untrainable(program)
+        _refuse_untrainable(program, self.untrained == "allow")
         notes = narrow_weights(program)
         program.train()
         returned = return_norms(program)
         builder = Builder(program)
         FakeWriter(program, builder, returned).write()
+        if any(isinstance(step, SnapBias) for step in finishing(program.plan.quantizer)):
+            snap_trained_biases(program)
         unfold_norms(program, returned)
         follow_modes(program)
         write_as_python(program)
@@ -63,14 +74,14 @@ class InsertFakeQuantize(Pass):
         return Outcome(True, (f"{len(builder.built)} fake quantizers, {len(returned)} norms", *averaged, *notes))
 
 
-def _refuse_untrainable(program: Program) -> None:
+def _refuse_untrainable(program: Program, allow_untrained: bool) -> None:
     if program.inference_only:
         raise TrainingError(
             f"{program.name} cannot be trained: {program.inference_only[0]}",
             where="; ".join(program.inference_only),
             advice="change the model so that this is not needed, or calibrate instead: qc.prepare without qat=True",
         )
-    if not any(parameter.requires_grad for parameter in program.parameters()):
+    if not allow_untrained and not any(parameter.requires_grad for parameter in program.parameters()):
         raise TrainingError(
             f"{program.name} has no parameter that takes a gradient",
             where="every parameter has requires_grad=False",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from quantc.finite import refuse_unsound
 from quantc.inserted import remove_observers
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.writers.recurrent import state_notes
@@ -39,6 +40,7 @@ class QuantizePass(Pass):
 
     def run(self, program: Program) -> Outcome:
         remove_observers(program)
+        refuse_unsound(program)
         qparams, notes = find_qparams(program, self.reduce_range)
         program.plan.qparams = qparams
         count = PlanWriter(program, _scales(program)).write()

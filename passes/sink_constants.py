@@ -132,7 +132,7 @@ def _written(program: Program, families: list[_Family]) -> dict[int, str]:
     what a graph does to its inputs is seen where it does it."""
     touched: set[fx.Node] = set()
     for _, graph in program.graphs():
-        aliasing = Aliasing(graph)
+        aliasing = Aliasing(graph, program.owner(graph))
         if not aliasing.has_writes:
             continue
         direct = (node for node in graph.nodes if not isinstance(node.target, HigherOrderOperator))

@@ -13,12 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import fx
 
-from quantc.errors import PatternError, QuantcError, suggest
+from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
 from quantc.formats import Offer
 from quantc.patterns import predicates
 from quantc.patterns.causes import Cause, Condition
@@ -342,10 +343,25 @@ class MatchSet:
         return "\n".join([head, *(f"  {match}" for match in self.matches)])
 
 
+def _node(program: Program, name: str) -> fx.Node:
+    try:
+        return program.node(name)
+    except UnknownNameError as error:
+        paths = {origin.module_path for origin in program.origins.rows.values() if origin.module_path}
+        close = get_close_matches(name, paths, n=3)
+        if close:
+            error.advice = f"{error.advice}; or the module {' or '.join(close)}?"
+        raise
+
+
 def resolve_node(program: Program, node: fx.Node | str) -> fx.Node:
-    """A node given as itself or by name."""
+    """A node given as itself, by name, or by the path of the module whose one op it is."""
     if isinstance(node, str):
-        return program.node(node)
+        inside = [] if program.has_node(node) else [x for x in program.module_nodes(node) if x.op.startswith("call_")]
+        if len(inside) > 1:
+            names = ", ".join(found.name for found in inside)
+            raise UnknownNameError(f"{node!r} is a module of {len(inside)} ops", advice=f"ask for one: {names}")
+        return inside[0] if inside else _node(program, node)
     if not isinstance(node, fx.Node):
         raise QuantcError(f"{node!r} is not a node", advice="give a node or its name")
     return node

@@ -7,6 +7,7 @@ than through `x` and `y` themselves. One walk over the graph decides that for ev
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -16,7 +17,8 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import argument, higher_order_name, is_opaque, may_alias, writes
+from quantc.dialect import argument, arguments, is_opaque, may_alias, writes
+from quantc.nesting import form_of
 from quantc.program import attribute
 
 
@@ -52,28 +54,47 @@ def written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
         if owner is not None and node.op == "call_module" and _leaves_alone(attribute(owner, str(node.target))):
             return []
         return list(node.all_input_nodes)  # of modules and functions kept whole nothing is known
-    if isinstance(node.target, HigherOrderOperator) and higher_order_name(node.target).startswith("wrap_with"):
-        return _written_inside(node, owner)  # unlike branches and loops, a region that sets a mode may write
-    places = [node.args[index] for index in writes(node.target) if index < len(node.args)]
+    if isinstance(node.target, HigherOrderOperator):
+        return _written_inside(node, owner)
+    places = _given(node, writes(node.target))
     switch = SWITCH.get(node.target)
     if switch is not None and argument(node, switch) is not False:
         # their schemas do not say that they update the running statistics
-        places += [argument(node, "mean"), argument(node, "var")]
-    return [place for place in pytree.tree_leaves(places) if isinstance(place, fx.Node)]
+        places += [place for name in ("mean", "var") if isinstance(place := argument(node, name), fx.Node)]
+    return places
+
+
+def _given(node: fx.Node, indices: Iterable[int]) -> list[fx.Node]:
+    """The nodes that a call of an op was given at some of its arguments, by position or by keyword."""
+    names = [row.aten_name for row in arguments(node.target)] if isinstance(node.target, OpOverload) else []
+    values = [node.args[index] if index < len(node.args) else node.kwargs.get(names[index]) for index in indices]
+    return [value for value in pytree.tree_leaves(values) if isinstance(value, fx.Node)]
 
 
 def _written_inside(node: fx.Node, owner: nn.Module | None) -> list[fx.Node]:
-    """The operands that the graph of a region writes to; all of them if it cannot be seen."""
-    operands = list(node.all_input_nodes)
-    regions = [attribute(owner, str(at.target)) for at in operands if at.op == "get_attr"] if owner is not None else []
-    region = next((value for value in regions if isinstance(value, fx.GraphModule)), None)
-    if region is None:
+    """The operands that the graphs of a higher-order op write to; all of them if that cannot be seen."""
+    held = (
+        {operand: attribute(owner, str(operand.target)) for operand in node.all_input_nodes if operand.op == "get_attr"}
+        if owner is not None
+        else {}
+    )
+    graphs = [value for value in held.values() if isinstance(value, fx.GraphModule)]
+    operands = [operand for operand in node.all_input_nodes if not isinstance(held.get(operand), fx.GraphModule)]
+    if not graphs:
         return operands
-    inside = Aliasing(region.graph, region)
-    inputs = region.graph.find_nodes(op="placeholder")
-    given = node.args[len(node.args) - len(inputs) :]
-    touched = zip(inputs, given, strict=True)
-    return [place for entry, place in touched if inside.is_written(entry) and isinstance(place, fx.Node)]
+    insides = [(graph.graph.find_nodes(op="placeholder"), Aliasing(graph.graph, graph)) for graph in graphs]
+    if not any(inside.has_writes for _, inside in insides):
+        return []
+    form = form_of(node)
+    given = form.operands(node.args) if form is not None else []
+    if any(len(inputs) != len(given) for inputs, _ in insides):
+        return operands
+    return [
+        place
+        for inputs, inside in insides
+        for entry, place in zip(inputs, given, strict=True)
+        if inside.is_written(entry) and isinstance(place, fx.Node)
+    ]
 
 
 SWITCH: dict[Any, str] = {
@@ -85,10 +106,10 @@ SWITCH: dict[Any, str] = {
 def rewritten(node: fx.Node) -> fx.Node | None:
     """The one operand that a node writes to and gives back, as `relu_` does."""
     places = writes(node.target)
-    if len(places) != 1 or len(node.target._schema.returns) != 1 or len(node.args) <= places[0]:  # type: ignore[union-attr]
+    if len(places) != 1 or len(node.target._schema.returns) != 1:  # type: ignore[union-attr]
         return None
-    place = node.args[places[0]]
-    return place if isinstance(place, fx.Node) else None
+    given = _given(node, places)
+    return given[0] if len(given) == 1 else None
 
 
 def gives_shape(node: fx.Node) -> bool:
@@ -105,7 +126,7 @@ class Aliasing:
 
     graph: fx.Graph
     owner: nn.Module | None = None
-    """The module the graph refers into. Without it a region that sets a mode is taken to write to all it is given."""
+    """The module the graph refers into. Without it the graphs of higher-order ops are taken to write to all they are given."""
     order: dict[fx.Node, int] = field(default_factory=dict)
     seen: set[fx.Node] = field(default_factory=set)
     _parent: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -198,8 +219,7 @@ class Aliasing:
             return
         operands = list(node.all_input_nodes)
         if isinstance(node.target, OpOverload):
-            sources = [node.args[index] for index in _aliased_arguments(node.target) if index < len(node.args)]
-            operands = [source for source in pytree.tree_leaves(sources) if isinstance(source, fx.Node)]
+            operands = _given(node, _aliased_arguments(node.target))
         for operand in operands:
             self._unite(self.root(operand), self.root(node), tracks)
 

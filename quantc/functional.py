@@ -1,14 +1,16 @@
-"""The functional form of an op that writes in place: `relu_` → `relu`."""
+"""The functional form of an op that writes: `relu_` → `relu`, `add(..., out=y)` → `add`."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx.node import map_arg
 
-from quantc.dialect import aten, may_alias, overload_names, short_name
+from quantc.dialect import arguments, aten, may_alias, overload_names, short_name
 from quantc.program import Program
 from quantc.proven import proven_dtype
 from quantc.types import dtype_of, tensor_type
@@ -16,6 +18,7 @@ from quantc.types import dtype_of, tensor_type
 SPECIAL = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "not_equal", "less", "less_equal", "greater", "greater_equal")
+SOME_SIZE = 4
 TESTS = frozenset({*COMPARISONS, "logical_and", "logical_or", "logical_xor", "logical_not"})
 
 
@@ -49,6 +52,50 @@ def reshaping_form(target: OpOverload) -> OpOverload | None:
     return view if view is not None and may_alias(view) else None
 
 
+@cache
+def returning_overload(target: OpOverload) -> OpOverload | None:
+    """For `add.out` and the like: the overload that takes all but `out=`, and returns a new tensor."""
+    rows = arguments(target)
+    if not rows or not (rows[-1].is_written and rows[-1].keyword_only) or sum(row.is_written for row in rows) != 1:
+        return None
+    packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.rpartition("::")[2])
+    wanted = [(row.aten_name, row.type) for row in rows[:-1]]
+    for each in (getattr(packet, name) for name in overload_names(packet)):
+        if not each._schema.is_mutable and [(row.aten_name, row.type) for row in arguments(each)] == wanted:
+            return None if may_alias(each) else cast("OpOverload", each)
+    return None
+
+
+def _returned(program: Program, node: fx.Node, target: OpOverload) -> fx.Node | None:
+    """What a call with `out=` writes, as a new tensor; None unless it is known to be of the type of the one written to."""
+    functional, (name, out) = returning_overload(target), next(reversed(node.kwargs.items()), ("", None))
+    rest = {key: value for key, value in node.kwargs.items() if value is not out}
+    written = tensor_type(out)
+    if functional is None or written is None or name != arguments(target)[-1].aten_name:
+        return None
+    if _dtype_by_running(functional, node.args, rest) != written.dtype:
+        return None
+    return program.emit(functional, node.args, rest, before=node, like=node)
+
+
+def _dtype_by_running(target: OpOverload, args: Any, kwargs: Any) -> torch.dtype | None:
+    """The dtype of what an op gives for operands of these types; sizes that vary are some size."""
+
+    def hollow(operand: fx.Node) -> Any:
+        kind = tensor_type(operand)
+        if kind is None:
+            raise TypeError(f"{operand.name} is not known to be a tensor")
+        sizes = [SOME_SIZE if isinstance(size, str) else size for size in kind.shape]
+        return torch.empty(sizes, dtype=kind.dtype, device="meta")
+
+    try:
+        given, named = map_arg((args, kwargs), hollow)
+        made = target(*given, **named)
+    except Exception:  # noqa: BLE001 - an op that is not run on stand-ins stays as it is
+        return None
+    return made.dtype if isinstance(made, torch.Tensor) else None
+
+
 def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
     """A node that yields what `node` leaves in the tensor it writes to; None if that cannot be shown."""
     target = node.target
@@ -59,7 +106,9 @@ def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
     if (view := reshaping_form(target)) is not None:
         return program.emit(view, node.args, dict(node.kwargs), before=node, like=node)
     functional = functional_overload(target)
-    if functional is None or not _keeps_dtype(node):
+    if functional is None:
+        return _returned(program, node, target)
+    if not _keeps_dtype(node):
         return None
     return program.emit(functional, node.args, dict(node.kwargs), before=node, like=node)
 

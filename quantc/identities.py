@@ -15,7 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from quantc.dialect import argument, aten
-from quantc.types import dtype_of, rank_of, tensor_type
+from quantc.types import dtype_of, is_empty, rank_of, tensor_type
 
 END = 9223372036854775807
 """How ATen writes "to the end" of a slice."""
@@ -66,6 +66,13 @@ def _no_repeat(node: fx.Node) -> fx.Node | None:
     return _operand(node) if is_once and rank_of(node.args[0]) == len(counts) else None  # type: ignore[arg-type]
 
 
+def _others_empty(node: fx.Node) -> fx.Node | None:
+    """For cat: all but one of the parts have no elements, as a cache that holds nothing yet."""
+    filled = [part for part in node.args[0] if not is_empty(part)]  # type: ignore[union-attr]
+    found = filled[0] if len(filled) == 1 and isinstance(filled[0], fx.Node) else None
+    return found if found is not None and tensor_type(found) == tensor_type(node) is not None else None
+
+
 def _same_dims(node: fx.Node) -> fx.Node | None:
     return _operand(node) if node.args[1] == node.args[2] else None
 
@@ -111,6 +118,7 @@ IDENTITIES: dict[Any, tuple[Identity, Memory]] = {
     aten.expand.default: (_same_type, Memory.SHARED),
     aten.flatten.using_ints: (_same_type, Memory.SHARED),
     aten.slice.Tensor: (_full_slice, Memory.SHARED),
+    aten.cat.default: (_others_empty, Memory.OWN),
     aten.repeat.default: (_no_repeat, Memory.OWN),
     aten.transpose.int: (_same_dims, Memory.SHARED),
     aten.to.dtype: (_same_dtype, Memory.SHARED),

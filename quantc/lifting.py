@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn import functional
 
+from quantc.dialect import argument, is_op
 from quantc.nesting import called_graphs, form_of
 from quantc.program import Program, attribute
 from quantc.types import TensorType, TupleType, ValueType, type_of
@@ -35,16 +37,47 @@ def lift_constants(program: Program) -> tuple[fx.Graph, dict[str, Any]]:
             module = attribute(program.owner(graph), str(node.target))
             if isinstance(module, fx.GraphModule) and any(form_of(user) is None for user in node.users):
                 calls[id(module)] += 2
-    lifting = _Lifting({key for key, count in calls.items() if count == 1})
+    learns = program.training or program.is_live
+    lifting = _Lifting({key for key, count in calls.items() if count == 1}, learns)
     for key in reversed(modules):  # innermost first: what a graph is given, the graph around it must have
         lifting.copy(modules[key])
     return lifting.copied(program.graph, program.root)
 
 
+def with_checked_norms(program: Program) -> fx.Graph:
+    """A copy of the top graph whose norms refuse, as torch's modules do, what they cannot learn from."""
+    new, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    new.output(new.graph_copy(program.graph, nodes))
+    for old, copied in nodes.items():
+        copied.meta = dict(old.meta)
+    spell_norms(new)
+    return new
+
+
+def spell_norms(graph: fx.Graph) -> None:
+    """Let norms that learn be called by torch's functions. These look at the size before they compute: of one value a
+    channel there is no variance, and ATen's ops would put NaN into the running statistics without a word."""
+    for node in list(graph.nodes):
+        if not is_op(node, "batch_norm", "instance_norm"):
+            continue
+        *operands, learns, momentum, eps = (
+            argument(node, name)
+            for name in (
+                *("input", "running_mean", "running_var", "weight", "bias"),
+                "training" if is_op(node, "batch_norm") else "use_input_stats",
+                "momentum",
+                "eps",
+            )
+        )
+        node.target = functional.batch_norm if is_op(node, "batch_norm") else functional.instance_norm
+        node.args, node.kwargs = (*operands, learns, momentum, eps), {}
+
+
 class _Lifting:
-    def __init__(self, open_: set[int]) -> None:
+    def __init__(self, open_: set[int], learns: bool) -> None:
         self.open = open_
         """The graphs (by id of their module) that can be changed along with their one call."""
+        self.learns = learns
         self.copies: dict[int, fx.GraphModule] = {}
 
     def copy(self, module: fx.GraphModule) -> None:
@@ -60,6 +93,8 @@ class _Lifting:
             copied.meta = {**old.meta, "val": _example(type_of(old))}
         for node in list(new.nodes):
             self._hand_over(node, owner)
+        if self.learns:
+            spell_norms(new)
         parts: dict[str, Any] = {}
         for node in new.nodes:
             if node.op in ("get_attr", "call_module"):
