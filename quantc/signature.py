@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,17 +39,30 @@ class Signature:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    opened: frozenset[str] = frozenset()
+    """The symbols that capture left open of its own accord: a target that wants fixed sizes takes those of the example."""
 
     @property
     def parameters(self) -> list[str]:
-        """The names of the arguments, positional ones first; an argument that is a tree has a made-up name."""
+        """The names of the arguments, positional ones first; a tree whose values do not tell has a made-up name."""
         positional, keywords = self.in_spec.children()
         names: list[str] = []
         leaf = 0
         for index, child in enumerate(positional.children()):
-            names.append(self.inputs[leaf].name if child.is_leaf() else f"tree_{index}")
+            leaves = [item.name for item in self.inputs[leaf : leaf + child.num_leaves]]
+            names.append(leaves[0] if child.is_leaf() else _name_of_tree(child, leaves) or f"tree_{index}")
             leaf += child.num_leaves
-        return [*names, *(str(key) for key in keywords.context or ())]
+        names += [str(key) for key in keywords.context or ()]
+        if len(set(names)) == len(names):
+            return names
+        return [name if names.count(name) == 1 else f"tree_{index}" for index, name in enumerate(names)]
+
+    @property
+    def call(self) -> str:
+        """How it is called: `(x, mask=mask)`."""
+        positional = self.in_spec.children()[0].num_children
+        names = self.parameters
+        return f"({', '.join([*names[:positional], *(f'{name}={name}' for name in names[positional:])])})"
 
     def _other_arrangement(self, spec: pytree.TreeSpec) -> InputError:
         """Says what is different about the arguments of a call."""
@@ -57,11 +70,12 @@ class Signature:
         names = self.parameters
         if given.num_children != taken.num_children or keywords.context != named.context:
             extra = "".join(f", {key}=" for key in keywords.context or ())
-            advice = "give these and nothing else; from pairs of images and labels take the images"
+            advice = f"call it with {self.call} and nothing else; from pairs of images and labels take the images"
             if given.num_children + keywords.num_children == taken.num_children + named.num_children:
                 listed = ", ".join(names[: taken.num_children])
-                by_name = f", and {', '.join(map(str, named.context))} by name" if named.context else ""
-                advice = f"give {listed} by position{by_name}, as it was captured"
+                ways = [f"{listed} by position"] if listed else []
+                ways += [f"{', '.join(map(str, named.context))} by name"] if named.context else []
+                advice = f"give {', and '.join(ways)}, as it was captured: call it with {self.call}"
             return InputError(
                 f"the call has {given.num_children} positional arguments{extra}, and the model takes "
                 f"{taken.num_children + len(named.context or ())}: {', '.join(names)}",
@@ -108,6 +122,58 @@ class Signature:
                 )
 
 
+def as_tensors(leaves: Sequence[Any]) -> list[Any] | None:
+    """Flat inputs with NumPy arrays as tensors on the same memory; None if there are no arrays."""
+    if not any(_is_array(leaf) for leaf in leaves):
+        return None
+    return [_as_tensor(leaf) if _is_array(leaf) else leaf for leaf in leaves]
+
+
+def tensors_in_place_of_arrays(tree: Any) -> Any:
+    """The same for any tree."""
+    leaves, spec = pytree.tree_flatten(tree)
+    made = as_tensors(leaves)
+    return tree if made is None else pytree.tree_unflatten(made, spec)
+
+
+def _is_array(leaf: Any) -> bool:
+    kind = type(leaf)
+    return kind.__name__ == "ndarray" and kind.__module__ == "numpy"
+
+
+def _as_tensor(array: Any) -> Any:
+    """An array that torch cannot read as it lies is copied; one of strings or objects stays what it is."""
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        return array
+
+
+def _name_of_tree(spec: pytree.TreeSpec, names: Sequence[str]) -> str | None:
+    """What the parameter is called whose values are called so: `batch` for `batch_x` and `batch_mask`."""
+    found = set()
+    for name, path in zip(names, _paths(spec), strict=False):
+        if path is None or not name.lower().endswith(path.lower()):
+            return None
+        found.add(name.removesuffix(name[len(name) - len(path) :]))
+    prefix = found.pop() if len(found) == 1 else ""
+    return prefix if prefix.isidentifier() else None
+
+
+def _paths(spec: pytree.TreeSpec) -> Iterator[str | None]:
+    """The way to each value of a tree, as names have it: `_pair_0`."""
+    if spec.is_leaf():
+        yield ""
+        return
+    keys = spec.context if spec.type is dict else range(spec.num_children) if spec.type in (list, tuple) else None
+    for index, child in enumerate(spec.children()):
+        for path in _paths(child):
+            text = "" if keys is None else "".join(c if c.isalnum() else "_" for c in str(keys[index]))
+            yield None if keys is None or path is None else f"_{text}{path}"
+
+
 def _shape_of(spec: pytree.TreeSpec) -> str:
     """How values are nested, in short: `*`, `(*, *)`, `{x: *, y: *}`."""
     if spec.is_leaf():
@@ -131,6 +197,13 @@ def _check_tensor(
             f"input {item.name!r} is a {type(leaf).__name__}, not a tensor",
             where=f"input {item.name!r}",
             advice="give a tensor: torch.as_tensor(x)",
+        )
+    if leaf.layout is not torch.strided or leaf.is_nested:
+        kind = "is nested" if leaf.is_nested else f"has the layout {leaf.layout}"
+        raise InputError(
+            f"input {item.name!r} {kind}, and the program was captured for dense tensors",
+            where=f"input {item.name!r}",
+            advice="give x.to_dense(), or x.to_padded_tensor(0.0) of a nested one",
         )
     if leaf.dtype != expected.dtype or leaf.dim() != expected.rank:
         raise InputError(

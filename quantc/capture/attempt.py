@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,16 @@ from quantc.capture.failures import explain_failure, refuse_wrong_dtypes
 from quantc.capture.interception import seeds_refused
 from quantc.capture.leaves import leaf_selector
 from quantc.capture.proxies import RefusedError
+from quantc.capture.rebinding import data_kept
 from quantc.capture.sources import forward_line
 from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
 from quantc.capture.symbolic import trace
 from quantc.capture.twins import Tensors, cloned_inputs, twin
 from quantc.errors import CaptureError, QuantcError
 from quantc.program import Program
+
+AUTO = "auto"
+"""The `dynamic_shapes` that leave it to capture which sizes are open."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Request:
     kwargs: dict[str, Any]
     dynamic_shapes: Any
     leaf: tuple[Any, ...]
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether capture may choose which sizes are open."""
+        return isinstance(self.dynamic_shapes, str) and self.dynamic_shapes == AUTO
 
 
 def attempt(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
@@ -45,7 +54,7 @@ def attempt(method: str, model: nn.Module, request: Request) -> tuple[Program, l
         copied = twin(model, Tensors.SHARED)
         changed = watch(copied) if method != "export-strict" else _changed_by_a_run(model, args, kwargs)
         try:
-            with _surroundings_kept(), seeds_refused():
+            with _surroundings_kept(), seeds_refused(), data_kept() if method != "export-strict" else nullcontext():
                 if method == "fx":
                     program = trace(copied, args, kwargs, dynamic_shapes=shapes, leaves=leaves)
                 else:

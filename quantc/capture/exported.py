@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -21,9 +22,10 @@ from torch.utils import _pytree as pytree
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.dimensions import dim_names, dynamic_dims, upper_bound, widened
 from quantc.capture.proxies import RefusedError
+from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
 from quantc.capture.sources import user_line_of_trace
 from quantc.dialect import higher_order_name
-from quantc.program import Program
+from quantc.program import Program, attribute
 from quantc.signature import Signature
 from quantc.sites import Origin
 
@@ -137,7 +139,7 @@ def from_exported(
         }
         return Signature(inputs, module._in_spec, module._out_spec, ranges)  # type: ignore[arg-type]
 
-    return assemble(
+    program = assemble(
         graph,
         module,
         signature,
@@ -148,6 +150,9 @@ def from_exported(
         origin_of=origin_from_meta,
         mode_source=model,
     )
+    refuse_rebinding(program)
+    refuse_shared_memory(program, partial(attribute, model if model is not None else module))
+    return program
 
 
 def _given_symbols(leaves: list[Any], given: dict[tuple[int, int], str]) -> dict[str, str]:

@@ -79,10 +79,15 @@ def _mixes_dtypes(node: fx.Node) -> bool:
 
 
 def _not_running(model: nn.Module, error: Exception) -> CaptureError:
+    floats = {x.dtype for x in model.parameters() if x.is_floating_point()} - {torch.float32}
+    is_about_dtypes = bool(floats) and any(word in str(error) for word in ("dtype", "data type", "scalar type"))
+    names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+    known = f"is in {names} and " if is_about_dtypes else ""
+    way = 'give dtype="float32", which only is quantized, and a copy is brought to it with its example inputs; or '
     return CaptureError(
-        f"{type(model).__name__} does not run on the example inputs: {first_line(error)}",
+        f"{type(model).__name__} {known}does not run on the example inputs: {first_line(error)}",
         where=user_line_of_error(error) or forward_line(model),
-        advice=EXAMPLES_ADVICE,
+        advice=f"{way if is_about_dtypes else ''}{EXAMPLES_ADVICE}",
     )
 
 

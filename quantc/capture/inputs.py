@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames
 from quantc.capture.attributes import shape_of
+from quantc.capture.containers import refuse_hidden_tensors, refuse_unknown_containers
 from quantc.capture.dimensions import SMALLEST, DynamicDim, leaf_names, upper_bound
 from quantc.capture.failures import SHAPES_ADVICE
 from quantc.capture.proxies import Value
@@ -57,6 +58,8 @@ class TracedInputs:
         else:
             flat, self.in_spec = pytree.tree_flatten((args, kwargs))
             self.names = leaf_names(model, args, kwargs)
+            for name, leaf in zip(self.names, flat, strict=True):
+                refuse_hidden_tensors(name, leaf)
             self.leaves = [self._faked(index, leaf) for index, leaf in enumerate(flat)]
             self._state_known()
 
@@ -111,6 +114,7 @@ class TracedInputs:
         def run(*flat: Any) -> Any:
             args, kwargs = pytree.tree_unflatten(list(flat), self.in_spec)
             result, self.out_spec = pytree.tree_flatten(self.model(*args, **kwargs))
+            refuse_unknown_containers(result)
             tracer.store_assigned()
             return tuple(result)
 

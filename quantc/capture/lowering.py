@@ -132,7 +132,7 @@ class Lowering(ABC):
         if (
             name in SPREAD
             and rest
-            and not isinstance(rest[0], list | tuple)
+            and not isinstance(rest[0], list | tuple | torch.dtype)
             and self.kind_of(rest[0]) is not Kind.SHAPE
         ):
             rest = (list(rest),)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TENSOR_FACTS = frozenset({"shape", "ndim", "dtype", "device"})
 """What only tensors are asked for."""
+MEMORY = frozenset({"data", "real", "imag"})
+"""Assigning these gives a tensor other memory, or writes to a part of it."""
 NUMBERS: tuple[tuple[type, Any], ...] = ((torch.SymFloat, 0.0), (float, 0.0), (torch.SymBool, False), (bool, False))
 """What stands in for a number that is not a whole one."""
 A_TENSOR = torch.empty(0)
@@ -59,6 +61,13 @@ class Value(fx.Proxy):
         if self.kind is Kind.TENSOR or (self.kind is Kind.ANYTHING and name in TENSOR_FACTS):
             return self.tracer.tensor_attribute(self, name)
         return Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in MEMORY:
+            raise RefusedError(
+                f"`.{name}` of {self.node.name} is assigned, and what becomes of its memory is not followed"
+            )
+        super().__setattr__(name, value)
 
     def __getitem__(self, index: Any) -> Any:
         return self.tracer.get_item(self, index)

@@ -63,6 +63,15 @@ def check_examples(model: nn.Module, args: Any, kwargs: Any) -> None:
             where=forward_line(model),
             advice="pass padded tensors and lengths, and keep the module that packs them whole with leaf=",
         )
+    odd = next(
+        (x for x in leaves if isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_nested)), None
+    )
+    if odd is not None:
+        raise CaptureError(
+            f"an example input {'is nested' if odd.is_nested else f'has the layout {odd.layout}'}, and programs take dense tensors",
+            where=forward_line(model),
+            advice="give x.to_dense(), or x.to_padded_tensor(0.0) of a nested one",
+        )
     _check_call(model, args, kwargs)
 
 
@@ -77,6 +86,22 @@ def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         raise CaptureError(
             f"{type(model).__name__} does not run on the example inputs: {reason}",
             where=forward_line(model),
-            advice=f"forward takes {signature}: give its positional arguments as example_inputs "
-            f"and its keywords as example_kwargs{hint}",
+            advice=f"forward takes {signature}: write {_capture_line(signature, kwargs)}; "
+            f"give its positional arguments as example_inputs and its keywords as example_kwargs{hint}",
         ) from error
+
+
+def _capture_line(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
+    """The call of capture that gives all that `forward` asks for, and the keywords that were meant."""
+    kinds = inspect.Parameter
+    rows = [row for row in signature.parameters.values() if row.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
+    named = [
+        row.name
+        for row in rows
+        if row.kind is kinds.KEYWORD_ONLY and (row.default is kinds.empty or row.name in kwargs)
+    ]
+    placed = [row.name for row in rows if row.kind is not kinds.KEYWORD_ONLY and row.default is kinds.empty]
+    named += [row.name for row in rows if row.name in kwargs and row.name not in (*placed, *named)]
+    given = f"({', '.join(placed)}{',' if len(placed) == 1 else ''})"
+    keywords = f", example_kwargs={{{', '.join(f'{name!r}: {name}' for name in named)}}}" if named else ""
+    return f"qc.capture(model, {given}{keywords})"

@@ -15,10 +15,11 @@ from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.dimensions import DynamicDim, dynamic_dims, resized, widened
 from quantc.capture.inputs import Narrowing, TracedInputs
 from quantc.capture.leaves import LeafSelector, leaf_outputs
+from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
 from quantc.capture.tracer import AtenTracer
 from quantc.capture.twins import Tensors, twin
 from quantc.inline import GRADIENTS_LOST
-from quantc.program import Program
+from quantc.program import Program, attribute
 from quantc.signature import Input, Signature
 
 Marks = dict[tuple[int, int], DynamicDim]
@@ -63,6 +64,9 @@ def trace(
         origin_of=tracer.origins.get,
         mode_source=model,
     )
+    refuse_rebinding(program)
+    constants = tracer.state.constants
+    refuse_shared_memory(program, lambda name: constants.get(name, attribute(model, name)))
     if tracer.changes_grad_mode and not model.training:
         program.note_inference_only(GRADIENTS_LOST)
     return program

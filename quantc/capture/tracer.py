@@ -27,6 +27,7 @@ from quantc.capture.interception import intercepted
 from quantc.capture.leaves import LeafSelector
 from quantc.capture.lowering import Lowering
 from quantc.capture.proxies import RefusedError, Value
+from quantc.capture.rebinding import outs, resized
 from quantc.capture.shadows import Shadows, expression, known_truth
 from quantc.capture.sources import user_frame
 from quantc.capture.spellings import Kind
@@ -238,7 +239,11 @@ class AtenTracer(Lowering, fx.Tracer):
                 args[0].node = viewed.node
             return viewed
         node = self.create_node("call_function", target, self.create_arg(args), self.create_arg(kwargs or {}))
+        before = [_size(out) for out in outs(node)]
         value = self.shadows.compute(node)
+        for size, out in zip(before, outs(node), strict=True):
+            if size is not None and 0 not in size and size != _size(out):
+                raise RefusedError(resized(node, size))
         if isinstance(value, bool):
             return self._discard(node, value)
         if target in IDENTITIES and isinstance(args[0], Value) and value is not None and value is args[0].fake:
@@ -367,6 +372,11 @@ def _kind_of_item(kind: Kind | None, value: Any) -> Kind:
     if isinstance(value, list | tuple):
         return Kind.SEQUENCE
     return Kind.TENSOR if kind is Kind.SEQUENCE and value is None else Kind.ANYTHING
+
+
+def _size(node: fx.Node) -> tuple[Any, ...] | None:
+    fake = node.meta.get("val")
+    return tuple(fake.shape) if isinstance(fake, torch.Tensor) else None
 
 
 def _rank_known(args: tuple[Any, ...]) -> bool:

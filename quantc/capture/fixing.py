@@ -1,0 +1,90 @@
+"""Sizes that are open, fixed afterwards: for targets that want numbers, and were not asked for more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from quantc.program import Program
+from quantc.signature import Input
+from quantc.symbols import evaluate
+from quantc.types import ScalarType, TensorType, TupleType, ValueType, type_of
+
+
+def fix_opened(program: Program) -> str | None:
+    """Fix the sizes that capture left open of its own accord to those of the example inputs. Changes the program; gives a note
+    on what was done, or None if there was nothing to do."""
+    signature = program.signature
+    sizes = {symbol: size for symbol, size in _example_sizes(program).items() if symbol in signature.opened}
+    if not sizes:
+        return None
+    for _, graph in program.graphs():
+        for node in list(graph.nodes):
+            kind = type_of(node)
+            if kind is not None:
+                node.meta["val"] = kind = _fixed(kind, sizes)
+            if node.op == "call_function" and isinstance(kind, ScalarType) and (number := _number(kind)) is not None:
+                write_out(node, number)
+                program.erase(node)
+    program.signature = replace(
+        signature,
+        inputs=tuple(_fixed_input(item, sizes) for item in signature.inputs),
+        ranges={symbol: bounds for symbol, bounds in signature.ranges.items() if symbol not in sizes},
+        opened=signature.opened - set(sizes),
+    )
+    program.touch()
+    return f"{', '.join(f'{symbol} is fixed to {size}' for symbol, size in sizes.items())}, as in the example inputs"
+
+
+def _example_sizes(program: Program) -> dict[str, int]:
+    """What each symbol is in the example inputs."""
+    found: dict[str, int] = {}
+    for item, leaf in zip(program.signature.inputs, program.example_inputs or (), strict=False):
+        if item.type is not None and isinstance(leaf, Tensor):
+            pairs = zip(item.type.shape, leaf.shape, strict=True)
+            found.update({size: now for size, now in pairs if isinstance(size, str) and size.isidentifier()})
+    return found
+
+
+def _fixed_input(item: Input, sizes: Mapping[str, int]) -> Input:
+    kind = None if item.type is None else _fixed(item.type, sizes)
+    return replace(item, type=kind) if isinstance(kind, TensorType) else item
+
+
+def _fixed(kind: ValueType, sizes: Mapping[str, int]) -> ValueType:
+    """A type without these symbols."""
+    if isinstance(kind, TensorType):
+        return TensorType(kind.dtype, tuple(_size(size, sizes) for size in kind.shape))
+    if isinstance(kind, TupleType):
+        return TupleType(tuple(None if item is None else _fixed(item, sizes) for item in kind.items))
+    return ScalarType(kind.kind, str(_size(kind.value, sizes))) if kind.kind == "int" else kind
+
+
+def _size(size: int | str, sizes: Mapping[str, int]) -> int | str:
+    known = evaluate(size, sizes) if isinstance(size, str) else size
+    return size if known is None else known
+
+
+def _number(kind: ScalarType) -> int | None:
+    return evaluate(kind.value, {}) if kind.kind == "int" else None
+
+
+def write_out(node: fx.Node, value: Any) -> None:
+    """Put a value in the place of a node, wherever it is read."""
+    swap = _Swap(node, value)
+    for user in list(node.users):
+        user.args, user.kwargs = fx.map_arg(user.args, swap), fx.map_arg(user.kwargs, swap)
+
+
+@dataclass(frozen=True)
+class _Swap:
+    """One node for a value, and every other for itself."""
+
+    old: fx.Node
+    new: Any
+
+    def __call__(self, node: fx.Node) -> Any:
+        return self.new if node is self.old else node
