@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
 
 from quantc.onnx.reductions import variance
-from quantc.onnx.table import Call, Value, writes
+from quantc.onnx.table import Call, Value, along_an_axis, writes
 
 
 def _either(op: str, call: Call) -> Value:
@@ -31,6 +32,7 @@ writes("aten.prod.default")(partial(_over_all, "ReduceProd"))
 
 
 @writes("aten.prod.dim_int")
+@along_an_axis
 def prod(call: Call) -> Value:
     source, axis = call.node.args[:2]
     axes = call.writer.numbers([call.axis(axis, call.type(source).rank)])  # type: ignore[arg-type]
@@ -38,9 +40,10 @@ def prod(call: Call) -> Value:
 
 
 @writes("aten.logsumexp.default")
+@along_an_axis
 def logsumexp(call: Call) -> Value:
     source: Any = call.node.args[0]
-    axes = call.writer.numbers(call.axes(call["dim"], call.type(source).rank))
+    axes = call.writer.numbers(call.axes_or_all(call["dim"], call.type(source).rank))
     return call.emit("ReduceLogSumExp", call.read(source), axes, keepdims=int(call["keepdim"]))
 
 
@@ -50,14 +53,23 @@ def deviation(call: Call) -> Value:
 
 
 @writes("aten.linalg_vector_norm.default")
+@along_an_axis
 def vector_norm(call: Call) -> Value:
     source: Any = call.node.args[0]
-    order = call["ord"]
-    if order not in (1, 2):
-        raise call.refuse(f"{call.node.name} is a norm of order {order}")
-    axes = call.writer.numbers(call.axes(call["dim"], call.type(source).rank))
-    op = "ReduceL1" if order == 1 else "ReduceL2"
-    return call.emit(op, call.read(source, call.result.dtype), axes, keepdims=int(call["keepdim"]))
+    order, dtype = float(call["ord"]), call.result.dtype
+    along = {"keepdims": int(call["keepdim"])}
+    axes = call.writer.numbers(call.axes_or_all(call["dim"], call.type(source).rank))
+    x = call.read(source, dtype)
+    if order in (1, 2):
+        return call.emit("ReduceL1" if order == 1 else "ReduceL2", x, axes, **along)
+    if order == 0:
+        is_zero = call.emit("Equal", x, call.writer.scalar(0.0, dtype))
+        return call.emit("ReduceSum", call.writer.cast(call.emit("Not", is_zero), dtype), axes, **along)
+    size = call.emit("Abs", x)
+    if math.isinf(order):
+        return call.emit("ReduceMax" if order > 0 else "ReduceMin", size, axes, **along)
+    powers = call.emit("Pow", size, call.writer.scalar(order, dtype))
+    return call.emit("Pow", call.emit("ReduceSum", powers, axes, **along), call.writer.scalar(1 / order, dtype))
 
 
 @writes("aten.cosine_similarity.default")
@@ -66,9 +78,11 @@ def cosine_similarity(call: Call) -> Value:
     dtype, left, right = call.result.dtype, *call.node.args[:2]
     axes = call.writer.numbers([int(call["dim"])])
     eps = call.writer.scalar(float(call["eps"]), dtype)
-    parts = []
-    for given in (left, right):
-        x = call.read(given, dtype)
+    operands, parts = [call.read(given, dtype) for given in (left, right)], []
+    if call.type(left).shape != call.type(right).shape:
+        together = call.emit("Shape", call.emit("Add", *operands))
+        operands = [call.emit("Expand", x, together) for x in operands]
+    for x in operands:
         length = call.emit("ReduceL2", x, axes, keepdims=1)
         parts.append(call.emit("Div", x, call.emit("Max", length, eps)))
     return call.emit("ReduceSum", call.emit("Mul", *parts), axes, keepdims=0)
@@ -125,10 +139,15 @@ def one_hot(call: Call) -> Value:
     if not isinstance(count, int) or count < 0:
         raise call.refuse(f"how many classes {call.node.name} has depends on its input")
     values = call.writer.constant(torch.tensor([0, 1]), "off_and_on")
-    return call.emit("OneHot", call.read(source), call.writer.scalar(count, torch.int64), values, axis=-1)
+    indices, classes = call.read(source), call.writer.scalar(count, torch.int64)
+    if call.type(source).rank:
+        return call.emit("OneHot", indices, classes, values, axis=-1)
+    rows = call.emit("OneHot", call.emit("Reshape", indices, call.writer.numbers([1])), classes, values, axis=-1)
+    return call.emit("Reshape", rows, call.writer.numbers([-1]))
 
 
 @writes("aten.sort.default", "aten.argsort.default")
+@along_an_axis
 def sort(call: Call) -> Value:
     source: Any = call.node.args[0]
     axis, x = call.axis(call["dim"], call.type(source).rank), call.read(source)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quantc.digests import raw_bytes
 from quantc.errors import RefusedError
 from quantc.extras import extra
 
@@ -69,7 +70,7 @@ def initializer(name: str, value: Tensor, kind: int | None = None) -> Any:
     if kind in NIBBLES:
         raw = _packed(value)
     elif value.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
-        raw = value.reshape(-1).view(torch.uint8).numpy().tobytes()  # numpy has no such types
+        raw = raw_bytes(value).tobytes()  # numpy has no such types
     else:
         raw = value.numpy().tobytes()
     return helper.make_tensor(name, kind, list(value.shape), raw, raw=True)

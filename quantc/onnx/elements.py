@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from torch import fx
 
 from quantc.dialect import is_op
-from quantc.onnx.table import Call, Value, writes
-from quantc.types import dtype_of
+from quantc.onnx.table import Call, Value, along_an_axis, writes
+from quantc.qdq import is_dequantize, is_quantize
+from quantc.types import ScalarType, dtype_of, type_of
 
 PLAIN: dict[str, tuple[str, ...]] = {
     "Abs": ("abs",),
@@ -43,8 +45,6 @@ BINARY = {
     "minimum": "Min",
     "pow": "Pow",
     "aten.pow.Tensor_Tensor": "Pow",
-    "aten.remainder.Scalar": "Mod",
-    "aten.remainder.Tensor": "Mod",
 }
 
 
@@ -55,7 +55,9 @@ def _first(call: Call) -> Any:
 def _plain(op: str, call: Call) -> Value:
     source: Any = _first(call)
     if op == "Not" and dtype_of(source) is not torch.bool:
-        raise call.refuse(f"{call.node.name} negates something that is not bool")
+        if "bitwise" in str(call.node.target):
+            return call.emit("BitwiseNot", call.read(source))
+        return call.emit(op, call.read(source, torch.bool))
     dtype = None if op in ("Not", "IsNaN") else call.result.dtype
     return call.emit(op, call.read(source, dtype))
 
@@ -66,11 +68,7 @@ for op, names in PLAIN.items():
 
 def _binary(op: str, call: Call) -> Value:
     dtype = call.result.dtype
-    left, right = (call.read(given, dtype) for given in call.node.args[:2])
-    attributes = {"fmod": 0} if op == "Mod" else {}
-    if op == "Mod" and dtype.is_floating_point:
-        raise call.refuse(f"{call.node.name} is a remainder of floats")
-    return call.emit(op, left, right, **attributes)
+    return call.emit(op, *(call.read(given, dtype) for given in call.node.args[:2]))
 
 
 for name, op in BINARY.items():
@@ -111,33 +109,69 @@ def div(call: Call) -> Value:
 def divide_rounding(call: Call) -> Value:
     dtype = call.result.dtype
     left, right = (call.read(given, dtype) for given in call.node.args[:2])
-    divided = call.emit("Div", left, right)
     mode = call.node.kwargs.get("rounding_mode", "floor")
-    if not dtype.is_floating_point and mode == "floor":
-        remainder = call.emit("Mod", left, right)
-        return call.emit("Div", call.emit("Sub", left, remainder), right)
+    if mode == "floor":
+        return floored(call, left, right) if dtype.is_floating_point else floored_integers(call, left, right)
+    divided = call.emit("Div", left, right)
     if mode == "trunc" and dtype.is_floating_point:
         return call.emit("Mul", call.emit("Sign", divided), call.emit("Floor", call.emit("Abs", divided)))
-    return call.emit("Floor", divided) if mode == "floor" else divided
+    return divided
+
+
+def floored_integers(call: Call, left: str, right: str) -> str:
+    """A quotient of integers rounded down: ONNX's own division rounds towards zero."""
+    return call.emit("Div", call.emit("Sub", left, call.emit("Mod", left, right)), right)
+
+
+def floored(call: Call, left: str, right: str) -> str:
+    """A quotient of floats rounded down, as torch has it: by way of the exact remainder, as a quotient that was rounded may
+    lie on the other side of an integer."""
+    dtype = call.result.dtype
+    one, half, zero = (call.writer.scalar(number, dtype) for number in (1.0, 0.5, 0.0))
+    rest = call.emit("Mod", left, right, fmod=1)
+    whole = call.emit("Div", call.emit("Sub", left, rest), right)
+    whole = call.emit("Where", _is_opposite(call, rest, right), call.emit("Sub", whole, one), whole)
+    down = call.emit("Floor", whole)
+    is_short = call.emit("Greater", call.emit("Sub", whole, down), half)
+    found = call.emit("Where", is_short, call.emit("Add", down, one), down)
+    return call.emit("Where", call.emit("Equal", right, zero), call.emit("Div", left, right), found)
+
+
+def _is_opposite(call: Call, rest: str, right: str) -> str:
+    """Whether a remainder that goes towards zero has the other sign than the divisor."""
+    zero = call.writer.scalar(0.0, call.result.dtype)
+    is_other = call.emit("Xor", call.emit("Less", rest, zero), call.emit("Less", right, zero))
+    return call.emit("And", call.emit("Not", call.emit("Equal", rest, zero)), is_other)
+
+
+@writes("aten.remainder.Scalar", "aten.remainder.Tensor")
+def remainder(call: Call) -> Value:
+    dtype = call.result.dtype
+    left, right = (call.read(given, dtype) for given in call.node.args[:2])
+    if not dtype.is_floating_point:
+        return call.emit("Mod", left, right)
+    rest = call.emit("Mod", left, right, fmod=1)
+    return call.emit("Where", _is_opposite(call, rest, right), call.emit("Add", rest, right), rest)
 
 
 def _compared(op: str, call: Call) -> Value:
     left, right = call.node.args[:2]
-    kinds = [dtype_of(given) if isinstance(given, fx.Node) else None for given in (left, right)]
-    dtype = _common(kinds, (left, right))
+    dtype = torch.result_type(_stand_in(call, left), _stand_in(call, right))
+    if dtype is torch.bool and op not in ("Equal", "NotEqual"):
+        dtype = torch.int32  # ONNX has no order of bools
     names = [call.read(given, dtype) for given in (left, right)]
     return call.emit("Not", call.emit("Equal", *names)) if op == "NotEqual" else call.emit(op, *names)
 
 
-def _common(kinds: list[torch.dtype | None], given: tuple[Any, Any]) -> torch.dtype:
-    """The type to compare in."""
-    known = [kind for kind in kinds if kind is not None]
-    if len(known) == 2:
-        return torch.promote_types(known[0], known[1])
-    own = known[0] if known else torch.float32
-    number = next((value for value in given if not isinstance(value, fx.Node)), 0)
-    is_fraction = isinstance(number, float) and not number.is_integer()
-    return torch.float32 if is_fraction and not own.is_floating_point else own
+def _stand_in(call: Call, given: Any) -> Any:
+    """Something that torch finds the same common type with."""
+    if not isinstance(given, fx.Node):
+        return given
+    kind = type_of(given)
+    if isinstance(kind, ScalarType):
+        return 0
+    known = call.type(given)
+    return torch.empty((1,) * known.rank, dtype=known.dtype, device="meta")
 
 
 for short, op in {**COMPARISONS, "ne": "NotEqual"}.items():
@@ -155,9 +189,10 @@ for short, op in LOGIC.items():
 
 @writes("aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor")
 def bitwise(call: Call) -> Value:
-    if call.result.dtype is not torch.bool:
-        raise call.refuse(f"{call.node.name} is on integers")
-    return _logic("And" if "and" in str(call.node.target) else "Or", call)
+    op, dtype = "And" if "and" in str(call.node.target) else "Or", call.result.dtype
+    if dtype is torch.bool:
+        return _logic(op, call)
+    return call.emit(f"Bitwise{op}", *(call.read(given, dtype) for given in call.node.args[:2]))
 
 
 @writes("where")
@@ -233,9 +268,13 @@ def leaky_relu(call: Call) -> Value:
 
 @writes("elu")
 def elu(call: Call) -> Value:
-    if (call["scale"], call["input_scale"]) != (1, 1):
-        raise call.refuse(f"{call.node.name} has a scale")
-    return call.emit("Elu", call.tensor("x"), alpha=float(call["alpha"]))
+    x, alpha = call.tensor("x"), float(call["alpha"])
+    if (call["scale"], call["input_scale"]) == (1, 1):
+        return call.emit("Elu", x, alpha=alpha)
+    number = partial(call.writer.scalar, dtype=call.result.dtype)
+    below = call.emit("Elu", call.emit("Mul", x, number(float(call["input_scale"]))), alpha=alpha)
+    made = call.emit("Where", call.emit("Greater", x, number(0.0)), x, below)
+    return call.emit("Mul", made, number(float(call["scale"])))
 
 
 @writes("celu")
@@ -245,17 +284,25 @@ def celu(call: Call) -> Value:
 
 @writes("prelu")
 def prelu(call: Call) -> Value:
-    slopes = call.emit("Reshape", call.tensor("w"), call.writer.numbers([-1, *[1] * max(call.rank() - 2, 0)]))
+    along = [-1, *[1] * (call.rank() - 2)] if call.rank() > 1 else [1] * call.rank()
+    slopes = call.emit("Reshape", call.tensor("w"), call.writer.numbers(along))
     return call.emit("PRelu", call.tensor("x"), slopes)
+
+
+STRAIGHT = 20.0
+"""From here on softplus(x) is x in float32."""
 
 
 @writes("softplus")
 def softplus(call: Call) -> Value:
-    beta, x = float(call["beta"]), call.tensor("x")
-    number = call.writer.scalar(beta, call.result.dtype)
+    beta, threshold, x, dtype = float(call["beta"]), float(call["threshold"]), call.tensor("x"), call.result.dtype
+    number = call.writer.scalar(beta, dtype)
     scaled = x if beta == 1 else call.emit("Mul", x, number)
     smooth = call.emit("Softplus", scaled)
-    return smooth if beta == 1 else call.emit("Div", smooth, number)
+    smooth = smooth if beta == 1 else call.emit("Div", smooth, number)
+    if threshold >= STRAIGHT and dtype is torch.float32:
+        return smooth
+    return call.emit("Where", call.emit("Greater", scaled, call.writer.scalar(threshold, dtype)), x, smooth)
 
 
 @writes("glu")
@@ -270,15 +317,27 @@ def rsqrt(call: Call) -> Value:
 
 
 @writes("softmax", "aten._safe_softmax.default")
+@along_an_axis
 def softmax(call: Call) -> Value:
-    source: Any = _first(call)
-    soft = call.emit("Softmax", call.read(source, call.result.dtype), axis=int(call["dim"]))
+    dtype, axis = call.result.dtype, int(call["dim"])
+    x = call.read(_first(call), dtype)
+    soft = call.emit("Softmax", x, axis=axis)
+    if call.translation.profile.softmax == "apart" and _is_between_levels(call.node):
+        soft = call.emit("Sum", soft)
     if "safe" not in str(call.node.target):
         return soft
-    zero = call.writer.scalar(0.0, call.result.dtype)
-    return call.emit("Where", call.emit("IsNaN", soft), zero, soft)  # rows in which all is masked
+    zero, lowest = (call.writer.scalar(number, dtype) for number in (0.0, -math.inf))
+    highest = call.emit("ReduceMax", x, call.writer.numbers([axis]), keepdims=1)
+    return call.emit("Where", call.emit("Equal", highest, lowest), zero, soft)  # rows in which all is masked
+
+
+def _is_between_levels(node: fx.Node) -> bool:
+    """Whether an op reads what is dequantized, and is quantized at once."""
+    source: Any = node.args[0]
+    return is_dequantize(source) and any(is_quantize(user) for user in node.users)
 
 
 @writes("log_softmax")
+@along_an_axis
 def log_softmax(call: Call) -> Value:
     return call.emit("LogSoftmax", call.tensor("x", call.result.dtype), axis=int(call["dim"]))

@@ -65,8 +65,20 @@ def export(program: Program, profile: Profile) -> Exported:
     )
     onnx.helper.set_model_props(model, facts)
     if model.ByteSize() <= LARGEST_MESSAGE:
-        onnx.checker.check_model(model, full_check=True)
+        _check(onnx, model, program.name)
     return Exported(model, taken, places)
+
+
+def _check(onnx: Any, model: Any, name: str) -> None:
+    """NoOnnxFormError if the model is not valid."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise NoOnnxFormError(
+            f"{name} as ONNX is refused by onnx.checker: {error}",
+            where="qc.lower(..., 'onnx')",
+            advice="write the op it names otherwise in the model, or run the program by qc.lower(program, 'x86')",
+        ) from error
 
 
 def _facts(program: Program, profile: Profile) -> dict[str, str]:
@@ -148,6 +160,7 @@ def _leaves_clip(node: fx.Node, translation: Translation) -> bool:
         translation.profile.clips == "float"
         or not is_op(node, "relu", "clamp")
         or dtype_of(node) is not torch.float32
+        or dtype_of(node.args[0]) is not torch.float32
         or len(node.users) != 1
     ):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from quantc.engines.calling import Calling
 from quantc.engines.fusions import Fusions, fusions_of
 from quantc.engines.sessions import OnnxRuntime, Session
 from quantc.extras import is_installed
+from quantc.files.endings import check_ending
+from quantc.files.whole_file import whole_file, write_bytes
 from quantc.onnx.dtypes import onnx_module
 from quantc.onnx.export import LARGEST_MESSAGE, Exported, export
 from quantc.onnx.profiles import profile_of
+from quantc.onnx.seal import data_file, sealed
 from quantc.program import Program, check_program
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import read
-from quantc.whole_file import whole_file
 
 RUNTIME = "onnxruntime"
 
@@ -59,11 +62,22 @@ class OnnxModel(Deployed):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a file, whole or not at all. One too large for a file has its weights beside it."""
         target = Path(path)
+        check_ending(target, (".onnx",), "an ONNX model")
         if self.proto.ByteSize() > LARGEST_MESSAGE:
-            onnx_module().save(self.proto, str(target), save_as_external_data=True, location=f"{target.name}.data")
-            return
-        with whole_file(target) as draft:
-            draft.write_bytes(self.proto.SerializeToString())
+            self._save_apart(target)
+        else:
+            write_bytes(target, sealed(self.proto.SerializeToString()))
+
+    def _save_apart(self, target: Path) -> None:
+        """Write the model to one file and its weights to another, each whole or not at all; the weights first."""
+        beside = data_file(target)
+        copy = type(self.proto)()
+        copy.CopyFrom(self.proto)  # what is written apart is taken out of the model
+        with whole_file(target) as draft, whole_file(beside) as data, TemporaryDirectory(dir=data.parent) as folder:
+            place = Path(folder) / target.name
+            onnx_module().save(copy, str(place), save_as_external_data=True, location=beside.name)
+            os.replace(place.with_name(beside.name), data)
+            draft.write_bytes(sealed(place.read_bytes(), data))
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run it in ONNX Runtime, on as many threads as torch uses."""

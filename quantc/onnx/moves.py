@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ def same(call: Call) -> Value:
 def cat(call: Call) -> Value:
     dtype = call.result.dtype
     parts = [call.read(each, dtype) for each in call["xs"] if call.type(each).shape != (0,)]
+    if not parts:
+        return call.writer.constant(torch.empty(0, dtype=dtype))
     return call.emit("Concat", *parts, axis=call.axis(call["dim"], call.result.rank))
 
 
@@ -78,16 +82,19 @@ def unbind(call: Call) -> Value:
 
 @writes("reshape", "aten.view.default", "aten._unsafe_view.default")
 def reshape(call: Call) -> Value:
-    source, shape = call.node.args[:2]
-    return call.emit("Reshape", call.read(source), _shape(call, list(shape)))  # type: ignore[arg-type]
-
-
-def _shape(call: Call, shape: list[Any]) -> str:
-    """The shape of a result. A lone size that varies is left for ONNX to find: a constant is easier to optimize."""
+    """A lone size that varies is left for ONNX to find: a constant is easier to optimize."""
+    source, given = call.node.args[:2]
+    shape: list[Any] = list(given)  # type: ignore[arg-type]
     varying = [index for index, size in enumerate(shape) if isinstance(size, fx.Node)]
     if len(varying) == 1 and -1 not in shape and 0 not in shape:
         shape[varying[0]] = -1
-    return call.sizes(shape)
+    return call.emit("Reshape", call.read(source), call.sizes(shape), allowzero=_zeros(shape))
+
+
+def _zeros(shape: Sequence[Any]) -> int | None:
+    """Whether a size of zero, which may be one that varies, is just that: to ONNX it is the size of what is read."""
+    can_be_zero = any(size == 0 or not isinstance(size, int) for size in shape)
+    return 1 if can_be_zero and -1 not in shape else None
 
 
 @writes("flatten", "unflatten")
@@ -96,7 +103,8 @@ def flatten(call: Call) -> Value:
     shape: list[Any] = list(call.result.shape)
     varying = [index for index, size in enumerate(shape) if not isinstance(size, int)]
     if len(varying) <= 1:
-        return call.emit("Reshape", call.tensor("x"), call.writer.numbers([_or_found(size) for size in shape]))
+        sizes = [_or_found(size) for size in shape]
+        return call.emit("Reshape", call.tensor("x"), call.writer.numbers(sizes), allowzero=_zeros(sizes))
     before = call.type(call["x"]).shape
     start = call.axis(call["start_dim"] if "flatten" in str(call.node.target) else call["dim"])
     if "unflatten" in str(call.node.target) or any(index > start for index in varying):
@@ -124,8 +132,8 @@ def _flattened(call: Call, start: int) -> str:
 def squeeze(call: Call) -> Value:
     source: Any = call.node.args[0]
     kind = call.type(source)
-    given = call.node.args[1] if len(call.node.args) > 1 else list(range(kind.rank))
-    axes = [axis for axis in call.axes(given, kind.rank) if kind.shape[axis] == 1]
+    given: Any = call.node.args[1] if len(call.node.args) > 1 else range(kind.rank)
+    axes = [axis for axis in call.axes(given, kind.rank) if kind.rank and kind.shape[axis] == 1]
     return call.emit("Squeeze", call.read(source), call.writer.numbers(axes)) if axes else call.read(source)
 
 
@@ -176,14 +184,17 @@ def repeat(call: Call) -> Value:
 @writes("aten.repeat_interleave.self_int")
 def repeat_interleave(call: Call) -> Value:
     source, count = call.node.args[:2]
-    axis, kind = call["dim"], call.type(source)
-    if axis is None or not isinstance(count, int):
-        raise call.refuse(f"{call.node.name} repeats a flattened tensor, or as often as varies")
-    size = kind.shape[call.axis(axis, kind.rank)]
-    if not isinstance(size, int):
+    kind, x = call.type(source), call.read(source)
+    if not isinstance(count, int):
+        raise call.refuse(f"{call.node.name} repeats as often as varies")
+    axis = 0 if call["dim"] is None else call.axis(call["dim"], kind.rank)
+    if call["dim"] is None:
+        x = call.emit("Reshape", x, call.writer.numbers([-1]))
+    sizes = kind.shape if call["dim"] is None else (*kind.shape, 1)[axis : axis + 1]
+    if not all(isinstance(size, int) for size in sizes):
         raise call.refuse(f"{call.node.name} repeats along an axis whose size varies")
-    places = call.writer.numbers([place for place in range(size) for _ in range(count)])
-    return call.emit("Gather", call.read(source), places, axis=call.axis(axis, kind.rank))
+    places = [place for place in range(prod(int(size) for size in sizes)) for _ in range(count)]
+    return call.emit("Gather", x, call.writer.numbers(places), axis=axis)
 
 
 @writes("aten.broadcast_to.default")
@@ -197,22 +208,31 @@ def broadcast_to(call: Call) -> Value:
 @writes("flip")
 def flip(call: Call) -> Value:
     axes = call.axes(call["dims"])
+    if not axes or not call.rank():
+        return call.tensor("x")
     starts, ends, steps = ([number] * len(axes) for number in (-1, -FAR, -1))
     return call.emit("Slice", call.tensor("x"), *map(call.writer.numbers, (starts, ends, axes, steps)))
 
 
 @writes("roll")
 def roll(call: Call) -> Value:
+    x, kind = call.tensor("x"), call.type(call["x"])
     if not call["dims"]:
-        raise call.refuse(f"{call.node.name} rolls a flattened tensor")
-    x, sizes = call.tensor("x"), call.type(call["x"]).shape
-    for shift, axis in zip(call["shifts"], call.axes(call["dims"]), strict=True):
+        flat = call.emit("Reshape", x, call.writer.numbers([-1]))
+        count = prod(int(size) for size in kind.shape) if kind.is_static else ""
+        return call.emit("Reshape", _rolled(call, flat, call["shifts"], [0], (count,)), call.shape_of(call["x"]))
+    return _rolled(call, x, call["shifts"], call.axes(call["dims"]), kind.shape)
+
+
+def _rolled(call: Call, x: str, shifts: Sequence[int], axes: Sequence[int], sizes: Sequence[int | str]) -> str:
+    for shift, axis in zip(shifts, axes, strict=True):
         size = sizes[axis]
         if isinstance(size, int):
             places = call.writer.numbers([(place - int(shift)) % size for place in range(size)])
             x = call.emit("Gather", x, places, axis=axis)
             continue
-        cut = call.writer.numbers([-int(shift)])
+        found = call.emit("Max", call.size(x, axis), call.writer.numbers([1]))
+        cut = call.emit("Mod", call.writer.numbers([-int(shift)]), found)
         tail = call.emit("Slice", x, cut, call.writer.numbers([FAR]), call.writer.numbers([axis]))
         head = call.emit("Slice", x, call.writer.numbers([0]), cut, call.writer.numbers([axis]))
         x = call.emit("Concat", tail, head, axis=axis)
@@ -233,27 +253,51 @@ def pad(call: Call) -> Value:
     return call.emit("Pad", call.read(source), call.sizes(before + after), *value, mode=mode)
 
 
+IMAGE = 3
+"""Channels, height and width."""
+
+
+def _images(call: Call) -> str:
+    """What is read, with one axis in front of channels, height and width."""
+    x, kind = call.tensor("x"), call.type(call["x"])
+    if kind.rank == IMAGE + 1:
+        return x
+    if not all(isinstance(size, int) for size in kind.shape[-IMAGE:]):
+        raise call.refuse(f"the sizes of {call['x'].name} vary: {kind}")
+    return call.emit("Reshape", x, call.writer.numbers([-1, *(int(size) for size in kind.shape[-IMAGE:])]))
+
+
+def _as_before(call: Call, made: str) -> str:
+    """Images, with the axes in front that those that were read have."""
+    result = call.result
+    if result.rank == IMAGE + 1:
+        return made
+    last = call.writer.numbers([int(size) for size in result.shape[-IMAGE:]])
+    front = call.emit("Shape", call.tensor("x"), start=0, end=result.rank - IMAGE)
+    return call.emit("Reshape", made, call.emit("Concat", front, last, axis=0))
+
+
 @writes("pixel_shuffle")
 def pixel_shuffle(call: Call) -> Value:
-    return call.emit("DepthToSpace", call.tensor("x"), blocksize=int(call["upscale_factor"]), mode="CRD")
+    factor = int(call["upscale_factor"])
+    return _as_before(call, call.emit("DepthToSpace", _images(call), blocksize=factor, mode="CRD"))
 
 
-def _regrouped(call: Call, middle: list[Any], order: list[int], last: list[Any]) -> str:
-    parts = call.emit("Reshape", call.tensor("x"), call.writer.numbers(middle))
+def _regrouped(call: Call, x: str, middle: list[Any], order: list[int], last: list[Any]) -> str:
+    parts = call.emit("Reshape", x, call.writer.numbers(middle))
     return call.emit("Reshape", call.emit("Transpose", parts, perm=order), call.writer.numbers(last))
 
 
 @writes("pixel_unshuffle")
 def pixel_unshuffle(call: Call) -> Value:
-    factor = int(call["downscale_factor"])
-    channels, height, width = call.fixed()
+    factor, sizes = int(call["downscale_factor"]), call.type(call["x"]).shape[-IMAGE:]
+    if not all(isinstance(size, int) for size in sizes):
+        raise call.refuse(f"the sizes of {call['x'].name} vary: {call.type(call['x'])}")
+    channels, height, width = (int(size) for size in sizes)
     high, wide = height // factor, width // factor
-    return _regrouped(
-        call,
-        [-1, channels, high, factor, wide, factor],
-        [0, 1, 3, 5, 2, 4],
-        [-1, channels * factor * factor, high, wide],
-    )
+    middle = [-1, channels, high, factor, wide, factor]
+    last = [-1, channels * factor * factor, high, wide]
+    return _as_before(call, _regrouped(call, _images(call), middle, [0, 1, 3, 5, 2, 4], last))
 
 
 @writes("channel_shuffle")
@@ -261,4 +305,4 @@ def channel_shuffle(call: Call) -> Value:
     groups = int(call["groups"])
     channels, *rest = call.fixed()
     order = [0, 2, 1, *range(3, 3 + len(rest))]
-    return _regrouped(call, [-1, groups, channels // groups, *rest], order, [-1, channels, *rest])
+    return _regrouped(call, call.tensor("x"), [-1, groups, channels // groups, *rest], order, [-1, channels, *rest])

@@ -2,22 +2,81 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
 from quantc.onnx.products import pair, unbatched
 from quantc.onnx.table import Call, Value, writes
+from quantc.types import TensorType, TupleType, type_of
 
 
-def _window(call: Call, count: int) -> dict[str, Any]:
-    kernel = pair(call["kernel_size"], count)
-    padding = pair(call["padding"], count)
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a pool along one axis."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    size: int | None
+    """Of what is pooled; None if it varies."""
+    count: int | None
+    """How many windows torch has; None if it varies."""
+
+    @property
+    def reach(self) -> int:
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def end(self) -> int:
+        """How far the last window goes beyond the end, or the padding where it does not go as far."""
+        if self.size is None or self.count is None:
+            return self.padding
+        return max((self.count - 1) * self.stride + self.reach - self.size - self.padding, 0)
+
+    @property
+    def follows_onnx(self) -> bool:
+        """Whether no window can begin in the padding at the end, whatever the size: torch leaves these out, ONNX does not."""
+        return self.stride <= self.reach - self.padding
+
+    def counted(self, includes_padding: bool) -> list[int]:
+        """By how many elements torch divides in each window: the padding counts, or not, but never what is beyond it."""
+        size, count = self.size or 0, self.count or 0
+        first, last = (-self.padding, size + self.padding) if includes_padding else (0, size)
+        starts = [index * self.stride - self.padding for index in range(count)]
+        return [min(start + self.kernel, last) - max(start, first) for start in starts]
+
+
+def _windows(call: Call, count: int) -> list[Windows]:
+    kernel, padding = pair(call["kernel_size"], count), pair(call["padding"], count)
+    stride = pair(call["stride"] or kernel, count)
+    is_max = "max_pool" in str(call.node.target)
+    dilation = pair(call["dilation"], count) if is_max else [1] * count
+    sizes = call.type(call.node.args[0]).shape[-count:]
+    kind = type_of(call.node)
+    result = kind.items[0] if isinstance(kind, TupleType) else kind
+    made = result.shape[-count:] if isinstance(result, TensorType) else (None,) * count
+    known = [[size if isinstance(size, int) else None for size in each] for each in (sizes, made)]
+    return [Windows(*settings) for settings in zip(kernel, stride, padding, dilation, *known, strict=True)]
+
+
+def _attributes(call: Call, windows: list[Windows]) -> dict[str, Any]:
+    """The windows for ONNX. Where torch rounds their number up, what is beyond the end is written as padding: of windows
+    that begin in the padding the two think otherwise."""
+    is_up = bool(call["ceil_mode"])
+    is_fixed = all(each.count is not None and each.size is not None for each in windows)
+    if is_up and not is_fixed and not all(each.follows_onnx for each in windows):
+        raise call.refuse(f"{call.node.name} rounds the number of its windows up, and its sizes vary")
+    begin = [each.padding for each in windows]
     return {
-        "kernel_shape": kernel,
-        "strides": pair(call["stride"] or kernel, count),
-        "pads": padding + padding,
-        "ceil_mode": int(call["ceil_mode"]),
+        "kernel_shape": [each.kernel for each in windows],
+        "strides": [each.stride for each in windows],
+        "pads": [*begin, *([each.end for each in windows] if is_up and is_fixed else begin)],
+        "ceil_mode": int(is_up and not is_fixed),
     }
 
 
@@ -34,9 +93,13 @@ def _batched(call: Call) -> tuple[str, bool]:
 
 @writes("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices")
 def max_pool(call: Call) -> Value:
-    count = _axes(call)
+    windows = _windows(call, _axes(call))
     x, was_single = _batched(call)
-    made = call.emit("MaxPool", x, dilations=pair(call["dilation"], count), **_window(call, count))
+    settings = _attributes(call, windows)
+    if any(pad >= size for pad, size in zip(settings["pads"], settings["kernel_shape"] * 2, strict=True)):
+        # ONNX Runtime wants padding smaller than the kernel, however far that is spread
+        x, settings["pads"] = _padded(call, x, settings["pads"], -math.inf), [0] * len(settings["pads"])
+    made = call.emit("MaxPool", x, dilations=[each.dilation for each in windows], **settings)
     made = unbatched(call, made, was_single)
     return (made, "") if "indices" in str(call.node.target) else made
 
@@ -44,11 +107,38 @@ def max_pool(call: Call) -> Value:
 @writes("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(call: Call) -> Value:
     count = _axes(call)
-    if count > 1 and call["divisor_override"] is not None:
-        raise call.refuse(f"{call.node.name} divides by a number of its own")
+    windows, includes_padding = _windows(call, count), bool(call["count_include_pad"])
+    divisor = call["divisor_override"] if count > 1 else None
     x, was_single = _batched(call)
-    made = call.emit("AveragePool", x, count_include_pad=int(call["count_include_pad"]), **_window(call, count))
-    return unbatched(call, made, was_single)
+    settings = _attributes(call, windows)
+    is_beyond = settings["ceil_mode"] or any(each.end > each.padding for each in windows)
+    if divisor is None and not (call["ceil_mode"] and is_beyond):
+        made = call.emit("AveragePool", x, count_include_pad=int(includes_padding), **settings)
+        return unbatched(call, made, was_single)
+    if settings["ceil_mode"]:
+        raise call.refuse(f"{call.node.name} rounds the number of its windows up, and its sizes vary")
+    if any(settings["pads"]):
+        x, settings["pads"] = _padded(call, x, settings["pads"], 0.0), [0] * len(settings["pads"])
+    made = call.emit("AveragePool", x, **settings)
+    elements = prod(each.kernel for each in windows)
+    if divisor is not None:
+        return unbatched(call, call.emit("Mul", made, _number(call, elements / divisor)), was_single)
+    shares = torch.ones([1, 1, *[1] * count])
+    for axis, each in enumerate(windows):
+        own = each.kernel / torch.tensor(each.counted(includes_padding), dtype=torch.float64)
+        shares = shares * own.reshape([-1 if place == axis else 1 for place in range(count)])
+    return unbatched(call, call.emit("Mul", made, call.writer.constant(shares.to(call.result.dtype))), was_single)
+
+
+def _number(call: Call, value: float) -> str:
+    return call.writer.scalar(value, call.result.dtype)
+
+
+def _padded(call: Call, x: str, pads: list[int], value: float) -> str:
+    """Images with more around them."""
+    half = len(pads) // 2
+    amounts = [0, 0, *pads[:half], 0, 0, *pads[half:]]
+    return call.emit("Pad", x, call.writer.numbers(amounts), _number(call, value))
 
 
 def _adaptive(call: Call, whole: str, part: str) -> Value:

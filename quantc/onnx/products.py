@@ -148,9 +148,23 @@ def _weighted(call: Call, weight: Stored | None, write: Callable[[], str], bias:
     if bias is None:
         return call.emit("MatMul", x, w)
     b = bias_of(call, bias, weight)
-    if call.rank() == 2 and call.type(bias).rank == 1:
-        return call.emit("Gemm", x, w, b)
+    if call.type(bias).rank == 1:
+        if call.rank() == 2:
+            return call.emit("Gemm", x, w, b)
+        if (shapes := _as_matrix(call)) is not None:
+            rows, back = shapes
+            product = call.emit("Gemm", call.emit("Reshape", x, call.writer.numbers(rows)), w, b)
+            return call.emit("Reshape", product, call.writer.numbers(back))
     return call.emit("Add", call.emit("MatMul", x, w), b)
+
+
+def _as_matrix(call: Call) -> tuple[list[int], list[int]] | None:
+    """How a stack of matrices whose number varies is laid out as one, and the result as a stack again. ONNX Runtime does this
+    itself, so as to add the bias to the sums of integers, where all sizes are fixed."""
+    given, made = call.type(call["x"]).shape, call.result.shape
+    if sum(isinstance(size, str) for size in given[:-1]) != 1 or not isinstance(given[-1], int):
+        return None
+    return [-1, given[-1]], [size if isinstance(size, int) else -1 for size in made]
 
 
 def _of_integers(call: Call, levels: tuple[str, str, str], weight: Stored) -> str:
@@ -198,9 +212,7 @@ def einsum(call: Call) -> Value:
 
 @writes("bilinear")
 def bilinear(call: Call) -> Value:
-    if call.rank("x") != 2:
-        raise call.refuse(f"{call.node.name} reads more than matrices")
-    made = call.emit("Einsum", call.tensor("x"), call.tensor("w"), call.tensor("y"), equation="ni,oij,nj->no")
+    made = call.emit("Einsum", call.tensor("x"), call.tensor("w"), call.tensor("y"), equation="...i,oij,...j->...o")
     return made if call["b"] is None else call.emit("Add", made, call.tensor("b"))
 
 
@@ -221,13 +233,36 @@ def attention(call: Call) -> Value:
         scores = _masked(call, scores, mask)
     if call["is_causal"]:
         scores = _causal(call, scores, rank)
-    return call.emit("MatMul", call.emit("Softmax", scores, axis=-1), v)
+    made = call.emit("MatMul", call.emit("Softmax", scores, axis=-1), v)
+    return made if mask is None else _without_masked_rows(call, made, mask)
+
+
+def _without_masked_rows(call: Call, made: str, mask: fx.Node) -> str:
+    """Zeros where a mask leaves a query nothing to look at, as torch has it; a softmax of nothing but -inf is NaN. By the
+    mask alone, which is smaller than the scores and often a constant."""
+    dtype, last = call.type(mask).dtype, call.writer.numbers([-1])
+    known = call.translation.program.tensor(mask)
+    if known is not None and not bool(_is_masked(known).all(-1).any()):
+        return made
+    if dtype is torch.bool:
+        seen = call.emit("ReduceMax", call.writer.cast(call.read(mask), torch.int32), last, keepdims=1)
+        is_masked = call.emit("Equal", seen, call.writer.scalar(0, torch.int32))
+    else:
+        highest = call.emit("ReduceMax", call.read(mask), last, keepdims=1)
+        is_masked = call.emit("Equal", highest, call.writer.scalar(-math.inf, dtype))
+    return call.emit("Where", is_masked, call.writer.scalar(0.0, call.result.dtype), made)
+
+
+def _is_masked(mask: Tensor) -> Tensor:
+    return ~mask if mask.dtype is torch.bool else mask == -math.inf
 
 
 def _heads(call: Call, name: str) -> str:
     """Keys or values, each head as often as queries share it."""
-    heads, own = call.type(call["q"]).shape[-3], call.type(call[name]).shape[-3] if call.rank(name) > 2 else None
-    if not call["enable_gqa"] or heads == own:
+    if not call["enable_gqa"] or call.rank(name) < 3:
+        return call.tensor(name)
+    heads, own = call.type(call["q"]).shape[-3], call.type(call[name]).shape[-3]
+    if heads == own:
         return call.tensor(name)
     if not isinstance(heads, int) or not isinstance(own, int):
         raise call.refuse(f"how many heads {call.node.name} has varies")

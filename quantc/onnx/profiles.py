@@ -31,6 +31,9 @@ class Profile:
     before_norm: Literal["Add", "Sum"]
     """How a sum is written that a layer norm reads. ONNX Runtime makes one kernel of Add and norm, which is several times
     slower than the two; a Sum it leaves alone."""
+    softmax: Literal["apart", "as it is"]
+    """How a softmax between levels is written: with a Sum of one behind it, or as it is. ONNX Runtime 1.31 makes a kernel on
+    integers of the latter, in which what rounds to beyond the last level becomes the first: 1 becomes 0."""
     images: Literal["wide", "as they are"]
     """How convolutions of images of three channels are written: with more of them (`quantc.onnx.images`), or with
     three."""
@@ -48,6 +51,7 @@ PROFILES: Mapping[str, Profile] = {
             dynamic="integer",
             float_ops="folded",
             before_norm="Sum",
+            softmax="apart",
             images="wide",
         ),
         Profile(
@@ -59,6 +63,7 @@ PROFILES: Mapping[str, Profile] = {
             dynamic="qdq",
             float_ops="qdq",
             before_norm="Add",
+            softmax="as it is",
             images="as they are",
         ),
         Profile(
@@ -70,6 +75,7 @@ PROFILES: Mapping[str, Profile] = {
             dynamic="qdq",
             float_ops="qdq",
             before_norm="Add",
+            softmax="as it is",
             images="as they are",
         ),
     )

@@ -71,7 +71,7 @@ def quantize(call: Call) -> Value:
     bounds = call.translation.bounds.get(source, (None, None))  # type: ignore[arg-type]
     ends = quantized_bounds(bounds, grid.scale, grid.zero_point, grid.ends)
     x, qparams = call.read(source, torch.float32), grid.constants(call)
-    if call.translation.profile.clips == "float":
+    if call.translation.profile.clips == "float" or grid.dtype.itemsize > 1:  # ONNX Runtime clips no 16-bit integers
         return call.emit("QuantizeLinear", _clipped_before(call, x, ends, grid), *qparams)
     return _clipped(call, call.emit("QuantizeLinear", x, *qparams), ends, grid.dtype)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from quantc.onnx.table import Call, Value, writes
+from quantc.onnx.table import Call, Value, along_an_axis, writes
 
 REDUCTIONS = {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}
 
 
 def _reduced(op: str, call: Call) -> Value:
-    axes = call.axes(call["dim"])
+    axes = call.axes_or_all(call["dim"])
     x = call.tensor("x", call.result.dtype)
     if op == "ReduceMean" and call.rank() == 4 and sorted(axes) == [2, 3]:
         pooled = call.emit("GlobalAveragePool", x)  # which runtimes have on integers
@@ -23,7 +23,7 @@ def _reduced(op: str, call: Call) -> Value:
 
 
 for name, op in REDUCTIONS.items():
-    writes(name)(partial(_reduced, op))
+    writes(name)(along_an_axis(partial(_reduced, op)))
 
 
 @writes("aten.sum.default", "aten.mean.default", "aten.amax.default")
@@ -33,6 +33,7 @@ def total(call: Call) -> Value:
 
 
 @writes("max", "min")
+@along_an_axis
 def extreme(call: Call) -> Value:
     """The largest, and where it is."""
     name = "Max" if "max" in str(call.node.target) else "Min"
@@ -42,15 +43,18 @@ def extreme(call: Call) -> Value:
 
 
 @writes("aten.argmax.default", "aten.argmin.default")
+@along_an_axis
 def place(call: Call) -> Value:
     op = "ArgMax" if "argmax" in str(call.node.target) else "ArgMin"
     x = call.read(call.node.args[0])
     if call["dim"] is None:
-        return call.emit(op, call.emit("Reshape", x, call.writer.numbers([-1])), axis=0, keepdims=0)
+        found = call.emit(op, call.emit("Reshape", x, call.writer.numbers([-1])), axis=0, keepdims=0)
+        return call.emit("Reshape", found, call.writer.numbers([1] * call.result.rank)) if call["keepdim"] else found
     return call.emit(op, x, axis=int(call["dim"]), keepdims=int(call["keepdim"]))
 
 
 @writes("topk")
+@along_an_axis
 def topk(call: Call) -> Value:
     inputs = [call.tensor("x"), call.number(call["k"])]
     largest, ordered = int(call["largest"]), int(call["sorted"])
@@ -58,17 +62,19 @@ def topk(call: Call) -> Value:
 
 
 @writes("aten.cumsum.default")
+@along_an_axis
 def cumsum(call: Call) -> Value:
     source, axis = call.node.args[:2]
     return call.emit("CumSum", call.read(source, call.result.dtype), call.writer.scalar(int(axis), torch.int64))  # type: ignore[arg-type]
 
 
 @writes("aten.any.dim", "aten.any.default", "aten.any.dims")
+@along_an_axis
 def anywhere(call: Call) -> Value:
     source: Any = call.node.args[0]
     given = call.node.args[1] if len(call.node.args) > 1 else None
     kept = int(bool(call.node.args[2])) if len(call.node.args) > 2 else 0
-    axes = call.writer.numbers(call.axes(given, call.type(source).rank))
+    axes = call.writer.numbers(call.axes_or_all(given, call.type(source).rank))
     wide = call.writer.cast(call.read(source, torch.bool), torch.int32)
     return call.writer.cast(call.emit("ReduceMax", wide, axes, keepdims=kept), torch.bool)
 
@@ -129,16 +135,20 @@ def group_norm(call: Call) -> Value:
 
 
 @writes("aten.var.correction")
+@along_an_axis
 def variance(call: Call) -> Value:
     source: Any = call.node.args[0]
     kind = call.type(source)
-    axes = call.axes(call["dim"], kind.rank)
-    sizes = [kind.shape[axis] for axis in axes]
+    axes = call.axes_or_all(call["dim"], kind.rank)
+    sizes = [kind.shape[axis] for axis in axes] if kind.rank else []
     correction = 1 if call["correction"] is None else call["correction"]
-    if not all(isinstance(size, int) for size in sizes):
-        raise call.refuse(f"{call.node.name} is over an axis whose size varies")
     x, along = call.read(source), call.writer.numbers(axes)
     off = call.emit("Sub", x, call.emit("ReduceMean", x, along, keepdims=1))
     summed = call.emit("ReduceSum", call.emit("Mul", off, off), along, keepdims=int(call["keepdim"]))
-    count = max(prod(int(size) for size in sizes) - correction, 0)
-    return call.emit("Div", summed, call.writer.scalar(float(count), kind.dtype))
+    if all(isinstance(size, int) for size in sizes):
+        count = max(prod(int(size) for size in sizes) - correction, 0)
+        return call.emit("Div", summed, call.writer.scalar(float(count), kind.dtype))
+    found = call.emit("ReduceProd", call.emit("Gather", call.emit("Shape", x), along), keepdims=0)
+    number = partial(call.writer.scalar, dtype=kind.dtype)
+    less = call.emit("Sub", call.writer.cast(found, kind.dtype), number(float(correction)))
+    return call.emit("Div", summed, call.emit("Max", less, number(0.0)))

@@ -35,22 +35,30 @@ def narrow(call: Call) -> Value:
     start, length = call["start"], call["length"]
     axis = call.writer.numbers([call.axis(call["dim"])])
     first = call.number(start)
+    if isinstance(start, int) and isinstance(length, int):
+        end = FAR if start < 0 and start + length == 0 else start + length
+        return call.emit("Slice", call.tensor("x"), first, call.number(end), axis)
     return call.emit("Slice", call.tensor("x"), first, call.emit("Add", first, call.number(length)), axis)
 
 
 @writes("index_select")
 def index_select(call: Call) -> Value:
-    return call.emit("Gather", call.tensor("x"), call.tensor("index"), axis=call.axis(call["dim"]))
+    index = call.tensor("index")
+    if not call.rank("index"):
+        index = call.emit("Reshape", index, call.writer.numbers([1]))
+    return call.emit("Gather", call.tensor("x"), index, axis=call.axis(call["dim"]))
 
 
 @writes("gather")
 def gather(call: Call) -> Value:
+    if not call.rank():
+        return call.emit("Expand", call.tensor("x"), call.shape_of(call["index"]))
     return call.emit("GatherElements", call.tensor("x"), call.tensor("index"), axis=call.axis(call["dim"]))
 
 
 @writes("index")
 def index(call: Call) -> Value:
-    """Indexing by tensors: by one, or by several on axes next to each other from the front."""
+    """Indexing by tensors: by one, or by several. What they find together is in front if their axes are apart."""
     given = list(call["indices"])
     axes = [axis for axis, each in enumerate(given) if each is not None]
     kinds = [call.type(given[axis]) for axis in axes]
@@ -58,19 +66,19 @@ def index(call: Call) -> Value:
         raise call.refuse(f"{call.node.name} is indexed by a mask")
     if len(axes) == 1:
         return call.emit("Gather", call.tensor("x"), call.read(given[axes[0]]), axis=axes[0])
-    if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise call.refuse(f"{call.node.name} is indexed by tensors on axes that are apart")
     parts = [call.read(given[axis], torch.int64) for axis in axes]
     shape = call.emit("Shape", _summed(call, parts))
     last = call.writer.numbers([-1])
     spread = [call.emit("Unsqueeze", call.emit("Expand", part, shape), last) for part in parts]
     together = call.emit("Concat", *spread, axis=-1)
     x, rank = call.tensor("x"), call.rank()
-    if not axes[0]:
+    if axes == list(range(len(axes))):
         return call.emit("GatherND", x, together)
     front, wide = axes[0], max(kind.rank for kind in kinds)
-    order = [*axes, *range(front), *range(axes[-1] + 1, rank)]
+    order = [*axes, *(axis for axis in range(rank) if axis not in axes)]
     found = call.emit("GatherND", call.emit("Transpose", x, perm=order), together)
+    if axes != list(range(front, front + len(axes))):
+        return found
     back = [*range(wide, wide + front), *range(wide), *range(wide + front, call.result.rank)]
     return call.emit("Transpose", found, perm=back)
 
@@ -123,9 +131,13 @@ def scalar_tensor(call: Call) -> Value:
 
 @writes("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
 def arange(call: Call) -> Value:
-    given = list(call.node.args)
+    given: list[Any] = list(call.node.args)
     start, end, step = {1: [0, *given, 1], 2: [*given, 1], 3: given}[len(given)]
     dtype = call.result.dtype
+    if not any(isinstance(each, fx.Node) for each in (start, end, step)):
+        return call.writer.constant(
+            torch.arange(start, end, step, dtype=dtype)
+        )  # ONNX counts steps of floats in float32
     none = call.writer.numbers([])
     ends = [call.emit("Reshape", call.read(each, dtype), none) for each in (start, end, step)]
     return call.emit("Range", *ends)

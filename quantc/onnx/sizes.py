@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from quantc.dialect import target_name
+from quantc.onnx.elements import floored_integers
 from quantc.onnx.table import Call, Value, writes
 
 
@@ -39,12 +40,16 @@ def _binary(op: str, call: Call) -> Value:
     return call.emit(op, _integer(call, left), _integer(call, right))
 
 
-ARITHMETIC = {operator.add: "Add", operator.sub: "Sub", operator.mul: "Mul", operator.floordiv: "Div"}
-"""Sizes are not negative, so ONNX's division, which rounds towards zero, is Python's."""
+ARITHMETIC = {operator.add: "Add", operator.sub: "Sub", operator.mul: "Mul"}
 ARITHMETIC_ENDS = {torch.sym_max: "Max", torch.sym_min: "Min", operator.mod: "Mod"}
 
 for function, name in {**ARITHMETIC, **ARITHMETIC_ENDS}.items():
     writes(target_name(function))(partial(_binary, name))
+
+
+@writes(target_name(operator.floordiv))
+def floor_divided(call: Call) -> Value:
+    return floored_integers(call, *(_integer(call, given) for given in call.node.args[:2]))
 
 
 @writes(target_name(operator.neg))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -117,10 +118,15 @@ class Call:
         return int(given) % max(rank, 1)
 
     def axes(self, given: Any, rank: int | None = None) -> list[int]:
-        """Axes counted from the front; none means all."""
+        """Axes counted from the front."""
         rank = self.rank() if rank is None else rank
-        listed = [given] if isinstance(given, int) else list(given or range(rank))
+        listed = [given] if isinstance(given, int) else list(given)
         return [self.axis(each, rank) for each in listed]
+
+    def axes_or_all(self, given: Any, rank: int | None = None) -> list[int]:
+        """The axes that a reduction goes over: an empty list, or None, is all of them."""
+        rank = self.rank() if rank is None else rank
+        return self.axes(range(rank) if given is None or given == [] else given, rank)
 
     def fixed(self, name: str = "x") -> tuple[int, ...]:
         """The sizes of an operand but for the first; these have to be fixed."""
@@ -212,6 +218,28 @@ def writes(*ops: str) -> Callable[[Entry], Entry]:
         return entry
 
     return add
+
+
+def along_an_axis(entry: Entry) -> Entry:
+    """An op along an axis of its first operand. A tensor without axes, which torch takes as a vector of one, is written as
+    such, and what comes of it has no axes again."""
+
+    @wraps(entry)
+    def write(call: Call) -> Value:
+        source: Any = call.node.args[0]
+        values = call.translation.values
+        if call.type(source).rank:
+            return entry(call)
+        kept = values[source] = call.translation.value(source)
+        values[source] = call.emit("Reshape", str(kept), call.writer.numbers([1]))
+        made = entry(call)
+        values[source] = kept
+        none = call.writer.numbers([])
+        if isinstance(made, str):
+            return call.emit("Reshape", made, none)
+        return tuple(call.emit("Reshape", each, none) for each in made)
+
+    return write
 
 
 def entries() -> dict[str, Entry]:

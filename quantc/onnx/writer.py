@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantc.digests import raw_bytes
 from quantc.onnx.dtypes import initializer, onnx_module, onnx_type
 
 
@@ -47,7 +48,7 @@ class Writer:
 
     def constant(self, value: Tensor, hint: str = "constant", kind: int | None = None) -> str:
         """The name of a constant; those with the same content are one: a layer that is called twice is stored once."""
-        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        content = raw_bytes(value)
         key = (value.dtype, kind, tuple(value.shape), sha256(content.data).digest())
         if key not in self._constants:
             self._constants[key] = self.name(hint)
