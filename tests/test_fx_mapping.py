@@ -87,7 +87,7 @@ CONFIGS: tuple[tuple[Any, Any], ...] = (
 CHOICES = st.dictionaries(st.integers(0, len(KEYS) - 1), st.sampled_from(CONFIGS), max_size=5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(choices=CHOICES)
 def test_the_same_tensors_are_observed_as_by_torch(choices: dict[int, tuple[Any, Any]]) -> None:
     torch.manual_seed(0)

@@ -1,5 +1,13 @@
 """The FX graph mode flow: `prepare_fx`, `convert_fx` and what belongs to them."""
 
+from quantc.flows.fx.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    MatchAllNode,
+    ObservationType,
+)
 from quantc.flows.fx.convert import convert_fx, convert_to_reference_fx
 from quantc.flows.fx.custom_config import (
     ConvertCustomConfig,
@@ -30,8 +38,14 @@ from quantc.flows.qconfig import (
 )
 
 __all__ = [
+    "BackendConfig",
+    "BackendPatternConfig",
     "ConvertCustomConfig",
+    "DTypeConfig",
+    "DTypeWithConstraints",
     "FuseCustomConfig",
+    "MatchAllNode",
+    "ObservationType",
     "ObservedGraphModule",
     "PrepareCustomConfig",
     "QConfig",

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from quantc.api import capture
 from quantc.capture.leaves import leaf_selector
-from quantc.errors import CaptureError
+from quantc.errors import CaptureError, InputError
 from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
-from quantc.flows.fx.open_sizes import Shapes, batch_dimensions, shapes_of, with_stand_ins
+from quantc.flows.fx.open_sizes import Shapes, batch_dimensions, shapes_of, tensors_in, with_stand_ins
 from quantc.program import Program, attribute
+from quantc.types import ScalarType, type_of
 
 Leaf = str | type[nn.Module]
 
@@ -28,12 +29,13 @@ def captured(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> tuple
     Gives the program, and what modules that are kept whole must keep to so that batches can be of any size.
     """
     examples = examples_of(example_inputs)
-    every = pytree.tree_map(lambda x: dict.fromkeys(range(x.dim()), Dim.AUTO) if _has_sizes(x) else None, examples)
     batch = batch_dimensions(examples, Dim.AUTO)
     # what comes behind code that cannot be run on open sizes has no types, and could not be quantized
     unknown: set[str] = set()
-    for sizes in (every, batch):
+    for sizes, is_asked in _open_sizes(examples):
         program = _attempt(model, examples, leaves, sizes)
+        if program is not None and is_asked and not _is_that_of_one(program, model, examples, leaves):
+            continue
         unknown = set() if program is None else _unknown(program)
         if program is not None and not unknown:
             return program, {}
@@ -50,12 +52,52 @@ def captured(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> tuple
     return program, shapes
 
 
+def _open_sizes(examples: tuple[Any, ...]) -> Iterator[tuple[Any, bool]]:
+    """Which sizes to leave open, the most first. A batch of one is asked for outright: a trace that may choose takes the
+    size 1 for one that broadcasts, and fixes it."""
+    tensors = [x for x in tensors_in(examples) if x.dim()]
+    marks = [Dim.DYNAMIC, Dim.AUTO] if tensors and tensors[0].shape[0] == 1 else [Dim.AUTO]
+    for mark in marks:
+        is_asked = mark is Dim.DYNAMIC
+        batch = batch_dimensions(examples, mark)
+        flat, arrangement = pytree.tree_flatten(examples)
+        every = [dict.fromkeys(range(x.dim()), Dim.AUTO) if _has_sizes(x) else None for x in flat]
+        first = arrangement.flatten_up_to(batch)
+        both = [x if x is None else {**x, **(open_ or {})} for x, open_ in zip(every, first, strict=True)]
+        yield pytree.tree_unflatten(both, arrangement), is_asked
+        yield batch, is_asked
+
+
+def _is_that_of_one(program: Program, model: nn.Module, examples: tuple[Any, ...], leaves: list[Leaf]) -> bool:
+    """Whether a program that was traced with a larger batch computes what the model does with one: a branch on the
+    size may go the other way."""
+    fixed = _attempt(model, examples, leaves, None)
+    return fixed is not None and _calls(fixed) == _calls(program)
+
+
+def _calls(program: Program) -> list[Any]:
+    """What a program computes, without its sizes."""
+    places = {node: place for place, node in enumerate(n for n in program.nodes() if not _is_size(n))}
+    rows: list[Any] = []
+    for node in places:
+        leaves = pytree.tree_leaves((node.args, node.kwargs))
+        operands = [places.get(leaf, leaf) for leaf in leaves if not _is_size(leaf)]
+        rows.append((node.op, str(node.target), [str(operand) for operand in operands]))
+    return rows
+
+
+def _is_size(leaf: Any) -> bool:
+    return isinstance(leaf, int) or (isinstance(leaf, fx.Node) and isinstance(type_of(leaf), ScalarType))
+
+
 def _attempt(model: nn.Module, examples: tuple[Any, ...], leaves: list[Leaf], sizes: Any) -> Program | None:
     try:
         with _hushed():
-            return capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=sizes)
-    except CaptureError:
+            program = capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=sizes)
+            program.signature.check(*pytree.tree_flatten((examples, {})))
+    except (CaptureError, InputError):
         return None
+    return program
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from quantc.dialect import op_name
 from quantc.flows.foreign import inner
@@ -25,6 +25,15 @@ CALLS = ("call_function", "call_module", "call_method")
 MOST_KNOWN = 1024
 """How many QConfigs are remembered: each is asked about at every op, and to answer takes making its observers."""
 INTEGERS = (torch.qint8, torch.quint8, torch.int8, torch.uint8)
+
+
+PREFIX = "activation_post_process_"
+"""What the names of observers in a graph begin with."""
+
+
+def is_observer(node: fx.Node) -> bool:
+    """Whether a node is an observer of this flow, which is no op of the model."""
+    return node.op == "call_module" and str(node.target).startswith(PREFIX)
 
 
 class UnmatchedWarning(UserWarning):
@@ -78,7 +87,7 @@ class Choice:
         self._functions = {op: kind for kind in reversed(functions) for op in ops_of(kind)}
         for graph_path, graph in self.program.graphs():
             for node in graph.nodes:
-                if node.op in CALLS:
+                if node.op in CALLS and not is_observer(node):
                     origin = self.program.origins.get(node) or Origin()
                     self.qconfigs[node] = self._of(node, origin) if not graph_path else mapping.global_qconfig
 
@@ -86,13 +95,24 @@ class Choice:
         return self.qconfigs.get(node)
 
     def _of(self, node: fx.Node, origin: Origin) -> Any:
-        mapping, path = self.mapping, origin.module_path
+        mapping = self.mapping
         found = mapping.global_qconfig
         function = self._functions.get(op_name(node))
-        if function is not None and not _is_layer(origin):
+        if function is not None and not is_layer(origin):
             found = mapping.object_type_qconfigs[function]
-        if origin.module_type in self._classes:
-            found = mapping.object_type_qconfigs[self._classes[origin.module_type]]
+        return self._by_order(node, origin, self._by_name(origin, self._by_class(origin, found)))
+
+    def of_module(self, path: str, module: nn.Module) -> Any:
+        """What is said of a module that no tracer looks into, or of one inside it."""
+        origin = Origin(module_path=path, module_type=class_name(type(module)))
+        return self._by_name(origin, self._by_class(origin, self.mapping.global_qconfig))
+
+    def _by_class(self, origin: Origin, found: Any) -> Any:
+        kind = self._classes.get(origin.module_type)
+        return found if kind is None else self.mapping.object_type_qconfigs[kind]
+
+    def _by_name(self, origin: Origin, found: Any) -> Any:
+        mapping, path = self.mapping, origin.module_path
         for pattern, qconfig in mapping.module_name_regex_qconfigs.items():
             if re.match(pattern, path):
                 found = qconfig
@@ -101,19 +121,19 @@ class Choice:
             if name in mapping.module_name_qconfigs:
                 found = mapping.module_name_qconfigs[name]
                 break
-        return self._by_order(node, origin, found)
+        return found
 
     def _by_order(self, node: fx.Node, origin: Origin, found: Any) -> Any:
         """What is said of the n-th op of a kind in the module that calls it."""
         ordered = self.mapping.module_name_object_type_order_qconfigs
         if not ordered:
             return found
-        path = origin.module_path.rpartition(".")[0] if _is_layer(origin) else origin.module_path
+        path = origin.module_path.rpartition(".")[0] if is_layer(origin) else origin.module_path
         for kind in dict.fromkeys(kind for name, kind, _ in ordered if name == path):
             if is_module_class(kind):
                 is_it = class_name(kind) == origin.module_type
             else:
-                is_it = not _is_layer(origin) and stands_for(kind, node)
+                is_it = not is_layer(origin) and stands_for(kind, node)
             if not is_it:
                 continue
             index = self._calls[path, kind]
@@ -138,6 +158,6 @@ class Choice:
             )
 
 
-def _is_layer(origin: Origin) -> bool:
+def is_layer(origin: Origin) -> bool:
     """Whether a node is what a layer of torch's own computes, and not a function that somebody's module calls."""
     return origin.module_type.startswith("torch.nn.")

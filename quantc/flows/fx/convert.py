@@ -8,13 +8,17 @@ import torch
 from torch import fx, nn
 
 from quantc.api import convert as convert_program
+from quantc.finite import refuse_unsound_module
 from quantc.flows.fx.choosing import quant_type_of
 from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError
 from quantc.flows.fx.given import check_flag, config_of
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
 from quantc.flows.fx.observers_in_graph import read, remove
+from quantc.flows.fx.original_weights import original_weights
 from quantc.flows.fx.qconfig_mapping import mapping_of
-from quantc.flows.fx.quantized_module import QuantizedGraphModule, quantize_modules
+from quantc.flows.fx.quantized_module import QuantizedGraphModule
+from quantc.flows.fx.swapped_modules import quantize_modules
+from quantc.flows.fx.translating import backend_of
 from quantc.program import Program
 
 
@@ -32,19 +36,18 @@ def convert_fx(
     trained. The prepared model is not changed, and can be calibrated further.
 
     Kernels are those of `torch.backends.quantized.engine`: QNNPACK's if it says so, else those of fbgemm and onednn.
+    With `keep_original_weights` the result has the float weights and biases too, as `original_weights_lookup`.
     """
     custom = config_of(ConvertCustomConfig, convert_custom_config, convert_custom_config_dict)
     check_flag("keep_original_weights", keep_original_weights)
-    if keep_original_weights:
-        raise CustomConfigError(
-            "float weights are not kept beside quantized ones", advice="keep the float model itself"
-        )
     prepared, program = _converted(graph_module, custom, _remove_qconfig, qconfig_mapping, backend_config)
     target = "qnnpack" if torch.backends.quantized.engine == "qnnpack" else "x86"
     boundary = prepared.custom.input_quantized_indexes, prepared.custom.output_quantized_indexes
     made = QuantizedGraphModule.of(program, target, *boundary)
     names = dict.fromkeys([*prepared.custom.preserved_attributes, *custom.preserved_attributes])
     made.preserve(graph_module, names)
+    if keep_original_weights:
+        made.original_weights_lookup = original_weights(prepared.program)
     return made
 
 
@@ -74,14 +77,17 @@ def _converted(
             f"convert takes what prepare_fx or prepare_qat_fx gave, and this is a {type(graph_module).__name__}",
             advice="prepared = prepare_fx(model, qconfig_mapping, example_inputs)",
         )
+    refuse_unsound_module(graph_module)
     prepared = graph_module.preparation
     if mapping is not None and mapping_of(mapping) != prepared.mapping:
         raise CustomConfigError(
             "the qconfig_mapping is another than that of prepare",
             advice="leave it out; what is to stay float is said in prepare",
         )
-    if backend is not None:
-        raise CustomConfigError("convert takes no backend_config", advice="give it to prepare_fx")
+    if backend is not None and backend_of(backend) != prepared.backend:
+        raise CustomConfigError(
+            "the backend_config is another than that of prepare", advice="leave it out, or give prepare_fx the same one"
+        )
     program = prepared.program.draft()
     if not program.is_live:
         makers = Preparation(program, prepared.mapping, prepared.custom).makers()
@@ -89,4 +95,7 @@ def _converted(
         remove(program)
     converted = convert_program(program)
     quantize_modules(converted, prepared, custom, quant_type_of)
+    if remove_qconfig:
+        for module in converted.root.modules():
+            module.__dict__.pop("qconfig", None)
     return prepared, converted

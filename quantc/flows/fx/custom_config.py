@@ -63,7 +63,7 @@ class _CustomConfig:
         if not isinstance(value, dict):
             return list(value)
         if all(isinstance(entry, StandaloneModuleConfigEntry) for entry in value.values()):
-            return [(key, *entry) for key, entry in value.items()]
+            return [(key, *map(_in_dict_form, entry)) for key, entry in value.items()]
         return {kind.value: dict(classes) for kind, classes in value.items()}
 
     @classmethod
@@ -210,6 +210,12 @@ class FuseCustomConfig(_CustomConfig):
     KEYS: ClassVar[Mapping[str, str]] = {"preserved_attributes": "preserved_attributes"}
 
 
+def _in_dict_form(part: Any) -> Any:
+    """Mappings and custom configs as dicts. A backend has no form of its own here."""
+    is_config = isinstance(part, _CustomConfig) or hasattr(part, "global_qconfig")
+    return part.to_dict() if is_config else part
+
+
 _KINDS: Mapping[str, type] = {
     "input_quantized_idxs": int,
     "output_quantized_idxs": int,
@@ -227,7 +233,9 @@ def _names(key: str, given: Any) -> list[Any]:
     return found
 
 
-def _add_swap(swaps: Swaps, quant_type: QuantType | str, old: type, new: type, method: str) -> None:
+def _add_swap(swaps: Swaps, quant_type: Any, old: type, new: type, method: str) -> None:
+    if not isinstance(quant_type, str):
+        quant_type = str(getattr(quant_type, "name", quant_type)).lower()  # torch's kinds go by the same names
     if quant_type not in list(QuantType):
         raise CustomConfigError(
             f"there is no kind of quantization {quant_type!r}", advice=suggest(str(quant_type), QuantType, noun="kinds")

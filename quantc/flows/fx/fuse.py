@@ -13,9 +13,10 @@ from quantc.api import capture
 from quantc.dialect import is_op, op_name
 from quantc.errors import ModeError
 from quantc.flows.fx.capturing import captured
-from quantc.flows.fx.custom_config import CustomConfigError, FuseCustomConfig
+from quantc.flows.fx.custom_config import FuseCustomConfig
 from quantc.flows.fx.given import config_of
 from quantc.flows.fx.observed_module import preserve
+from quantc.flows.fx.translating import backend_of
 from quantc.program import Program
 from quantc.types import TensorType
 
@@ -38,14 +39,12 @@ def fuse_fx(
 ) -> fx.GraphModule:
     """Fold batch norms into the convolutions and linears before them, for inference. The model is not changed.
 
+    What is fused is exact everywhere, so it is the same for every `backend_config`; one with a fuser of its own is refused.
     Without `example_inputs` shapes are known only where modules check them, as those for images do; a norm that may lie
     along another axis is left, with a warning.
     """
     custom = config_of(FuseCustomConfig, fuse_custom_config, fuse_custom_config_dict)
-    if backend_config is not None:
-        raise CustomConfigError(
-            "fuse_fx takes no backend_config", advice="leave it out: what is fused is exact everywhere"
-        )
+    backend_of(backend_config)  # what cannot be read is refused, and nothing else follows from it
     if model.training:
         raise ModeError(
             "fuse_fx is for inference", where="the model is in training mode", advice="call model.eval() first"

@@ -6,15 +6,19 @@ the scale of what they read, and are asked for it themselves, wherever they stan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from quantc.backends import masks, parts
+from quantc.capability import Capability
 from quantc.flows.fx.custom_config import QuantType
-from quantc.formats import Offer
+from quantc.formats import DType, Offer, Role
 from quantc.outcomes import Fixed
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, op, optional
 from quantc.patterns.leaves import const
+from quantc.patterns.match import Match
 from quantc.patterns.table import Rule, RuleTable
 from quantc.quantizer import Backend
 from quantc.spec import UINT8
@@ -32,14 +36,14 @@ norms = op("layer_norm", "group_norm", "instance_norm", args="x")
 pools = op(*parts.max_pool.ops, *aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
 moves = op(
     *("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", *aten.squeeze.ops),
-    *(*aten.transpose.ops, "repeat", "aten.repeat_interleave.self_int", "narrow"),
+    *(*aten.transpose.ops, "repeat", "aten.repeat_interleave.self_int"),
     *(*aten.shuffle.ops, *aten.copy.ops, *aten.upsample.ops, *aten.upsample_linear.ops),
     args="x",
 )
 
 
 def _rule(name: str, pattern: Pattern, roles: dict[str, str], dynamic: Offer = Offer.NO) -> Rule:
-    supports = {"qdq"} if name in parts.NOT_INTEGER or name in ("move", "dropout") else {"qdq", "integer"}
+    supports = {"qdq"} if name in parts.NOT_INTEGER or name in ("move", "cut", "dropout") else {"qdq", "integer"}
     return Rule(name, pattern, roles, when=(masks.NO_MASK,), supports=supports, dynamic=dynamic)
 
 
@@ -64,6 +68,9 @@ TABLE = RuleTable(
         _rule("clamp", aten.clamp, SHARED),
         _rule("pool", pools, SHARED),
         _rule("move", moves, SHARED),
+        _rule(
+            "cut", aten.cut, {"x": "pass", "out": "like x"}
+        ),  # a part of what is quantized, and nothing for its own sake
         _rule("dropout", aten.dropout.having(train=False), SHARED),  # stands in the graph while it is trained
         _rule("cat", aten.cat, SHARED_LIST),
         _rule("stack", aten.stack, SHARED_LIST),
@@ -84,10 +91,33 @@ FIXED_RULES = ("sigmoid", "tanh", "softmax")
 UNIT = Fixed(1 / 256, 0, UINT8)
 SIGNED_UNIT = Fixed(1 / 128, 128, UINT8)
 
-NATIVE = Backend(
+TAKES = (
+    *parts.TAKES,
+    Capability(role=Role.ACT, dtypes=(DType.UINT8, DType.INT8)),
+    Capability(role=Role.WEIGHT, dtypes=(DType.INT8, DType.UINT8), granularities=("per-tensor", "per-channel")),
+)
+"""What QConfigs may ask for: bytes of any kind. QNNPACK has kernels for all of them, those for x86 are for unsigned
+activations and signed weights; the rest runs there as the integer form writes it."""
+
+
+@dataclass(frozen=True)
+class FlowBackend(Backend):
+    """A backend for QConfigs: beside its rules it says which kinds of QConfigs they take."""
+
+    kinds: Mapping[str, tuple[QuantType, ...]] = field(default_factory=lambda: KINDS)
+    """The kinds of quantization that a rule has; static unless told."""
+    known_ranges: frozenset[str] = frozenset(FIXED_RULES)
+    """Rules whose results have a range that is known beforehand."""
+    formats: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The formats that a rule can be had in (`DTypeConfig`); those that `takes` has unless told."""
+    spelled: Mapping[str, Callable[[Match], str | None]] = field(default_factory=dict)
+    """For rules that are about some layers or functions only: why a match is none of these."""
+
+
+NATIVE = FlowBackend(
     "native",
     TABLE,
     roles={"act": UINT8, **parts.WEIGHT_ROLES, "unit": UNIT, "signed-unit": SIGNED_UNIT},
-    takes=parts.TAKES,
+    takes=TAKES,
     summary="What FX graph mode quantizes: every op reads and yields quantized tensors, with the specs of its QConfig.",
 )

@@ -24,6 +24,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
         *("upsample_linear1d", "upsample_bilinear2d", "aten.upsample_trilinear3d.vec"),
     ),
+    "narrow": ("slice", "narrow"),
     "squeeze": ("squeeze", "aten.squeeze.default", "aten.squeeze.dims"),
     "repeat_interleave": ("aten.repeat_interleave.self_int",),
     "permute": ("permute", "transpose"),

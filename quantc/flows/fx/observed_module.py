@@ -14,9 +14,11 @@ from torch.utils import _pytree as pytree
 from quantc.flows.fx.choosing import Choice
 from quantc.flows.fx.custom_config import PrepareCustomConfig
 from quantc.flows.fx.kept_whole import watch_like
+from quantc.flows.fx.native import NATIVE
 from quantc.flows.fx.observers_in_graph import Makers, remove
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
 from quantc.program import Program, attribute
+from quantc.quantizer import Backend
 from quantc.signature import Signature
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Preparation:
     custom: PrepareCustomConfig
     observers: dict[str, list[str]] = field(default_factory=dict)
     """The names of the observers of each group."""
+    backend: Backend = NATIVE
+    """What the program was prepared for."""
 
     def makers(self) -> Makers:
         return Makers(self.program, Choice(self.program, self.mapping))
@@ -92,6 +96,15 @@ class ObservedGraphModule(fx.GraphModule):
         watch_like(self, copied)
         preserve(self, copied, self.preparation.custom.preserved_attributes, memo)
         return copied
+
+    def __prepare_scriptable__(self) -> Any:
+        from quantc.errors import ModeError
+
+        raise ModeError(
+            "a prepared model has observers in it, which torch.jit.script cannot read",
+            where="torch.jit.script",
+            advice="calibrate or train it as it is; what convert_fx gives goes through torch.jit.trace",
+        )
 
     def __reduce__(self) -> Any:
         from quantc.errors import SaveError

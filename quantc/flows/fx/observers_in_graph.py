@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from quantc.errors import CalibrationError
 from quantc.flows.foreign import ObservedBy, has_seen, inner
-from quantc.flows.fx.choosing import Choice, is_fixed, reuses_input
+from quantc.flows.fx.choosing import PREFIX, Choice, is_fixed, is_observer, reuses_input
 from quantc.formats import Role, Timing
 from quantc.inserted import redirect
 from quantc.observe.trained import Trained
@@ -19,7 +19,6 @@ from quantc.places import Places, after
 from quantc.plan import Claim, Group, Source
 from quantc.program import Program, Stage, attribute
 
-PREFIX = "activation_post_process_"
 OBSERVED = (Source.DATA, Source.GIVEN, Source.RUN_TIME)
 
 
@@ -92,7 +91,7 @@ def insert(program: Program, makers: Makers) -> dict[str, list[str]]:
 
 def remove(program: Program) -> None:
     """Take the observers out of the graph again."""
-    calls = [node for node in program.graph.find_nodes(op="call_module") if str(node.target).startswith(PREFIX)]
+    calls = [node for node in program.graph.find_nodes(op="call_module") if is_observer(node)]
     for node in calls:
         source = node.args[0]
         if isinstance(source, fx.Node):

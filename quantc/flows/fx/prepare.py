@@ -16,14 +16,13 @@ from quantc.flows.fx.custom_config import (
 )
 from quantc.flows.fx.given import config_of
 from quantc.flows.fx.kept_whole import watch
-from quantc.flows.fx.native import NATIVE
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, preserve
 from quantc.flows.fx.observers_in_graph import Makers, insert
 from quantc.flows.fx.open_sizes import Shapes
 from quantc.flows.fx.qconfig_mapping import QConfigMapping, mapping_of
 from quantc.flows.fx.quantizer import QConfigQuantizer
+from quantc.flows.fx.translating import backend_of
 from quantc.program import Program, attribute
-from quantc.quantizer import Backend
 
 
 def prepare_fx(
@@ -32,14 +31,15 @@ def prepare_fx(
     example_inputs: Any,
     prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
     _equalization_config: Any = None,
-    backend_config: Backend | None = None,
+    backend_config: Any = None,
     *,
     prepare_custom_config_dict: PrepareCustomConfig | dict[str, Any] | None = None,
 ) -> ObservedGraphModule:
     """Prepare a model for static, dynamic or weight-only quantization; call the result on data to calibrate it.
 
-    `qconfig_mapping` says what is quantized how. The model must be in eval mode, and is not changed. `backend_config` is a
-    `Backend` of quantc's in place of the flow's own table.
+    `qconfig_mapping` says what is quantized how. The model must be in eval mode, unless it computes the same in either, and
+    is not changed. `backend_config` is a `BackendConfig`, quantc's or torch's, or a `Backend`, in place of the flow's own
+    table.
     """
     if _equalization_config is not None:
         raise CustomConfigError(
@@ -54,7 +54,7 @@ def prepare_qat_fx(
     qconfig_mapping: Any,
     example_inputs: Any,
     prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
-    backend_config: Backend | None = None,
+    backend_config: Any = None,
     *,
     prepare_custom_config_dict: PrepareCustomConfig | dict[str, Any] | None = None,
 ) -> ObservedGraphModule:
@@ -67,16 +67,14 @@ def _prepared(
     model: nn.Module, mapping: Any, examples: Any, custom: PrepareCustomConfig, backend: Any, *, trained: bool
 ) -> ObservedGraphModule:
     mapping = QConfigMapping.from_dict(mapping_of(mapping).to_dict())  # the user's may change before convert
-    if backend is not None and not isinstance(backend, Backend):
-        raise CustomConfigError(
-            f"backend_config is a {type(backend).__name__}",
-            advice="give a Backend of quantc's, such as quantc.backends.x86.X86, or leave it out",
-        )
+    backend = backend_of(backend)
     program, shapes = captured(model, examples, leaves_of(model, custom))
+    if program.training and not trained and not program.modes.rows and not program.counters.rows:
+        program.eval()  # it computes the same in either mode
     choice = Choice(program, mapping)
     choice.warn_unmatched({name for name, _ in model.named_modules()})
     _swap_modules(program, choice, custom, shapes, trained=trained)
-    quantizer = QConfigQuantizer(mapping, custom, NATIVE if backend is None else backend)
+    quantizer = QConfigQuantizer(mapping, custom, backend)
     prepared = prepare_program(program, quantizer, allow_empty=True, qat=trained)
     makers = Makers(prepared, Choice(prepared, mapping))
     if trained:
@@ -85,7 +83,7 @@ def _prepared(
         names = put_fake_quantizers(prepared, makers)
     else:
         names = insert(prepared, makers)
-    module = ObservedGraphModule(Preparation(prepared, mapping, custom, names))
+    module = ObservedGraphModule(Preparation(prepared, mapping, custom, names, backend))
     preserve(model, module, custom.preserved_attributes)
     return module
 
@@ -117,7 +115,8 @@ def _swapped(
     entry = custom.standalone_module_names.get(name, custom.standalone_module_classes.get(type(module)))
     if entry is not None:
         return _standalone(module, entry, choice, trained)
-    module.qconfig = qconfig
+    for path, part in module.named_modules(prefix=name):
+        part.qconfig = choice.of_module(path, part)
     if qconfig is None:
         return module
     kind = quant_type_of(qconfig)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc import pipelines
-from quantc.errors import InputError
-from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError, QuantType
-from quantc.flows.fx.kept_whole import SHAPES, watch, watch_like
-from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation, by_position
+from quantc.errors import InputError, ModeError
+from quantc.flows.fx.custom_config import CustomConfigError
+from quantc.flows.fx.kept_whole import watch_like
+from quantc.flows.fx.observed_module import by_position
+from quantc.flows.fx.state import Grid, numbers_of, put_numbers
 from quantc.formats import DType
 from quantc.kernels.lowered import Lowered
+from quantc.kernels.one_op import portable_module
 from quantc.kernels.placing import Choosing
-from quantc.numerics import QParams
-from quantc.outcomes import Fixed, Quantize
-from quantc.places import Places
-from quantc.program import Program, attribute
-from quantc.sites import Site
+from quantc.program import Program
 
-Grid = tuple[float, int, torch.dtype]
-"""Scale, zero point and quantized dtype."""
 QUANTIZED = {DType.UINT8: torch.quint8, DType.INT8: torch.qint8}
+
+
+RUNS = (
+    *("_program", "_running", "_run", "_line", "_why_not_recorded", "_holdings", "_digest", "_checked", "_watched"),
+    *("_takes_tensors", "_yields_one", "gain"),
+)
+"""The attributes of a lowered module that belong to the program it runs."""
 
 
 class QuantizedGraphModule(Lowered):
@@ -40,6 +43,10 @@ class QuantizedGraphModule(Lowered):
     outputs: Mapping[int, Grid] = MappingProxyType({})
     """Which outputs are given as quantized tensors, and on which grid."""
     preserved: tuple[str, ...] = ()
+    original_weights_lookup: Mapping[str, tuple[Tensor, Tensor | None]] = MappingProxyType({})
+    """The float weights and biases of quantized ops, where they were to be kept."""
+    is_standalone: bool = False
+    """Whether it was prepared on its own, as a part of a larger model."""
 
     @classmethod
     def of(cls, program: Program, target: str, inputs: Iterable[int], outputs: Iterable[int]) -> QuantizedGraphModule:
@@ -81,25 +88,105 @@ class QuantizedGraphModule(Lowered):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             args, kwargs = by_position(self._program.signature, args, kwargs)
+        run = portable_module(self) if torch.jit.is_tracing() else super().forward  # type: ignore[attr-defined, no-untyped-call]
         if not self.inputs and not self.outputs:
-            return super().forward(*args, **kwargs)
-        args = tuple(_as_float(x, index) if index in self.inputs else x for index, x in enumerate(args))
-        made = super().forward(*args, **kwargs)
-        if not self.outputs:
+            return run(*args, **kwargs)
+        is_asked = self._is_quantized_inside(args)
+        args = tuple(
+            _as_float(x, index) if index in self.inputs and not is_asked else x for index, x in enumerate(args)
+        )
+        made = run(*args, **kwargs)
+        if not self.outputs or is_asked:
             return made
         leaves, spec = pytree.tree_flatten(made)
         leaves = [self._on_grid(x, index) for index, x in enumerate(leaves)]
         return pytree.tree_unflatten(leaves, spec)
 
+    def _is_quantized_inside(self, args: tuple[Any, ...]) -> bool:
+        """Whether it is part of a quantized model, which hands it float tensors that lie on their grids, and takes the
+        like: integers and back is then its own affair. By itself it takes and gives quantized tensors."""
+        given = [args[index] for index in self.inputs if index < len(args)]
+        return self.is_standalone and not any(isinstance(x, Tensor) and x.is_quantized for x in given)
+
     def _on_grid(self, x: Any, index: int) -> Any:
         return torch.quantize_per_tensor(x, *self.outputs[index]) if index in self.outputs else x
 
+    # -- its state: that of the portable program, whatever kernels run it -----------------------------------------
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Itself, and the modules that its graph names."""
+        known = set[nn.Module]() if memo is None else memo
+        if self not in known:
+            known.add(self)
+            yield prefix, self
+        for name, module in self.module.named_modules(None, "", remove_duplicate):
+            if name and not (remove_duplicate and module in known):
+                known.add(module)
+                yield f"{prefix}.{name}".lstrip("."), module
+
+    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """No tensor is listed: torch.export would take those of kernels beside those of the portable program."""
+        return iter(())
+
+    def get_extra_state(self) -> Tensor:
+        return numbers_of(self._program, self.outputs)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Done when tensors are loaded, with them."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}_extra_state"] = self.get_extra_state()
+        self.program.root.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        program = self.program.clone()
+        own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        numbers, outputs = own.pop("_extra_state", None), dict(self.outputs)
+        if numbers is None:
+            missing_keys.append(f"{prefix}_extra_state")
+        else:
+            outputs = put_numbers(program, numbers)
+        found = program.root.load_state_dict(own, strict=False)
+        missing_keys.extend(f"{prefix}{name}" for name in found.missing_keys)
+        unexpected_keys.extend(f"{prefix}{name}" for name in found.unexpected_keys if strict)
+        if strict and (missing_keys or unexpected_keys):
+            return  # torch refuses them by name; a part of a state would be nobody's
+        self._become(program)
+        self.outputs = outputs
+
+    def _become(self, program: Program) -> None:
+        """Run another program, on the same kernels."""
+        other = QuantizedGraphModule(program, self.target, self._as_chosen(), self.is_compiled)
+        self.__dict__.update({name: other.__dict__[name] for name in RUNS})
+
+    def _as_chosen(self) -> Choosing:
+        return Choosing(allow_float=self.choosing.allow_float, saved=self.choices)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise ModeError(
+            f"{self._program.name} runs on kernels, which torch.jit.script cannot read",
+            where="torch.jit.script",
+            advice="torch.jit.trace(quantized, example_inputs) takes its portable form; or save it, or torch.export it",
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedGraphModule:
-        choosing = Choosing(allow_float=self.choosing.allow_float, saved=self.choices)
-        made = QuantizedGraphModule(self.program.clone(), self.target, choosing, self.is_compiled)
+        made = QuantizedGraphModule(self.program.clone(), self.target, self._as_chosen(), self.is_compiled)
         memo[id(self)] = made
         watch_like(self, made)
         made.inputs, made.outputs, made.preserved = self.inputs, dict(self.outputs), self.preserved
+        made.is_standalone = self.is_standalone
+        made.original_weights_lookup = copy.deepcopy(dict(self.original_weights_lookup), memo)
         for name in self.preserved:
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         return made
@@ -129,108 +216,3 @@ def grid_of_output(program: Program, index: int) -> Grid:
     scale, zero_point, _, _, dtype = value.args[1:6]
     quantized = torch.quint8 if dtype == torch.uint8 else torch.qint8
     return float(scale), int(zero_point), quantized  # type: ignore[arg-type]
-
-
-# -- modules that are swapped --------------------------------------------------------------------------------------------
-
-
-def quantize_modules(
-    program: Program,
-    prepared: Preparation,
-    custom: ConvertCustomConfig,
-    quant_type_of: Callable[[Any], QuantType | None],
-) -> None:
-    """Put quantized modules in the place of observed ones, and convert those that were prepared on their own."""
-    from quantc.flows.fx.convert import convert_fx
-
-    done: set[str] = set()
-    for node in program.graph.find_nodes(op="call_module"):
-        name = str(node.target)
-        module = attribute(program.root, name)
-        if name in done or not isinstance(module, nn.Module):
-            continue
-        done.add(name)
-        if isinstance(module, ObservedGraphModule):
-            quantized: nn.Module | None = convert_fx(module, custom)
-        else:
-            quantized = _quantized(program, node, module, prepared, custom, quant_type_of)
-        if quantized is not None:
-            watch(quantized, name, module.__dict__.get(SHAPES))
-            parent, _, leaf = name.rpartition(".")
-            setattr(program.root.get_submodule(parent), leaf, quantized)
-    program.touch()
-
-
-def _quantized(
-    program: Program,
-    node: fx.Node,
-    module: nn.Module,
-    prepared: Preparation,
-    custom: ConvertCustomConfig,
-    quant_type_of: Callable[[Any], QuantType | None],
-) -> nn.Module | None:
-    swaps = custom.observed_to_quantized_mapping
-    kinds = [kind for kind, classes in swaps.items() if type(module) in classes]
-    qconfig = getattr(module, "qconfig", None)
-    if not kinds or qconfig is None:
-        return None
-    kind = quant_type_of(qconfig)
-    if kind not in kinds:
-        raise CustomConfigError(
-            f"{node.target} is a {type(module).__name__}, for which there is a {' and a '.join(kinds)} version, "
-            f"and its QConfig is {kind}",
-            where="observed_to_quantized_custom_module_class",
-            advice=f"list it under {kind!r}, or give it another QConfig in prepare",
-        )
-    if kind is QuantType.STATIC:
-        _show_observer(node, module, prepared)
-    made: nn.Module = swaps[kind][type(module)].from_observed(module)  # type: ignore[attr-defined]
-    if kind is QuantType.STATIC:
-        grids = _grids(program, node)
-        made.register_forward_pre_hook(GivenQuantized(grids))
-        made.register_forward_hook(dequantized)
-    return made
-
-
-def _show_observer(node: fx.Node, module: nn.Module, prepared: Preparation) -> None:
-    """An observed module has the observer of its result, which stands behind it in the graph, under the usual name."""
-    site = Site("", node.name, out=0)
-    for group in prepared.program.plan.groups:
-        if site in group.places and group.name in prepared.observers:
-            observer = attribute(prepared.program.root, prepared.observers[group.name][0])
-            module.activation_post_process = copy.deepcopy(observer)
-
-
-def _grids(program: Program, node: fx.Node) -> dict[int, Grid]:
-    """The grids of the tensors that a module is given quantized, by the number of the operand."""
-    plan, places = program.plan, Places(program)
-    count = len(places.operands(node))
-    grids: dict[int, Grid] = {}
-    for group in plan.groups:
-        for index in range(count):
-            if places.use(node, index) in group.places and isinstance(group.outcome, Quantize | Fixed):
-                found: QParams = plan.qparams[group.name]
-                dtype = QUANTIZED[group.outcome.spec.dtype]
-                grids[index] = (float(found.scale), int(found.zero_point), dtype)
-    return grids
-
-
-class GivenQuantized:
-    """Gives a module quantized tensors in the place of float ones that lie on their grids, as modules written for torch's
-    quantized dtypes take them."""
-
-    def __init__(self, grids: dict[int, Grid]) -> None:
-        self.grids = grids
-
-    def __call__(self, module: nn.Module, args: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(args)
-        tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        for index, place in enumerate(tensors):
-            if index in self.grids:
-                leaves[place] = torch.quantize_per_tensor(leaves[place], *self.grids[index])
-        return pytree.tree_unflatten(leaves, spec)
-
-
-def dequantized(module: nn.Module, args: Any, output: Any) -> Any:
-    """What a module yields quantized, as float: it lies on its grid, and the next op takes it from there."""
-    return pytree.tree_map_only(Tensor, lambda x: x.dequantize() if x.is_quantized else x, output)

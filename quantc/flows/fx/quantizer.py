@@ -15,7 +15,8 @@ from quantc.errors import SpecError
 from quantc.flows.foreign import inner, spec_of
 from quantc.flows.fx.choosing import MOST_KNOWN, Choice, is_fixed, quant_type_of, reuses_input, rounds
 from quantc.flows.fx.custom_config import PrepareCustomConfig, QuantType
-from quantc.flows.fx.native import FIXED_RULES, KINDS, NATIVE
+from quantc.flows.fx.formats import why_not_format
+from quantc.flows.fx.native import NATIVE, FlowBackend
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
 from quantc.formats import Role, Timing
 from quantc.outcomes import Fixed, Float, Quantize, SameAs, TensorOutcome
@@ -160,8 +161,12 @@ class QConfigAnnotation(TableAnnotation):
         super().__init__(backend, annotator)
         self.choice = choice
         self.custom = custom
+        self.said = backend if isinstance(backend, FlowBackend) else NATIVE
+        """What is said of rules by their names."""
         self.reasons: dict[fx.Node, str] = {}
         """Why no rule took a node, for those that one would have fitted."""
+        self.others: dict[fx.Node, str] = {}
+        """The same for rules that are about other layers or functions: it says less."""
 
     def run(self) -> None:
         super().run()
@@ -169,12 +174,18 @@ class QConfigAnnotation(TableAnnotation):
         for node in self.annotator.program.graph.nodes:
             if node.op == "call_module":
                 self._custom_module(node)
-            if node in self.reasons and node not in plan.claims and node not in plan.left_float:
-                self.annotator.leave(node, self.reasons[node])
+            reason = self.reasons.get(node, self.others.get(node))
+            if reason is not None and node not in plan.claims and node not in plan.left_float:
+                self.annotator.leave(node, reason)
 
     # -- what may be matched -----------------------------------------------------------------------------------
 
     def _why_not(self, match: Match) -> str | None:
+        spelled = self.said.spelled.get(match.rule.name)
+        other = None if spelled is None else spelled(match)
+        if other is not None:
+            self.others.setdefault(first_of(match), other)
+            return other
         reason = self._why_not_kind(match) or super()._why_not(match)
         if reason is not None:
             self.reasons.setdefault(first_of(match), f"{match.rule.name}: {reason}")
@@ -184,18 +195,19 @@ class QConfigAnnotation(TableAnnotation):
         qconfig = self.choice[first_of(match)]
         if qconfig is None:
             return "it has no QConfig"
+        is_weighted = any(role.startswith("weight") for role in match.rule.roles.values())
         if reuses_input(qconfig):
-            return None
-        kind, rule = quant_type_of(qconfig), match.rule.name
-        allowed = KINDS.get(rule, (QuantType.STATIC,))
+            return "its QConfig hands the scale of activations on, and says nothing of weights" if is_weighted else None
+        kind, rule, said = quant_type_of(qconfig), match.rule.name, self.said
+        allowed = said.kinds.get(rule, (QuantType.STATIC,))
         if kind not in allowed:
             return f"{rule} is quantized {' or '.join(allowed)}, and its QConfig is {kind or 'float'}"
-        is_weighted = any(role.startswith("weight") for role in match.rule.roles.values())
         if is_weighted and not quantizes_weights(qconfig):
             return "its QConfig leaves weights float, and there is no kernel for that"
-        if rule in FIXED_RULES and not is_fixed(qconfig):
+        reason = why_not_format(said.formats.get(rule, ()), qconfig, kind, is_weighted)
+        if reason is None and rule in said.known_ranges and not is_fixed(qconfig):
             return f"the range of {rule} is known, so its QConfig must have a FixedQParamsObserver for activations"
-        return None
+        return reason
 
     # -- what operands and results become ------------------------------------------------------------------------
 
