@@ -256,7 +256,7 @@ def wanted(draw: st.DrawFn) -> dict[EdgeOrNode, Any]:
     return made
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(wanted(), st.randoms(use_true_random=False), st.sets(st.sampled_from(ADDS)))
 def test_groups_do_not_depend_on_the_order_of_annotation(
     made: dict[Any, Any], random: Any, apart: set[fx.Node]
@@ -271,7 +271,7 @@ def test_groups_do_not_depend_on_the_order_of_annotation(
     assert sum(len(each) for each in sets[0]) == len(made)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(wanted(), st.sets(st.sampled_from(ADDS)))
 def test_groups_are_what_is_tied(made: dict[Any, Any], apart: set[fx.Node]) -> None:
     """Against pairs looked at one by one, merged until nothing changes."""

@@ -16,6 +16,8 @@ from quantc.dialect import BY_NAME, target_name
 from quantc.errors import AnnotationError, ConfigError, suggest
 from quantc.flows.foreign import spec_of
 from quantc.flows.pt2e.annotations import Observed, read_annotations, show
+from quantc.flows.pt2e.graph_modules import PATH
+from quantc.flows.pt2e.left_float import why_left_float
 from quantc.flows.pt2e.module_stacks import paths_of_type
 from quantc.flows.pt2e.observing import plain_observer
 from quantc.flows.pt2e.programs import Correspondence, program_of
@@ -61,8 +63,9 @@ class BackendQuantizer(Quantizer):
         self.operator_type_config: dict[Any, QuantizationConfig | None] = {}
         self.module_type_config: dict[type[nn.Module], QuantizationConfig | None] = {}
         self.module_name_config: dict[str, QuantizationConfig | None] = {}
+        self.filter_fn: Callable[[fx.Node], bool] | None = None
         self.left_float: dict[str, str] = {}
-        """Why ops of the last graph were left float, by node."""
+        """Why ops of the last graph were left float, by node; by path and node for ops in graphs that it calls."""
 
     @staticmethod
     def known_configs() -> list[QuantizationConfig]:
@@ -92,28 +95,43 @@ class BackendQuantizer(Quantizer):
         self.module_name_config[module_name] = quantization_config
         return self
 
+    def set_filter_function(self, filter_fn: Callable[[fx.Node], bool] | None) -> Self:
+        """Quantize only the nodes of the exported graph for which a function is true."""
+        self.filter_fn = filter_fn
+        return self
+
     # -- annotating --------------------------------------------------------------------------------------------
 
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
         program = self._program(model)
         chosen = list(self._chosen(model))
-        config = _quant_config(chosen, model)
+        config = _quant_config(chosen, [*self._left_alone(model)])
         resolution = config.resolve(program)
-        program.plan = Plan(config=config)
-        TableQuantizer(self.backend).annotate(Annotator(program, resolution))
+        table = TableQuantizer(self.backend)
+        program.plan = Plan(quantizer=table, config=config)
+        table.annotate(Annotator(program, resolution))
         by_select = {str(select): configs for select, configs in chosen}
 
         def config_of(node: fx.Node) -> QuantizationConfig | None:
             setting = resolution.setting(node)
             return by_select.get(str(setting.rule.select)) if setting is not None else None
 
-        _Writer(Correspondence(program, model), config_of).write()
-        self.left_float = {node.name: reason for node, reason in program.plan.left_float.rows.items()}
+        graphs = Correspondence(program, model)
+        unplaced = _Writer(graphs, config_of).write()
+        kept = self.left_float if PATH in model.meta else {}  # the body of a loop comes after the graph around it
+        self.left_float = kept | why_left_float(graphs, unplaced)
         return model
 
     def _program(self, model: fx.GraphModule) -> Program:
         program = program_of(model, Tensors.SHARED)
-        return Pipeline.parse("strip-dropout,fuse,eliminate-dead").run(program)
+        return Pipeline.parse("strip-dropout,fuse{arithmetic=keep},fold-constants,eliminate-dead").run(program)
+
+    def _left_alone(self, model: fx.GraphModule) -> Iterator[str]:
+        """The nodes that somebody else has annotated, and those that the filter leaves out."""
+        for node in model.graph.nodes:
+            is_left_out = self.filter_fn is not None and node.op == "call_function" and not self.filter_fn(node)
+            if Q_ANNOTATION_KEY in node.meta or is_left_out:
+                yield node.name
 
     def _chosen(self, model: fx.GraphModule) -> Iterator[tuple[AnySelector, QuantizationConfig | None]]:
         """What is set, the most particular last."""
@@ -197,15 +215,15 @@ def _op_of(operator: Any) -> str:
 # -- configs as the engine has them ------------------------------------------------------------------------------
 
 
-def _quant_config(chosen: list[tuple[AnySelector, QuantizationConfig | None]], model: fx.GraphModule) -> QuantConfig:
-    """The rules of a config of the engine. What somebody else has annotated is left alone."""
+def _quant_config(chosen: list[tuple[AnySelector, QuantizationConfig | None]], float_nodes: list[str]) -> QuantConfig:
+    """The rules of a config of the engine."""
     rules = [
         ConfigRule.model_validate({"select": select, "use": use, "role": role})
         for select, config in chosen
         for use, role in _uses(config)
     ]
-    taken = (node.name for node in model.graph.nodes if Q_ANNOTATION_KEY in node.meta)
-    rules += [ConfigRule.model_validate({"select": ByNode(node=name), "use": FLOAT, "role": None}) for name in taken]
+    left = [{"select": ByNode(node=name), "use": FLOAT, "role": None} for name in float_nodes]
+    rules += [ConfigRule.model_validate(rule) for rule in left]
     return QuantConfig(rules=tuple(rules))
 
 
@@ -243,10 +261,14 @@ class _Writer:
     def _nodes(self) -> dict[str, fx.Node]:
         return {node.name: node for node in self.graphs.program.graph.nodes}
 
-    def write(self) -> None:
+    def write(self) -> set[fx.Node]:
+        """Write them; the nodes of the Program that a rule took and that the exported graph has no place for."""
+        unplaced: set[fx.Node] = set()
         places = {site: self._place(site, outcome) for site, outcome in self.plan.outcomes.items() if not site.graph}
         for site, outcome in self.plan.outcomes.items():
             place = places.get(site)
+            if place is None and not site.graph:
+                unplaced.add(self._nodes[site.node])
             spec = None if place is None else self._spec(site, outcome, places)
             if place is None or spec is None:
                 continue
@@ -262,6 +284,7 @@ class _Writer:
             exported = self.graphs.node(node)
             if exported is not None:
                 exported.meta.setdefault(Q_ANNOTATION_KEY, QuantizationAnnotation(_annotated=True))
+        return unplaced
 
     def _place(self, site: Site, outcome: TensorOutcome) -> EdgeOrNode | None:
         node = self._nodes[site.node]

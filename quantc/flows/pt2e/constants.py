@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.node import map_arg
 
 from quantc.flows.pt2e.graph_modules import tensor_at
+from quantc.flows.pt2e.writes import written_operands
 
 
 class Constants:
@@ -51,9 +52,17 @@ class Constants:
         return result if isinstance(result, Tensor) else None
 
 
+def overload_of(target: Any) -> OpOverload | None:
+    """The overload that a call of an op runs: `torch.ops.lib.op` is fine for that where it has one alone."""
+    if isinstance(target, OpOverloadPacket):
+        names: list[str] = target.overloads()  # type: ignore[no-untyped-call]
+        return getattr(target, names[0]) if len(names) == 1 else None
+    return target if isinstance(target, OpOverload) else None
+
+
 def _is_pure(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, OpOverload) or target._schema.is_mutable:
+    target = overload_of(node.target) if node.op == "call_function" else None
+    if target is None or target._schema.is_mutable:
         return False
     is_kept = "::dequantize_" in target._schema.name or "::convert_element_type" in target._schema.name
     return not is_kept and torch.Tag.nondeterministic_seeded not in target.tags
@@ -63,9 +72,7 @@ def _written(graph: fx.Graph) -> set[str]:
     """The attributes that ops of a graph write to, through whatever views."""
     found: set[str] = set()
     for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-            continue
-        pending, seen = [each for each in node.args[:1] if isinstance(each, fx.Node)], set[fx.Node]()
+        pending, seen = written_operands(node), set[fx.Node]()
         while pending:
             source = pending.pop()
             if source in seen:

@@ -16,10 +16,10 @@ from torch import Tensor, fx
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from quantc.decomposed import decomposed_ops
-from quantc.errors import CalibrationError
+from quantc.errors import CalibrationError, DataError
 from quantc.flows.dtypes import PER_CHANNEL, PLAIN, integer_range
 from quantc.flows.foreign import inner, is_observer
-from quantc.flows.pt2e.constants import Constants
+from quantc.flows.pt2e.constants import Constants, overload_of
 from quantc.flows.pt2e.observing import FROM_NODE
 
 STORED = frozenset(
@@ -29,8 +29,6 @@ STORED = frozenset(
 PORTED = ("nn_module_stack", "stack_trace", "quantization_tag")
 """What a dequantize op has of its reader's metadata, and a quantize op of its producer's."""
 PASS_NAME = "convert_pt2e"
-QUANTIZE = ("quantized_decomposed.quantize_", "torchao.quantize_affine")
-"""How quantize ops are called: torch's, and those that observers of torchao bring."""
 SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_size.default})
 
 
@@ -59,7 +57,7 @@ class _Conversion:
         if not isinstance(source, fx.Node):
             return
         if callable(getattr(observer, "convert", None)):
-            observer.convert(self.module, node)  # it brings its own ops
+            self._shown(source, observer).convert(self.module, node)  # it brings its own ops
             return
         dtype: Any = PLAIN.get(observer.dtype, observer.dtype)
         if getattr(observer, "is_dynamic", False):
@@ -76,7 +74,7 @@ class _Conversion:
     # -- scales known beforehand -------------------------------------------------------------------------------
 
     def _static(self, node: fx.Node, source: fx.Node, observer: Any, dtype: torch.dtype) -> None:
-        scale, zero_point = self._seen(node, source, observer).calculate_qparams()
+        scale, zero_point = self._qparams(node, source, observer)
         ends = (*_range(observer), dtype)
         with self.graph.inserting_before(node):
             if getattr(observer, "qscheme", None) in PER_CHANNEL:
@@ -89,17 +87,35 @@ class _Conversion:
             quantized = self._emit(quantize.default, (source, *arguments), node, source)
             self._dequantized(node, source, dequantize.default, (quantized, *arguments))
 
-    def _seen(self, node: fx.Node, source: fx.Node, observer: Any) -> Any:
-        """An observer that has seen its tensor. A constant is shown to it now; data it must have been given."""
-        if _has_range(inner(observer)):
-            return observer
-        value = self.constants.value(source)
-        if value is None:
+    def _qparams(self, node: fx.Node, source: fx.Node, observer: Any) -> tuple[Tensor, Tensor]:
+        """What an observer that has seen its tensor says. Data it must have been given, and finite ones."""
+        shown = self._shown(source, observer)
+        where = f"{source.name}, read by {', '.join(user.name for user in node.users)}"
+        if _has_nan(inner(shown)):
+            raise DataError(
+                f"{node.target} has seen NaN, so {source.name} has no scale",
+                where=where,
+                advice="look for the op that makes it, correct the model or the data, and calibrate again",
+            )
+        if not _has_range(inner(shown)):
             raise CalibrationError(
                 f"{node.target} has seen no data, so {source.name} has no scale",
-                where=f"{source.name}, read by {', '.join(user.name for user in node.users)}",
+                where=where,
                 advice="run the prepared model on sample data before convert_pt2e: prepared(*inputs)",
             )
+        scale, zero_point = (torch.as_tensor(found) for found in shown.calculate_qparams())
+        if not bool(torch.isfinite(scale).all()) or bool((scale <= 0).any()):
+            raise DataError(
+                f"{node.target} gives {source.name} the scale {scale.flatten()[:4].tolist()}",
+                where=where,
+                advice="scales are positive and finite: look at what the observer has seen",
+            )
+        return scale, zero_point
+
+    def _shown(self, source: fx.Node, observer: Any) -> Any:
+        """An observer; a copy that has seen the tensor if that is a constant and the observer has not."""
+        if _has_range(inner(observer)) or (value := self.constants.value(source)) is None:
+            return observer
         shown = copy.deepcopy(observer)
         shown(value)
         return shown
@@ -170,14 +186,25 @@ class _Conversion:
             self.module.register_buffer(f"_frozen_param{number}", value)
             with self.graph.inserting_before(node):
                 stored = self.graph.create_node("get_attr", f"_frozen_param{number}")
-            stored.meta = dict(node.meta)
+            stored.meta = _meta_of_constant(node)
             node.replace_all_uses_with(stored)
             self.graph.erase_node(node)
             stored.name = node.name  # the name its quantize op had, as readers of these graphs expect
 
 
+def _meta_of_constant(node: fx.Node) -> dict[str, Any]:
+    """The metadata of a constant that was quantized: what it has of its own, and where it is from."""
+    source = node
+    while source.op != "get_attr":
+        source = source.all_input_nodes[0]
+    own = {key: value for key, value in node.meta.items() if key != FROM_NODE}
+    return own | ({FROM_NODE: source.meta[FROM_NODE]} if FROM_NODE in source.meta else {})
+
+
 def _is_quantize(node: fx.Node) -> bool:
-    return node.op == "call_function" and str(node.target).startswith(QUANTIZE)
+    """Whether a node quantizes: by torch's op, or by one that an observer with a `convert` of its own brings."""
+    target = overload_of(node.target)
+    return target is not None and target._schema.name.partition("::")[2].startswith("quantize_")
 
 
 def _has_range(observer: Any) -> bool:
@@ -186,6 +213,11 @@ def _has_range(observer: Any) -> bool:
     if not isinstance(low, Tensor) or not isinstance(high, Tensor):
         return True
     return low.numel() > 0 and bool((low <= high).all())
+
+
+def _has_nan(observer: Any) -> bool:
+    ends = (getattr(observer, "min_val", None), getattr(observer, "max_val", None))
+    return any(isinstance(end, Tensor) and bool(end.isnan().any()) for end in ends)
 
 
 def _range(observer: Any) -> tuple[int, int]:

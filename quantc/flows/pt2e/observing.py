@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
 from quantc.errors import AnnotationError
-from quantc.flows.dtypes import integer_range
+from quantc.flows.dtypes import PER_CHANNEL, integer_range
 from quantc.flows.fake_quantize import FixedQParamsFakeQuantize
+from quantc.flows.foreign import inner
 from quantc.flows.observers import FixedQParamsObserver, ObserverBase
 from quantc.flows.pt2e.annotations import Annotations, Derived, Fixed, Group, Observed, show
+from quantc.flows.pt2e.module_stacks import modules_around
 from quantc.flows.pt2e.quantizer import EdgeOrNode, ObserverOrFakeQuantize
+from quantc.flows.pt2e.writes import writes_of
 
 PREFIX = "activation_post_process_"
 """What observers are called in a graph. Others look for this name."""
@@ -103,10 +106,34 @@ def _plain(root: Observed, is_qat: bool) -> ObserverOrFakeQuantize:
         return made
     make = fields.pop("observer_or_fake_quant_ctr")
     kind = getattr(getattr(make, "p", None), "func", make)  # what `with_args` gives wraps the class
-    if "PerChannel" not in getattr(kind, "__name__", ""):
-        fields.pop("ch_axis", None)
+    axis = fields.pop("ch_axis", None)
+    if axis is not None and (spec.qscheme in PER_CHANNEL or "ch_axis" in inspect.signature(kind).parameters):
+        return _along(make, kind, fields, axis)
     observer_of_spec: ObserverOrFakeQuantize = make.with_args(**fields)()
     return observer_of_spec
+
+
+def _along(make: Any, kind: Any, fields: dict[str, Any], axis: int) -> ObserverOrFakeQuantize:
+    """An observer with scales along an axis: whoever wrote it, and whatever it is called."""
+    name = getattr(kind, "__name__", str(kind))
+    takes = inspect.signature(kind).parameters
+    if "ch_axis" not in takes and not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+        raise _axis_lost(name, axis, "takes no ch_axis")
+    try:
+        made: ObserverOrFakeQuantize = make.with_args(**fields, ch_axis=axis)()
+    except TypeError as error:
+        raise _axis_lost(name, axis, f"cannot be made with it ({error})") from error
+    if getattr(made, "ch_axis", getattr(inner(made), "ch_axis", None)) != axis:
+        raise _axis_lost(name, axis, "was given it, and has another ch_axis or none")
+    return made
+
+
+def _axis_lost(name: str, axis: int, why: str) -> AnnotationError:
+    return AnnotationError(
+        f"{name} is to have a scale for each channel of axis {axis}, and {why}",
+        where="a QuantizationSpec with a per-channel qscheme",
+        advice="let the observer take ch_axis, and keep it as an attribute of that name; or use a per-tensor qscheme",
+    )
 
 
 def _derived(root: Observed, made: Observers) -> ObserverOrFakeQuantize:
@@ -140,14 +167,12 @@ class _Insertion:
         """For each observer node the tensor it observes."""
         self.present: dict[tuple[fx.Node, int], fx.Node] = {}
         """The observer node behind a node, by the observer."""
-        self.buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+        self.writes = writes_of(module)
         self.taken = {name for name in module._modules if name.startswith(PREFIX)}
 
     def visit(self, node: fx.Node) -> None:
-        written = _written_buffer(node, self.buffers)
-
         def observed(operand: fx.Node) -> fx.Node:
-            return operand if operand is written else self._operand(node, operand)
+            return operand if self.writes.is_kept(node, operand) else self._operand(node, operand)
 
         args, kwargs = map_arg(node.args, observed), map_arg(node.kwargs, observed)
         if args != node.args:
@@ -165,49 +190,43 @@ class _Insertion:
         observer = self.observers.get((tensor, node))
         if observer is None or observer is self.observers.get(tensor):
             return operand
+        if operand in self.writes.changing:
+            return self._insert(operand, observer, before=node)
         found = self.present.get((operand, id(observer)))
         return found if found is not None else self._insert(operand, observer)
 
     def _output(self, node: fx.Node, observer: ObserverOrFakeQuantize) -> None:
-        readers = list(node.users)
-        observed = self._insert(node, observer)
-        if FROM_NODE in node.meta:
-            observed.meta[FROM_NODE] = node.meta[FROM_NODE]
+        readers = [reader for reader in node.users if not self.writes.is_kept(reader, node)]
+        is_steady = node not in self.writes.changing
+        observed = self._insert(node, observer) if is_steady else node
         for reader in readers:
+            observed = observed if is_steady else self._insert(node, observer, before=reader)
+            if FROM_NODE in node.meta:
+                observed.meta[FROM_NODE] = node.meta[FROM_NODE]
             reader.replace_input_with(node, observed)
 
-    def _insert(self, node: fx.Node, observer: ObserverOrFakeQuantize) -> fx.Node:
+    def _insert(self, node: fx.Node, observer: ObserverOrFakeQuantize, before: fx.Node | None = None) -> fx.Node:
+        """A call of an observer, right behind a node; before a reader where what the node yields is written to."""
         name = f"{PREFIX}{self.count}"
         while name in self.taken:
             self.count += 1
             name = f"{PREFIX}{self.count}"
         self.count += 1
         self.module.add_module(name, observer)
-        with node.graph.inserting_after(node):
+        observed_by = inner(observer)
+        if isinstance(observed_by, ObserverBase) and observed_by.place is None:
+            observed_by.place = _described(node)
+        with node.graph.inserting_after(node) if before is None else node.graph.inserting_before(before):
             observed = node.graph.create_node("call_module", name, (node,))
         self.behind[observed] = node
         self.present[node, id(observer)] = observed
         return observed
 
 
-def _written_buffer(node: fx.Node, buffers: set[str]) -> fx.Node | None:
-    """The first operand of a node if it is written to in place and is a buffer of the model, or a view of one."""
-    target = node.target
-    if not isinstance(target, OpOverload) or not node.args or not isinstance(node.args[0], fx.Node):
-        return None
-    rows = target._schema.arguments
-    if not rows or rows[0].alias_info is None or not rows[0].alias_info.is_write:
-        return None
-    pending, seen = [node.args[0]], set[fx.Node]()
-    while pending:
-        source = pending.pop()
-        if source in seen:
-            continue
-        seen.add(source)
-        if source.op == "placeholder":
-            return None
-        pending += source.all_input_nodes
-    return node.args[0] if any(each.op == "get_attr" and str(each.target) in buffers for each in seen) else None
+def _described(node: fx.Node) -> str:
+    """A node and the module it is from, for messages."""
+    *_, path = ("", *(path for path, _ in modules_around(node)))
+    return f"{node.name}, of module {path}" if path else node.name
 
 
 def to_device(observers: Mapping[EdgeOrNode, ObserverOrFakeQuantize], module: nn.Module) -> None:

@@ -24,23 +24,20 @@ from quantc.flows.pt2e.export_utils import MODES
 from quantc.flows.pt2e.graph_modules import copied_graph, tensor_at
 from quantc.flows.pt2e.norms import NORMS
 from quantc.flows.pt2e.quantizer import EdgeOrNode
+from quantc.flows.pt2e.writes import drop_guards
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline import Pipeline
 from quantc.places import operand_nodes
 from quantc.program import Program
 from quantc.signature import Signature
 
-GUARDS = "_guards_fn"
-"""The module that checks inputs: it is called in the graph, reads them, and yields nothing."""
-
 
 def program_of(module: fx.GraphModule, tensors: Tensors) -> Program:
     """The canonical Program of an exported graph, in eval mode. The graph is not changed."""
     graph = copied_graph(module.graph)
-    for node in reversed(graph.nodes):
-        if node.op == "call_module" and node.target == GUARDS and not node.users:
-            graph.erase_node(node)
-        elif node.op == "call_function" and (place := MODES.get(node.target, len(node.args))) < len(node.args):
+    drop_guards(graph)
+    for node in graph.nodes:
+        if node.op == "call_function" and (place := MODES.get(node.target, len(node.args))) < len(node.args):
             node.args = (*node.args[:place], False, *node.args[place + 1 :])
     placeholders = list(graph.find_nodes(op="placeholder"))
     in_spec, out_spec = _specs(graph)

@@ -9,14 +9,19 @@ from torch import fx
 from quantc.capture.twins import Tensors
 from quantc.collector import paused_collector
 from quantc.errors import AnnotationError, CalibrationError
+from quantc.finite import refuse_unsound_module
 from quantc.flows.pt2e.annotations import Annotations, read_annotations
 from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
-from quantc.flows.pt2e.graph_modules import check_flag, check_graph_module, finished, loop_bodies, own_copy
+from quantc.flows.pt2e.graph_modules import PATH, check_flag, check_graph_module, finished, loop_bodies, own_copy
 from quantc.flows.pt2e.norms import fold_norms
 from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
 from quantc.flows.pt2e.reference import reference_form
+from quantc.flows.pt2e.regions import inline_regions
 from quantc.flows.pt2e.trained_norms import close_norms, open_norms
+from quantc.flows.pt2e.writes import name_results
 
+PREPARED = "quantc_prepared"
+"""In `meta` of a prepared model: it can be converted, also where `allow_empty` left it without observers."""
 QUANTIZER_MEMBERS = ("transform_for_annotation", "annotate", "validate")
 
 
@@ -41,20 +46,26 @@ def prepare_qat_pt2e(model: fx.GraphModule, quantizer: Any, *, allow_empty: bool
     check_graph_module(model, "prepare_qat_pt2e")
     check_quantizer(quantizer)
     with paused_collector():
-        owned = _annotated(own_copy(model, Tensors.COPIED), quantizer)
+        owned = own_copy(model, Tensors.COPIED)
+        name_results(owned.graph)
+        owned = _annotated(owned, quantizer)
         annotations = _said(owned, quantizer, allow_empty)
         _observe(owned, quantizer, annotations.moved(open_norms(owned)), is_qat=True)
-        return finished(owned, model.meta)
+        return finished(owned, model.meta | {PREPARED: True})
 
 
-def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool) -> fx.GraphModule:
+def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool, path: str = "") -> fx.GraphModule:
     owned = own_copy(model, Tensors.SHARED)
+    if path:
+        owned.meta[PATH] = path
+    inline_regions(owned)
+    name_results(owned.graph)
     fold_norms(owned)
     owned = _annotated(owned, quantizer)
     _observe(owned, quantizer, _said(owned, quantizer, allow_empty), is_qat=False)
     for name, body in loop_bodies(owned):
-        setattr(owned, name, _prepare(body, quantizer, allow_empty=True))
-    return finished(owned, model.meta)
+        setattr(owned, name, _prepare(body, quantizer, allow_empty=True, path=f"{path}/{name}".lstrip("/")))
+    return finished(owned, model.meta | {PREPARED: True})
 
 
 def _annotated(module: fx.GraphModule, quantizer: Any) -> fx.GraphModule:
@@ -67,9 +78,11 @@ def _annotated(module: fx.GraphModule, quantizer: Any) -> fx.GraphModule:
 def _said(module: fx.GraphModule, quantizer: Any, allow_empty: bool) -> Annotations:
     annotations = read_annotations(module.graph)
     if not annotations.wanted and not allow_empty:
+        reasons = getattr(quantizer, "left_float", None) or {}
         raise AnnotationError(
             f"{type(quantizer).__name__} annotated nothing, so nothing would be quantized",
-            where=f"{len(module.graph.nodes)} nodes",
+            where="; ".join(f"{name}: {reason}" for name, reason in [*reasons.items()][:3])
+            or f"{len(module.graph.nodes)} nodes",
             advice="configure the quantizer, as with set_global(config), or give allow_empty=True",
         )
     return annotations
@@ -107,13 +120,15 @@ def convert_pt2e(
     check_graph_module(model, "convert_pt2e")
     check_flag("use_reference_representation", use_reference_representation)
     check_flag("fold_quantize", fold_quantize)
-    if not any(observer_nodes(part) for part in model.modules() if isinstance(part, fx.GraphModule)):
+    parts = [part for part in model.modules() if isinstance(part, fx.GraphModule)]
+    if PREPARED not in model.meta and not any(observer_nodes(part) for part in parts):
         raise CalibrationError(
             "the model has no observers, so there is nothing to convert",
             where="the first argument of convert_pt2e",
             advice="prepare it first: model = prepare_pt2e(model, quantizer)",
         )
     with paused_collector():
+        refuse_unsound_module(model)
         converted = _convert(model, fold=fold_quantize or use_reference_representation)
         return reference_form(converted) if use_reference_representation else converted
 
@@ -125,7 +140,7 @@ def _convert(model: fx.GraphModule, *, fold: bool) -> fx.GraphModule:
     close_norms(owned)
     convert_observers(owned, fold=fold)
     owned.graph.eliminate_dead_code()
-    return finished(owned, model.meta)
+    return finished(owned, {key: value for key, value in model.meta.items() if key != PREPARED})
 
 
 convert_to_pt2e = convert_pt2e

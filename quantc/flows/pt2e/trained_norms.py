@@ -3,6 +3,8 @@ into it, and the norm still learns.
 
     scale = gamma / sqrt(var + eps);  norm(conv(x, round(weight * scale)) / scale + bias)
 
+Where a gamma is zero as training begins, such a channel has the scale 1 in this form: nothing can be divided by zero
+again, and it goes on learning. Folded, its weight is zero.
 The graph has the form that torchao gives it. The norm keeps its own eps, and its own mode.
 """
 
@@ -36,11 +38,16 @@ def open_norms(module: fx.GraphModule) -> Moved:
     for node in list(module.graph.nodes):
         core = node.args[0] if node.op == "call_function" and node.target is aten.batch_norm.default else None
         if isinstance(core, fx.Node) and core.target in CONVS | TRANSPOSED and len(core.users) == 1:
-            _open(core, node, moved)
+            _open(module, core, node, moved)
     return moved
 
 
-def _open(core: fx.Node, node: fx.Node, moved: Moved) -> None:
+def _has_zeros(module: fx.GraphModule, gamma: fx.Node) -> bool:
+    value = tensor_at(module, str(gamma.target))
+    return value is None or bool((value == 0).any())
+
+
+def _open(module: fx.GraphModule, core: fx.Node, node: fx.Node, moved: Moved) -> None:
     norm, x, weight, rest = norm_of(node), core.args[0], core.args[1], core.args[3:]
     bias = core.args[2] if len(core.args) > 2 else None
     is_grouped = core.target in TRANSPOSED and len(core.args) > 6 and core.args[6] != 1
@@ -56,6 +63,9 @@ def _open(core: fx.Node, node: fx.Node, moved: Moved) -> None:
             if norm.gamma is None
             else emit(aten.div.Tensor, norm.gamma, deviation)
         )
+        if norm.gamma is not None and _has_zeros(module, norm.gamma):
+            is_off = emit(aten.eq.Scalar, scale, 0)
+            scale = emit(aten.where.self, is_off, emit(aten.ones_like.default, scale), scale)
         channels = along if core.target in TRANSPOSED else [-1, *[1] * (rank - 1)]
         scaled = emit(aten.mul.Tensor, weight, emit(aten.reshape.default, scale, channels))
         zeros = None if bias is None else emit(aten.zeros_like.default, bias)
@@ -98,6 +108,8 @@ class _Opened:
 
     core: fx.Node
     scaled: fx.Node
+    scale: fx.Node
+    """What the norm multiplies by, zeros included."""
     zeros: fx.Node | None
     bias: fx.Node | None
 
@@ -116,9 +128,11 @@ def close_norms(module: fx.GraphModule) -> int:
             continue
         weight = constants.value(opened.scaled)
         stored = opened.scaled.args[0]
-        scale = constants.value(opened.scaled.args[1].args[0])  # type: ignore[union-attr, arg-type]
+        scale = constants.value(opened.scale)
         if weight is None or scale is None or not isinstance(stored, fx.Node) or stored.op != "get_attr":
             continue
+        along = opened.scaled.args[1].args[1]  # type: ignore[union-attr]
+        weight = torch.where(scale.reshape(along) == 0, torch.zeros_like(weight), weight)  # type: ignore[arg-type]
         mean, beta, bias = (_tensor(module, part) for part in (norm.mean, norm.beta, opened.bias))
         shift = (0 if bias is None else bias) - mean
         folded = shift * scale + (0 if beta is None else beta)
@@ -147,8 +161,12 @@ def _opened(module: fx.GraphModule, node: fx.Node) -> _Opened | None:
     scaled = _behind(module, core.args[1])
     zeros = _behind(module, core.args[2]) if len(core.args) > 2 else None
     shaped_scale = scaled.args[1] if scaled is not None and scaled.target is aten.mul.Tensor else None
-    is_ours = isinstance(shaped_scale, fx.Node) and shaped_scale.args[:1] == along.args[:1]
-    return _Opened(core, scaled, zeros, bias) if is_ours and scaled is not None else None  # type: ignore[arg-type]
+    if scaled is None or not isinstance(shaped_scale, fx.Node) or shaped_scale.args[:1] != along.args[:1]:
+        return None
+    scale = shaped_scale.args[0]
+    while isinstance(scale, fx.Node) and scale.target is aten.where.self:
+        scale = scale.args[2]
+    return _Opened(core, scaled, scale, zeros, bias) if isinstance(scale, fx.Node) else None  # type: ignore[arg-type]
 
 
 def _behind(module: fx.GraphModule, node: Any) -> fx.Node | None:
@@ -172,7 +190,9 @@ def _close(
         reads = []
         for target, value in zip((name, bias_name), values, strict=True):
             store(module, target, nn.Parameter(value))
-            reads.append(graph.create_node("get_attr", target))
+            read = graph.create_node("get_attr", target)
+            read.meta = {key: core.meta[key] for key in PORTED if key in core.meta}
+            reads.append(read)
     opened.scaled.replace_all_uses_with(reads[0])
     if opened.zeros is not None:
         opened.zeros.replace_all_uses_with(reads[1])

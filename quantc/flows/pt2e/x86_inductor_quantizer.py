@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
 from quantc.backends.x86 import X86
 from quantc.flows.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
@@ -71,6 +73,22 @@ class X86Quantizer(BackendQuantizer):
 
     backend: ClassVar[Backend] = X86
     known_configs = staticmethod(known_configs)
+
+    def set_function_type_qconfig(
+        self, function_type: Callable[..., Any], quantization_config: QuantizationConfig | None
+    ) -> Self:
+        """For the calls of a function, such as `torch.nn.functional.linear`: `set_operator_type`, as torchao calls it."""
+        return self.set_operator_type(function_type, quantization_config)
+
+    def set_module_type_qconfig(
+        self, module_type: type[nn.Module], quantization_config: QuantizationConfig | None
+    ) -> Self:
+        """For all that is in modules of a class: `set_module_type`, as torchao calls it."""
+        return self.set_module_type(module_type, quantization_config)
+
+    def set_module_name_qconfig(self, module_name: str, quantization_config: QuantizationConfig | None) -> Self:
+        """For all that is in a module: `set_module_name`, as torchao calls it."""
+        return self.set_module_name(module_name, quantization_config)
 
 
 X86InductorQuantizer = X86Quantizer
