@@ -43,7 +43,7 @@ models = st.lists(st.sampled_from(sorted(PARTS)), min_size=1, max_size=6)
 seeds = st.integers(0, 2**16)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(models, seeds)
 def test_scales_are_torchs_and_results_within_a_step(parts: list[str], seed: int) -> None:
     model = build(QUANTC, parts, seed)
@@ -58,7 +58,7 @@ def test_scales_are_torchs_and_results_within_a_step(parts: list[str], seed: int
     assert float((theirs - ours).abs().max()) <= 2 * largest
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(models, seeds)
 def test_fusing_what_is_found_changes_nothing_and_leaves_nothing_to_find(parts: list[str], seed: int) -> None:
     model, x = build(QUANTC, parts, seed), data(seed)[0]
@@ -71,7 +71,7 @@ def test_fusing_what_is_found_changes_nothing_and_leaves_nothing_to_find(parts: 
     assert left == []
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(models, seeds)
 def test_convert_does_not_depend_on_how_often_it_is_asked(parts: list[str], seed: int) -> None:
     with warnings.catch_warnings():

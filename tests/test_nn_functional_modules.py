@@ -38,7 +38,7 @@ def test_two_tensors(name: str, engine_name: str) -> None:
         assert steps_apart(getattr(ours, name)(*mine), getattr(theirs, name)(*other)) <= 1
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(number=st.floats(-40, 40), zero=st.integers(0, 255), name=st.sampled_from(["add_scalar", "mul_scalar"]))
 def test_a_number(number: float, zero: int, name: str) -> None:
     with engine("x86"):

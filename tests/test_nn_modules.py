@@ -91,7 +91,7 @@ WINDOWS = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvReLU1d", "ConvReLU2d"])
 @pytest.mark.parametrize("engine_name", ["fbgemm", "x86", "qnnpack"])
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(
     window=WINDOWS,
     channels=st.sampled_from([(2, 4), (6, 2), (16, 32)]),
@@ -119,7 +119,7 @@ def test_any_window(
 
 
 @pytest.mark.parametrize("engine_name", ["fbgemm", "x86", "onednn", "qnnpack"])
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10)
 @given(
     rows=st.integers(1, 40),
     inputs=st.integers(1, 40),
@@ -161,7 +161,7 @@ SPREAD = st.fixed_dictionaries(
         ("ConvTranspose2d", "qnnpack"),
     ],
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(
     window=SPREAD, channels=st.sampled_from([(2, 4), (6, 2), (8, 16)]), size=st.integers(5, 8), zero=st.integers(0, 255)
 )

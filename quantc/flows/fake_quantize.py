@@ -21,6 +21,7 @@ from quantc.flows.observers import (
     default_fixed_qparams_range_0to1_observer,
     default_fixed_qparams_range_neg1to1_observer,
 )
+from quantc.flows.scripting import refuse_observer
 
 
 class FakeQuantizeBase(nn.Module, Constructible):
@@ -28,6 +29,7 @@ class FakeQuantizeBase(nn.Module, Constructible):
 
     fake_quant_enabled: Tensor
     observer_enabled: Tensor
+    __prepare_scriptable__ = refuse_observer
 
     def __init__(self) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() and has_numbers(x):
-            self._count(_finite(x.detach()))
+            self._count(_finite(x.detach(), self.place))
         return x
 
     def _count(self, x: Tensor) -> None:
@@ -167,12 +167,14 @@ def _integral(begin: Tensor, end: Tensor, density: Tensor) -> Tensor:
     return density * ((end * end * end - begin * begin * begin) / 3)
 
 
-def _finite(x: Tensor) -> Tensor:
+def _finite(x: Tensor, place: str | None) -> Tensor:
     """A tensor without what is infinite, which is said; NaN is refused."""
     low, high = (float(end) for end in torch.aminmax(x))
     if low != low or high != high:
         raise DataError(
-            "HistogramObserver was given NaN", advice="look for the op that makes it, and correct the model or the data"
+            "HistogramObserver was given NaN",
+            where=place,
+            advice="look for the op that makes it, and correct the model or the data",
         )
     if np.isfinite(low) and np.isfinite(high):
         return x

@@ -28,7 +28,8 @@ from quantc.flows.dtypes import (
     integer_range,
     scheme_of,
 )
-from quantc.formats import Role
+from quantc.flows.scripting import refuse_observer
+from quantc.formats import Role, Scheme
 from quantc.layout import extremes
 from quantc.numerics import qparams_of_sound_range
 from quantc.spec import FLOAT32_EPS, QuantSpec
@@ -50,6 +51,10 @@ def unobserved(observer: nn.Module) -> tuple[Tensor, Tensor]:
 
 class ObserverBase(nn.Module, Constructible):
     """What all observers have: a dtype, whether scales are found as the model runs, and `calculate_qparams`."""
+
+    place: str | None = None
+    """What of a model it observes, for messages; a flow that knows says so."""
+    __prepare_scriptable__ = refuse_observer
 
     def __init__(self, dtype: Any, is_dynamic: bool = False) -> None:
         super().__init__()
@@ -102,17 +107,28 @@ class UniformQuantizationObserverBase(ObserverBase):
             raise SpecError(
                 "the range of unsigned numbers cannot be reduced where it is symmetric", advice="take a signed dtype"
             )
-        self.ch_axis = ch_axis
+        self._ch_axis = ch_axis
         self.factory_kwargs = dict(factory_kwargs or {})
         self.register_buffer("eps", torch.tensor([eps], **self.factory_kwargs))
         self.spec = self._spec()
         self.register_load_state_dict_pre_hook(_make_room)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_take_eps)  # type: ignore[no-untyped-call]
 
+    @property
+    def ch_axis(self) -> int:
+        """The axis that channels lie on. Whoever knows the op may set it before anything was seen."""
+        return self._ch_axis
+
+    @ch_axis.setter
+    def ch_axis(self, axis: int) -> None:
+        self._ch_axis = axis
+        self.spec = self._spec()
+
     def _spec(self) -> QuantSpec:
+        fmt = format_of(self.dtype)
         return QuantSpec(
-            dtype=format_of(self.dtype),
-            scheme=scheme_of(self.qscheme),
+            dtype=fmt,
+            scheme=Scheme.SYMMETRIC if fmt.is_float else scheme_of(self.qscheme),
             granularity=granularity_of(self.qscheme, self.ch_axis),
             role=Role.ACT,
             qmin=self.quant_min,
@@ -127,10 +143,13 @@ class UniformQuantizationObserverBase(ObserverBase):
         if not bool((min_val <= max_val).all()):
             raise DataError(
                 f"{type(self).__name__} has seen NaN: its range is {min_val.tolist()}..{max_val.tolist()}",
+                where=self.place,
                 advice="look for the op that makes it, correct the model or the data, and calibrate again",
             )
         if self.qscheme is FLOAT_QPARAMS or self.qscheme == FLOAT_QPARAMS:
             return _float_qparams(min_val, max_val, self.quant_max - self.quant_min, self.eps)
+        if self.spec.dtype.is_float and self.qscheme not in SYMMETRIC:
+            return _shifted_qparams(min_val, max_val, (self.quant_min, self.quant_max), self.eps)
         found = qparams_of_sound_range(min_val, max_val, self.spec)
         zero_point = found.zero_point
         if scheme_of(self.qscheme) is not scheme_of(torch.per_tensor_symmetric):
@@ -170,6 +189,14 @@ def _float_qparams(low: Tensor, high: Tensor, levels: int, eps: Tensor) -> tuple
     scale = (high - low) / float(levels)
     scale = torch.where(scale > eps, scale, torch.ones_like(scale))
     return scale.reshape(-1), (-1 * low / scale).reshape(-1)
+
+
+def _shifted_qparams(low: Tensor, high: Tensor, ends: tuple[int, int], eps: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of 8-bit floats in an affine scheme, as torch has it: the range is shifted onto that of the format."""
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = torch.maximum((high - low) / float(ends[1] - ends[0]), eps)
+    zero_point = (ends[0] - torch.round(low / scale).to(torch.int32)).clamp(*ends)
+    return scale.reshape(-1), zero_point.reshape(-1)
 
 
 def has_numbers(x: Tensor) -> bool:
@@ -229,6 +256,7 @@ class RangeObserver(UniformQuantizationObserverBase):
         if not bool(torch.isfinite(high - low).all()):
             raise DataError(
                 f"{type(self).__name__} was given NaN or infinity",
+                where=self.place,
                 advice="look for the op that makes it, and correct the model or the data",
             )
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from quantc.flows.scripting import refuse_script, refuse_trace
 from quantc.nn.quantized_module import grid_of
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized, quantize_per_tensor
 
@@ -23,6 +24,8 @@ class InFloat(nn.Module):
     leading: ClassVar[int] = 1
     relu: ClassVar[bool] = False
     _FLOAT_MODULE: ClassVar[Any] = None
+    __prepare_scriptable__ = refuse_script
+    _slow_forward = refuse_trace
 
     def __init_subclass__(
         cls, fused: type[nn.Module] | None = None, leading: int | None = None, relu: bool = False

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import ObservationError, RefusedError, SpecError
+from quantc.finite import check_scales
 from quantc.flows.dtypes import PLAIN
+from quantc.flows.scripting import refuse_script, refuse_trace
 from quantc.nn.on_kernels import KernelCache
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized
 
@@ -25,6 +27,8 @@ class QuantizedModule(nn.Module):
     has_grid: ClassVar[bool] = True
     """Whether its results are on a grid of their own."""
     _FLOAT_MODULE: ClassVar[Any] = None
+    __prepare_scriptable__ = refuse_script
+    _slow_forward = refuse_trace
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,12 +57,16 @@ class QuantizedModule(nn.Module):
         """Scale and zero point of its result."""
         return self.scale, self.zero_point
 
+    def set_grid(self, scale: float, zero_point: int) -> None:
+        self.scale, self.zero_point = scale, zero_point
+
     def put_on_grid(self, observer: Any) -> None:
         """Take the grid that the observer of the results has found."""
-        self.scale, self.zero_point, self.out_dtype = grid_of(observer, type(self).__name__)
+        scale, zero_point, self.out_dtype = grid_of(observer, type(self).__name__)
+        self.set_grid(scale, zero_point)
 
     def on_grid(self, levels: Tensor) -> QuantizedTensor:
-        return QuantizedTensor(levels, self.scale, self.zero_point)
+        return QuantizedTensor(levels, *self.grid)
 
     def quantized_input(self, x: Any) -> QuantizedTensor:
         return check_quantized(x, type(self).__name__)
@@ -79,8 +87,9 @@ class QuantizedModule(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.has_grid:
-            destination[f"{prefix}scale"] = torch.tensor(self.scale, dtype=torch.float64)
-            destination[f"{prefix}zero_point"] = torch.tensor(self.zero_point, dtype=self.out_dtype)
+            scale, zero_point = self.grid
+            destination[f"{prefix}scale"] = torch.tensor(scale, dtype=torch.float64)
+            destination[f"{prefix}zero_point"] = torch.tensor(zero_point, dtype=self.out_dtype)
 
     def _load_from_state_dict(
         self,
@@ -125,7 +134,7 @@ class QuantizedModule(nn.Module):
                 given = state.get(name)
                 self._buffers[name] = None if given is None else given.detach().clone()
         if self.has_grid and "scale" in state and "zero_point" in state:
-            self.scale, self.zero_point = float(state["scale"]), int(state["zero_point"])
+            self.set_grid(float(state["scale"]), int(state["zero_point"]))
             if state["zero_point"].dtype in INTEGERS:
                 self.out_dtype = state["zero_point"].dtype
         self.kernels.clear()
@@ -143,7 +152,8 @@ class QuantizedModule(nn.Module):
 
     def grid_text(self) -> str:
         kind = "" if self.out_dtype is torch.uint8 else f", dtype={self.out_dtype}"
-        return f"scale={self.scale:.6g}, zero_point={self.zero_point}{kind}"
+        scale, zero_point = self.grid
+        return f"scale={scale:.6g}, zero_point={zero_point}{kind}"
 
     def _get_name(self) -> str:
         return f"Quantized{type(self).__name__}"
@@ -157,6 +167,7 @@ def grid_of(observer: Any, where: str) -> tuple[float, int, torch.dtype]:
             advice="prepare the model and run it on data before it is converted",
         )
     scale, zero_point = observer.calculate_qparams()
+    check_scales(scale, f"the result of {where}")
     dtype = getattr(observer, "dtype", torch.quint8)
     plain = PLAIN.get(dtype, dtype)
     if plain not in INTEGERS or scale.numel() != 1:

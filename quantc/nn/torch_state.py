@@ -165,7 +165,7 @@ def _grid(module: Any) -> State:
 
 
 def _quantize(module: Any) -> tuple[int, State]:
-    return 1, {"scale": torch.tensor([module.scale]), "zero_point": torch.tensor([module.zero_point])}
+    return 1, {"scale": module.scale.clone(), "zero_point": module.zero_point.clone()}
 
 
 def _in_float(module: InFloat) -> tuple[int, State]:
@@ -206,7 +206,11 @@ def _cell(module: RNNCellBase) -> tuple[int, State]:
 
 
 def _embedding(module: Embedding) -> tuple[int, State]:
-    return 1, {"_packed_params.dtype": torch.quint8, PACKED_TABLE: to_torch_tensor(module.weight())}
+    weight = to_torch_tensor(module.weight())
+    if module.dtype is torch.quint4x2:
+        scales, zeros = weight.q_per_channel_scales(), weight.q_per_channel_zero_points()
+        weight = torch.quantize_per_channel(weight.dequantize(), scales, zeros, 0, torch.quint4x2)
+    return 1, {"_packed_params.dtype": weight.dtype, PACKED_TABLE: weight}
 
 
 def _nothing(module: nn.Module) -> tuple[int, State]:

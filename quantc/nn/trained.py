@@ -184,6 +184,10 @@ class TrainedNorm(Trained):
         factor = self.bn.weight / torch.sqrt(self.bn.running_var + self.bn.eps)
         behind = [1] * (self.weight.dim() - 1)
         weight = self.weight_fake_quant(self.weight * factor.reshape(-1, *behind))
+        # a channel that the norm switches off has nothing to round, and could not be divided again: it learns in float
+        is_off = factor == 0
+        weight = torch.where(is_off.reshape(-1, *behind), self.weight, weight)
+        factor = torch.where(is_off, torch.ones_like(factor), factor)
         channels = [1, -1, *behind[1:]]
         # a bias of zeros and not none: the sums then are those of the module that is converted
         made = self.product(input, weight, weight.new_zeros(len(weight))) / factor.reshape(channels)

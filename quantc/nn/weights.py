@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import SpecError
+from quantc.finite import check_scales
 from quantc.flows.dtypes import PER_CHANNEL, PER_TENSOR, PLAIN
 from quantc.nn.quantized_tensor import QuantizedTensor, quantize_per_channel, quantize_per_tensor
 
@@ -25,6 +26,7 @@ def observed_weight(weight: Tensor, observer: Any, observe: bool = True) -> Quan
 def quantize_weight(weight: Tensor, observer: Any) -> QuantizedTensor:
     """A weight on the grid that its observer has found."""
     scale, zero_point = observer.calculate_qparams()
+    check_scales(scale, "a weight")
     dtype, qscheme = observer.dtype, observer.qscheme
     weight = weight.detach().float()
     if qscheme in PER_TENSOR:

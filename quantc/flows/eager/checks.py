@@ -16,6 +16,7 @@ from quantc.flows.eager.propagate import is_dynamic, qconfig_of
 from quantc.flows.eager.stubs import DeQuantStub, QuantStub
 from quantc.flows.foreign import has_seen, inner
 from quantc.flows.observers import WithoutRange
+from quantc.nn import quantizable
 from quantc.nn.intrinsic import _FusedModule
 from quantc.nn.quantized import Quantize
 
@@ -67,9 +68,10 @@ def shared_layers(model: nn.Module, kinds: Collection[Any]) -> Iterator[Fault]:
 
 
 def reused_layers(model: nn.Module, ledger: Ledger) -> Iterator[Fault]:
-    """Layers that ran more than once in one call of the model."""
+    """Layers that ran more than once in one call of the model. The steps of a recurrent layer are meant to."""
+    recurrent = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, quantizable.LSTM))
     for path, module in layers(model):
-        times = ledger.most_calls[path]
+        times = 0 if path.startswith(recurrent) else ledger.most_calls[path]
         if times > 1 and observer_of(module) is not None and has_scale(module):
             what = (
                 f"{type(module).__name__} ran {times} times in one call of the model, and would have one output scale"

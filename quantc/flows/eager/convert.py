@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import QuantcError
+from quantc.finite import refuse_unsound_module
 from quantc.flows.eager import checks
 from quantc.flows.eager.faults import (
     Accept,
@@ -35,6 +36,7 @@ from quantc.flows.eager.trial import trained_limits, try_out
 from quantc.flows.foreign import has_seen
 from quantc.flows.observers import UnobservedWarning
 from quantc.nn.intrinsic import _FusedModule
+from quantc.nn.quantized.modules.linear import Quantize
 
 Mapped = Mapping[Any, Any]
 
@@ -60,6 +62,7 @@ def convert(
     accepted(accept)
     if is_reference:
         raise reference_refused()
+    refuse_unsound_module(module)
     ledger = ledger_of(module)
     known = {**get_default_static_quant_module_mappings()} if mapping is None else mapping
     settle(checks.in_training(module, "quantized models are for inference"), accept)
@@ -116,7 +119,10 @@ def swap_modules(
 
 def _swapped_at(path: str, module: nn.Module, *how: Any) -> nn.Module:
     try:
-        return swap_module(module, *how)
+        made = swap_module(module, *how)
+        if isinstance(made, Quantize):
+            made.place = path
+        return made
     except QuantcError as error:
         raise SwapError(
             f"{type(module).__name__} cannot be swapped: {error.what}", where=path, advice=error.advice

@@ -83,10 +83,12 @@ def _fuse_modules(
 ) -> nn.Module:
     """What `fuse_modules` and `fuse_modules_qat` have in common. Every list is checked before the first is fused."""
     lists = _lists(modules_to_fuse)
-    for names in lists:
-        _check(model, names, is_qat)
-    settle(_modes(model, lists, is_qat), "mode" if is_qat else ())
     known = (fuse_custom_config_dict or {}).get("additional_fuser_method_mapping", {})
+    for names in lists:
+        _check(model, names)
+        if fuser_func is fuse_known_modules:
+            _check_count(model, names, known)
+    settle(_modes(model, lists, is_qat), "mode" if is_qat else ())
     fused = adopt(model if inplace else copy.deepcopy(model))
     for names in lists:
         modules = [fused.get_submodule(name) for name in names]
@@ -110,7 +112,20 @@ def _lists(given: Names) -> list[list[str]]:
     return [[str(name) for name in sequence] for sequence in names]
 
 
-def _check(model: nn.Module, names: Sequence[str], is_qat: bool) -> None:
+def _check_count(model: nn.Module, names: Sequence[str], known: Mapping[Any, Any]) -> None:
+    """A single module is fused by a method of the user's own alone."""
+    if len(names) > 1:
+        return
+    kind = type_before_parametrizations(model.get_submodule(names[0])) if names else None
+    if kind not in known and (kind,) not in known:
+        raise FusionError(
+            "it takes two modules to fuse",
+            where=", ".join(names),
+            advice="name those that follow it, or give a fuser_func or additional_fuser_method_mapping for one",
+        )
+
+
+def _check(model: nn.Module, names: Sequence[str]) -> None:
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for name in names:
         if name not in paths:
@@ -119,8 +134,6 @@ def _check(model: nn.Module, names: Sequence[str], is_qat: bool) -> None:
                 where=", ".join(names),
                 advice=suggest(name, [path for path in paths if path], noun="modules"),
             )
-    if len(names) < 2:
-        raise FusionError("it takes two modules to fuse", where=", ".join(names), advice="name those that follow it")
     for path in names:
         same = [other for other, module in model.named_modules(remove_duplicate=False)
                 if module is model.get_submodule(path) and other != path]  # fmt: skip

@@ -142,6 +142,8 @@ def get_fuser_method(op_list: Any, additional_fuser_method_mapping: Mapping[Any,
     """What fuses modules of these classes. FusionError, with the sequences that can be fused, if nothing does."""
     known = {**FUSER_METHODS, **(additional_fuser_method_mapping or {})}
     kinds = tuple(op_list)
+    if len(kinds) == 1 and kinds[0] in known:
+        kinds = kinds[0]  # a method for one module goes by its class
     if kinds not in known:
         starts = [sequence for sequence in known if isinstance(sequence, tuple) and sequence[:1] == kinds[:1]]
         raise FusionError(

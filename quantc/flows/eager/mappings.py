@@ -19,6 +19,7 @@ from quantc.flows.fake_quantize import (
     default_fixed_qparams_range_0to1_fake_quant,
     default_fixed_qparams_range_neg1to1_fake_quant,
 )
+from quantc.nn import quantizable
 from quantc.nn.tables import DYNAMIC_MODULES, QAT_MODULES, STATIC_MODULES
 
 Mapped = dict[Any, Any]
@@ -168,13 +169,23 @@ def get_default_compare_output_module_list() -> set[Any]:
 
 
 def get_default_custom_config_dict() -> dict[str, Any]:
-    """The classes that users may add to: float to observed, and observed to quantized. None are built in."""
-    return {"float_to_observed_custom_module_class": {}, "observed_to_quantized_custom_module_class": {}}
+    """Modules of several steps, each of which is observed: float to observed, and observed to quantized. Users may give
+    others."""
+    return {
+        "float_to_observed_custom_module_class": {
+            nn.LSTM: quantizable.LSTM,
+            nn.MultiheadAttention: quantizable.MultiheadAttention,
+        },
+        "observed_to_quantized_custom_module_class": {
+            quantizable.LSTM: nnq.LSTM,
+            quantizable.MultiheadAttention: nnq.MultiheadAttention,
+        },
+    }
 
 
 def no_observer_set() -> set[Any]:
-    """Observed classes of users' own that observe themselves."""
-    return set()
+    """Observed classes whose steps have observers, and which have none themselves."""
+    return {quantizable.LSTM, quantizable.MultiheadAttention}
 
 
 def _get_special_act_post_process(module: torch.nn.Module) -> Any:

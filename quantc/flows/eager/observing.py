@@ -17,7 +17,7 @@ from quantc.flows.eager.mappings import (
     get_default_qconfig_propagation_list,
     no_observer_set,
 )
-from quantc.flows.eager.propagate import is_memoryless, qconfig_of
+from quantc.flows.eager.propagate import is_dynamic, is_memoryless, propagate_qconfig_helper, qconfig_of
 from quantc.flows.eager.stubs import DeQuantStub
 from quantc.flows.fake_quantize import FakeQuantizeBase
 from quantc.flows.foreign import is_observer
@@ -119,14 +119,21 @@ class _Adder:
             self._put(child)
         elif _has_special_act_post_process(child):
             self._put(child, _get_special_act_post_process(child))
-        elif needs_observation(child) and kind in self.custom:
-            observed = self.custom[kind].from_float(child).train(child.training)
+        elif needs_observation(child) and kind in self.custom and not self._finds_scales(child, kind):
+            observed: nn.Module = self.custom[kind].from_float(child).train(child.training)
             vars(observed).setdefault("qconfig", qconfig_of(child))
             setattr(parent, name, observed)
-            if not isinstance(observed, tuple(no_observer_set())):
+            if isinstance(observed, tuple(no_observer_set())):
+                propagate_qconfig_helper(observed, {}, qconfig_of(child))
+                self.visit(observed)
+            else:
                 self._put(observed)
         else:
             self.visit(child)
+
+    def _finds_scales(self, child: nn.Module, kind: Any) -> bool:
+        """Whether a module of several steps is to find its scales as it runs: then it is swapped whole."""
+        return self.custom[kind] in no_observer_set() and is_dynamic(qconfig_of(child))
 
     def _observer(self, qconfig: Any, special: Callable[[], nn.Module] | None = None) -> nn.Module:
         made: nn.Module = (special or qconfig.activation)()

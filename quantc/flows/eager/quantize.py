@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import ConfigError
+from quantc.finite import refuse_unsound_module
 from quantc.flows.eager.adopting import adopt
 from quantc.flows.eager.convert import convert, swap_module, swap_modules
 from quantc.flows.eager.faults import Accept, NothingQuantizedError
@@ -94,6 +95,7 @@ def quantize_dynamic(
             where=f"dtype={dtype}",
             advice=f"take one of {', '.join(map(str, DYNAMIC))}, or give a dict of qconfigs",
         )
+    refuse_unsound_module(model)
     quantized = adopt(model if inplace else copy.deepcopy(model))
     quantized.eval()
     spec = _spec(quantized, qconfig_spec, dtype)

@@ -36,11 +36,13 @@ from quantc.nn.quantized.modules.normalization import (
     InstanceNorm3d,
     LayerNorm,
 )
+from quantc.nn.quantized.modules.stepwise import LSTM, MultiheadAttention
 
 __all__ = [
     "CELU",
     "ELU",
     "GELU",
+    "LSTM",
     "BatchNorm2d",
     "BatchNorm3d",
     "Conv1d",
@@ -64,6 +66,7 @@ __all__ = [
     "LeakyReLU",
     "Linear",
     "MaxPool2d",
+    "MultiheadAttention",
     "PReLU",
     "QFunctional",
     "Quantize",

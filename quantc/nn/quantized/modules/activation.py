@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from quantc.flows.dtypes import PER_CHANNEL
 from quantc.nn import byte_ops
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, quantize_per_tensor
@@ -162,6 +163,10 @@ class PReLU(QuantizedModule):
     def from_reference(cls, mod: Any, scale: float, zero_point: int) -> Self:
         made = cls(scale, zero_point, mod.num_parameters)
         observer = mod.qconfig.weight()
+        if observer.qscheme in PER_CHANNEL:  # of a slope for each channel one scale a slope would be left
+            from quantc.flows.observers import MinMaxObserver
+
+            observer = MinMaxObserver(dtype=torch.quint8)
         observer(mod.weight.detach().float().reshape(-1))
         made.set_weight(check_quantized(quantize_weight(mod.weight, observer), "PReLU"))
         return made

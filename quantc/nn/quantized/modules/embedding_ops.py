@@ -1,4 +1,5 @@
-"""Tables of embeddings that are stored in bytes: rows are looked up as they are stored, and become float32."""
+"""Tables of embeddings that are stored in bytes, or two numbers to a byte: rows are looked up as they are stored, and become
+float32."""
 
 from __future__ import annotations
 
@@ -21,8 +22,20 @@ MODES = {"sum": 0, "mean": 1, "max": 2}
 """What becomes of the rows of a bag, as torch numbers it."""
 
 
+def pairs(levels: Tensor) -> Tensor:
+    """Rows of levels of 4 bits, two to a byte, the first in the lower bits; an odd row is filled up with a zero."""
+    levels = functional.pad(levels, (0, levels.shape[-1] % 2))
+    return levels[..., ::2] | (levels[..., 1::2] << 4)
+
+
+def levels_of(packed: Tensor, width: int) -> Tensor:
+    """The rows that `pairs` packed, `width` levels each."""
+    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)[..., :width].contiguous()
+
+
 class Embedding(QuantizedModule):
-    """Rows of a table, each with its scale and its zero point, which is a float."""
+    """Rows of a table, each with its scale and its zero point, which is a float. With `dtype=torch.quint4x2` levels have 4
+    bits, and two of them are stored in a byte."""
 
     held: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point")
     has_grid: ClassVar[bool] = False
@@ -41,6 +54,8 @@ class Embedding(QuantizedModule):
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.dtype = dtype
+        if dtype not in TABLE_DTYPES:
+            raise SpecError(f"a table has no {dtype}", advice=f"take one of {', '.join(map(str, TABLE_DTYPES))}")
         if _weight is None:
             levels = torch.zeros(num_embeddings, embedding_dim, dtype=PLAIN.get(dtype, dtype))
             _weight = QuantizedTensor(levels, torch.ones(num_embeddings), torch.zeros(num_embeddings), 0)
@@ -52,46 +67,87 @@ class Embedding(QuantizedModule):
                 f"the table has {self.num_embeddings} rows of {self.embedding_dim}, each with a scale, and was given "
                 f"{tuple(w.shape)} with scales along {w.axis_of}",
             )
-        self.hold("weight", w.data_of.contiguous())
+        self.hold("weight", self._packed(w.data_of.contiguous()))
         self.hold("weight_scale", w.q_per_channel_scales().float())
         self.hold("weight_zero_point", w.q_per_channel_zero_points().float())
 
-    def weight(self) -> QuantizedTensor:
-        levels, scale, zero_point = (self.tensor(name) for name in self.held)
-        return QuantizedTensor(levels, scale, zero_point, 0)
+    def _packed(self, levels: Tensor) -> Tensor:
+        """Levels as they are stored."""
+        if not self.is_packed:
+            return levels
+        if int(levels.max()) > 15:
+            raise SpecError(f"a level is {int(levels.max())}, and those of 4 bits are 0..15", where=type(self).__name__)
+        return pairs(levels)
 
-    def table(self) -> ByteTable:
-        """As fbgemm reads it: behind each row its scale, and the number that level 0 stands for."""
-        levels, scale, zero_point = (self.tensor(name) for name in self.held)
+    @property
+    def is_packed(self) -> bool:
+        """Whether two levels are stored in a byte."""
+        return self.dtype is torch.quint4x2
+
+    def levels(self, rows: Tensor | None = None) -> Tensor:
+        """The levels of some rows, or of all."""
+        stored = self.tensor("weight") if rows is None else self.tensor("weight")[rows]
+        return levels_of(stored, self.embedding_dim) if self.is_packed else stored
+
+    def weight(self) -> QuantizedTensor:
+        return QuantizedTensor(self.levels(), self.tensor("weight_scale"), self.tensor("weight_zero_point"), 0)
+
+    def table(self, rows: Tensor | None = None) -> ByteTable:
+        """Rows, or all, as fbgemm reads them: behind each its scale, and the number that level 0 stands for."""
+        scale, zero_point = self.tensor("weight_scale"), self.tensor("weight_zero_point")
+        if rows is not None:
+            scale, zero_point = scale[rows], zero_point[rows]
         lowest = -zero_point * scale
         behind = (item.reshape(-1, 1).contiguous().view(torch.uint8) for item in (scale, lowest))
-        return ByteTable(torch.cat([levels, *behind], 1), 1, None)
+        return ByteTable(torch.cat([self.levels(rows), *behind], 1), 1, None)
+
+    def few(self, indices: Tensor) -> tuple[ByteTable, Tensor]:
+        """A table that has the rows of some indices, and where they are in it: of a packed one, only these are unpacked."""
+        if not self.is_packed:
+            made: Any = self.kernels.made("table", self.table)  # type: ignore[arg-type]
+            return made, indices
+        flat = indices.reshape(-1)
+        return self.table(flat), torch.arange(len(flat), dtype=indices.dtype).view(indices.shape)
 
     def forward(self, indices: Tensor) -> Tensor:
-        found: Tensor = self.kernels.made("rows", lambda: self.table().look_up)(indices)
-        return found
+        table, places = self.few(indices)
+        return table.look_up(places)
+
+    def load(self, state: dict[str, Any]) -> None:
+        weight: Any = state.get("weight")
+        is_apart = weight is not None and weight.shape[-1:] == (self.embedding_dim,) and self.embedding_dim > 1
+        super().load({**state, "weight": self._packed(weight)} if is_apart and weight is not None else state)
+
+    def why_not_load(self, state: dict[str, Any]) -> list[str]:
+        """Levels of 4 bits may be one to a byte, as torch.ao's are unpacked."""
+        weight = state.get("weight")
+        is_apart = weight is not None and weight.shape == (self.num_embeddings, self.embedding_dim)
+        known = {name: value for name, value in state.items() if name != "weight"} if is_apart else state
+        return super().why_not_load(known)
 
     @classmethod
     def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Self:
-        made = cls._like(mod)
-        made.set_weight(observed_weight(mod.weight, _table_observer(mod, cls.__name__), True))
+        observer = _table_observer(mod, cls.__name__)
+        made = cls._like(mod, observer.dtype)
+        made.set_weight(observed_weight(mod.weight, observer, True))
         return made
 
     @classmethod
     def from_reference(cls, ref: Any) -> Self:
         from quantc.nn.torch_state import from_torch_tensor
 
-        made = cls._like(ref)
-        made.set_weight(from_torch_tensor(ref.get_quantized_weight()))
+        weight = ref.get_quantized_weight()
+        made = cls._like(ref, weight.dtype)
+        made.set_weight(from_torch_tensor(weight))
         return made
 
     @classmethod
-    def _like(cls, mod: Any) -> Self:
-        return cls(mod.num_embeddings, mod.embedding_dim, mod.padding_idx)
+    def _like(cls, mod: Any, dtype: torch.dtype) -> Self:
+        return cls(mod.num_embeddings, mod.embedding_dim, mod.padding_idx, dtype=dtype)
 
     def extra_repr(self) -> str:
-        kind = self.weight()
-        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={kind.dtype}, qscheme={kind.qscheme()}"
+        kind = self.dtype if self.is_packed else self.tensor("weight").dtype
+        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={kind}, qscheme={FLOAT_QPARAMS}"
 
 
 class EmbeddingBag(Embedding):
@@ -126,34 +182,30 @@ class EmbeddingBag(Embedding):
             offsets = torch.arange(0, rows * each + int(self.include_last_offset), each, dtype=indices.dtype)
             indices = indices.reshape(-1)
             per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-        given = (indices, offsets) if per_sample_weights is None else (indices, offsets, per_sample_weights)
-        found: Tensor = self.kernels.made("bags", self._bags)(*given)
-        return found
+        if self.mode == "max" or self.padding_idx is not None:
+            given = (indices, offsets) if per_sample_weights is None else (indices, offsets, per_sample_weights)
+            found: Tensor = self.kernels.made("bags", self._bags)(*given)
+            return found
+        table, places = self.few(indices)
+        made = table.sum_up(places, offsets, per_sample_weights, self.include_last_offset)
+        if self.mode == "sum":
+            return made
+        ends = offsets if self.include_last_offset else functional.pad(offsets, (0, 1), value=indices.numel())
+        return made.div_(ends.diff().clamp_(min=1).unsqueeze(1))
 
     def _bags(self) -> Run:
-        mode = MODES[self.mode]
-        if self.mode == "max" or self.padding_idx is not None:
-            levels, scale, zero_point = (self.tensor(name) for name in self.held)
-            stored = StoredWeight(levels, scale, zero_point, 0, None)
-            return BagLookup(stored, mode, self.include_last_offset, self.padding_idx).forward
-        table = self.table()
-
-        def summed(indices: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
-            made = table.sum_up(indices, offsets, weights, self.include_last_offset)
-            if self.mode == "sum":
-                return made
-            ends = offsets if self.include_last_offset else functional.pad(offsets, (0, 1), value=indices.numel())
-            return made.div_(ends.diff().clamp_(min=1).unsqueeze(1))
-
-        return summed
+        """Maxima, and bags without the rows of `padding_idx`."""
+        stored = StoredWeight(self.levels(), self.tensor("weight_scale"), self.tensor("weight_zero_point"), 0, None)
+        return BagLookup(stored, MODES[self.mode], self.include_last_offset, self.padding_idx).forward
 
     @classmethod
-    def _like(cls, mod: Any) -> Self:
+    def _like(cls, mod: Any, dtype: torch.dtype) -> Self:
         return cls(
             mod.num_embeddings,
             mod.embedding_dim,
             mode=mod.mode,
             include_last_offset=mod.include_last_offset,
+            dtype=dtype,
             padding_idx=mod.padding_idx,
         )
 

@@ -7,6 +7,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from quantc.finite.inputs import not_finite
+from quantc.finite.tensors import why_not_finite
+from quantc.flows.scripting import refuse_script, refuse_trace
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, quantize_per_tensor
 from quantc.nn.weighted import Weighted
@@ -38,9 +41,13 @@ class Linear(_Linear, of=nn.Linear): ...
 
 
 class Quantize(QuantizedModule):
-    """A float tensor rounded onto a grid."""
+    """A float tensor rounded onto a grid. Scale and zero point are buffers of one element, as torch has them."""
 
+    scale: Tensor  # type: ignore[assignment]
+    zero_point: Tensor  # type: ignore[assignment]
     _FLOAT_MODULE: ClassVar[Any] = None
+    place: str = ""
+    """Its path in the model that was converted."""
 
     def __init__(
         self, scale: Any, zero_point: Any, dtype: torch.dtype = torch.quint8, factory_kwargs: Any = None
@@ -48,15 +55,26 @@ class Quantize(QuantizedModule):
         from quantc.flows.dtypes import PLAIN
 
         super().__init__()
-        self.scale, self.zero_point = float(scale), int(zero_point)
+        del self.scale, self.zero_point  # the numbers of other modules
+        self.set_grid(float(scale), int(zero_point))
         self.out_dtype = PLAIN.get(dtype, dtype)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.out_dtype
 
+    @property
+    def grid(self) -> tuple[float, int]:
+        return float(self.scale), int(self.zero_point)
+
+    def set_grid(self, scale: float, zero_point: int) -> None:
+        self._buffers["scale"] = torch.tensor([scale], dtype=torch.float32)
+        self._buffers["zero_point"] = torch.tensor([zero_point], dtype=torch.long)
+
     def forward(self, x: Tensor) -> QuantizedTensor:
-        return quantize_per_tensor(x, self.scale, self.zero_point, self.out_dtype)
+        if not torch.compiler.is_compiling() and (why := why_not_finite(x)) is not None:
+            raise not_finite(f"what {self.place or 'a Quantize module'} is given", why)
+        return quantize_per_tensor(x, *self.grid, self.out_dtype)
 
     @classmethod
     def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Self:
@@ -73,6 +91,9 @@ class Quantize(QuantizedModule):
 
 class DeQuantize(nn.Module):
     """The numbers of a quantized tensor, as float32."""
+
+    __prepare_scriptable__ = refuse_script
+    _slow_forward = refuse_trace
 
     def forward(self, x: Tensor) -> Tensor:
         return check_quantized(x, "DeQuantize").dequantize()
