@@ -55,7 +55,7 @@ def decomposed(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec) ->
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @given(scale=scales, share=st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_scale_gives_the_bits_of_the_converted_program(spec: QuantSpec, scale: float, share: float) -> None:
     zero_point = torch.tensor(round(spec.qmin + share * (spec.qmax - spec.qmin)))
     x = ties(scale)
@@ -65,7 +65,7 @@ def test_one_scale_gives_the_bits_of_the_converted_program(spec: QuantSpec, scal
 
 @pytest.mark.parametrize("spec", BY_CHANNEL, ids=str)
 @given(scale=arrays.arrays(np.float32, 3, elements=scales), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_scales_by_channel_give_the_bits_of_the_converted_program(spec: QuantSpec, scale: Any, data: Any) -> None:
     ends = st.integers(spec.qmin, spec.qmax)
     zero_point = torch.tensor(data.draw(st.lists(ends, min_size=3, max_size=3)))

@@ -15,7 +15,7 @@ from quantc.decomposed import decomposed_ops
 from quantc.errors import DataError, TrainingError
 from quantc.formats import PerToken, Role, Scheme
 from quantc.layout import extremes
-from quantc.numerics import QParams, middle, qparams_of_sound_range, scale_product
+from quantc.numerics import QParams, middle, qparams_of_sound_range, scale_product, to_significant_bits
 from quantc.observe.fit import Fit
 from quantc.observe.registry import start
 from quantc.qat.freezing import Freezable
@@ -277,9 +277,12 @@ class LearnedScale(FakeQuantizer):
         return learned_fake_quantize(x, scale, zero_point, self.spec, factor)
 
     def _sound(self) -> tuple[Tensor, Tensor]:
-        """Scales above the smallest allowed, and zero points within the range, whatever the optimizer has done."""
+        """Scales above the smallest allowed, with the bits that the spec gives them, and zero points within the range,
+        whatever the optimizer has done."""
         smallest = torch.full((), self.spec.eps, dtype=torch.float32, device=self.scale.device)
         scale = torch.maximum(self.scale.abs(), smallest)
+        if self.spec.scale_bits < FLOAT32_DIGITS:
+            scale = passed_through(scale, to_significant_bits(scale.detach(), self.spec.scale_bits))
         return scale, self.zero_point.clamp(self.spec.qmin, self.spec.qmax)
 
     def _start(self, x: Tensor) -> None:

@@ -20,6 +20,7 @@ from quantc.qat.modes import ModeFlag
 from quantc.qat.norms import FoldNorm, LiveNorm, UnfoldNorm
 from quantc.qdq import Scales
 from quantc.sites import SetAside, Site
+from quantc.spec import QuantSpec
 from quantc.types import type_of
 
 NORMS, MODES = "_norms", "_modes"
@@ -106,6 +107,10 @@ class FakeScales:
     program: Program
     fake: FakeQuantizer
     name: str
+
+    @property
+    def spec(self) -> QuantSpec:
+        return self.fake.spec
 
     def quantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
         target = put_module(self.program, before.graph, TRAINED, self.name, self.fake)

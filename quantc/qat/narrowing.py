@@ -14,12 +14,12 @@ from quantc.dialect import op_name
 from quantc.formats import DType
 from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
 from quantc.integer.proof.factors import FACTORS
+from quantc.integer.proof.range_reduction import group_of_factor
 from quantc.outcomes import Quantize
 from quantc.places import Places
 from quantc.plan import Group, Source
 from quantc.program import Program
 from quantc.quantizer import instruction_sets_of
-from quantc.sites import Site
 from quantc.spec import QuantSpec
 
 
@@ -29,7 +29,7 @@ def narrow_weights(program: Program) -> list[str]:
     groups = {site: group for group in program.plan.groups for site in group.places}
     specs: dict[str, QuantSpec] = {}
     for node, sums in _adding(program):
-        x, weight = (_group(places, groups, node, operand) for operand in range(2))
+        x, weight = (group_of_factor(places, groups, node, name) for name in FACTORS[op_name(node)])
         if x is None or weight is None or weight.source is not Source.CONSTANTS:
             continue
         limit = _largest_weight(_spec(x), sums)
@@ -53,13 +53,6 @@ def _adding(program: Program) -> list[tuple[fx.Node, PairSums]]:
         if op_name(node) in FACTORS and instructions is not None and instructions.pairs is not None:
             found.append((node, instructions.pairs))
     return found
-
-
-def _group(places: Places, groups: dict[Site, Group], node: fx.Node, operand: int) -> Group | None:
-    operands = places.operands(node)
-    if len(operands) <= operand:
-        return None
-    return groups.get(places.use(node, operand)) or groups.get(places.out(operands[operand]))
 
 
 def _spec(group: Group) -> QuantSpec | None:

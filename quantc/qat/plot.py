@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from quantc.errors import SaveError
+from quantc.files.whole_file import write_text
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 60, 24, 56, 46
@@ -33,7 +34,7 @@ def write_plot(path: Path, title: str, curves: Sequence[Curve], lines: Mapping[s
             f"there is no chart in the form {path.suffix or path.name!r}", where=str(path), advice="name a .svg file"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(chart(title, curves, lines), encoding="utf-8")
+    write_text(path, chart(title, curves, lines))
 
 
 def chart(title: str, curves: Sequence[Curve], lines: Mapping[str, float]) -> str:

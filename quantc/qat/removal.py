@@ -16,6 +16,7 @@ from quantc.observe.trained import Trained
 from quantc.outcomes import SameAs
 from quantc.places import Places
 from quantc.program import TRAINED, Program, attribute
+from quantc.qat.biases import SnappedBias
 from quantc.qat.fake import FakeQuantizer, HandedOn
 from quantc.qat.insertion import MODES, NORMS
 from quantc.qat.norms import LiveNorm, UnfoldNorm
@@ -48,7 +49,7 @@ def remove_fake_quantizers(program: Program) -> int:
     calls = {
         node: module
         for node, module in module_calls(program)
-        if isinstance(module, FakeQuantizer | HandedOn | UnfoldNorm | LiveNorm)
+        if isinstance(module, FakeQuantizer | HandedOn | SnappedBias | UnfoldNorm | LiveNorm)
     }
     readers = dict.fromkeys(user for node in calls for user in node.users if user not in calls)
     sources: dict[fx.Node, fx.Node] = {}
