@@ -14,6 +14,7 @@ from quantc.calibration_report import CalibrationReport
 from quantc.formats import Timing
 from quantc.inspect.compare import Comparison, Layer
 from quantc.inspect.coverage import Coverage, Verdict
+from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
 from quantc.inspect.noise import shown
 from quantc.inspect.size import Size
 from quantc.inspect.techniques import HEAD as TECHNIQUE
@@ -26,6 +27,8 @@ MOST_ROWS = 20
 """How many rows of each table the text shows."""
 MeasuredOn = Literal["batches", "example inputs"]
 EXAMPLES = "the example inputs"
+SLOWER = 0.97
+"""How many times as fast a program is that is told to be slower: less than this is chance."""
 WORTH_TELLING = 0.9
 """A program that is saved smaller than it is in memory by this much has integers of few bits."""
 
@@ -45,16 +48,45 @@ class Speed:
     target: str
     """What runs the quantized one."""
     before: float
-    """Milliseconds of the float program, the best of all rounds."""
+    """Milliseconds of the float model in torch, the best of all rounds."""
     after: float
     times: float
     """How many times faster, the median over the rounds."""
+    runtime: str = ""
+    """What runs the float program in the same way as the quantized one; empty where that was not measured."""
+    runtime_before: float | None = None
+    """Milliseconds of the float program there."""
+    runtime_times: float | None = None
+    """How many times faster than that, the median over the rounds."""
+    why_not: str = ""
+    """Why the float program was not measured there."""
+
+    @property
+    def against(self) -> tuple[tuple[str, float, float], ...]:
+        """What it is held against, the milliseconds of that, and how many times faster the quantized program is."""
+        own = [(self.runtime, self.runtime_before, self.runtime_times)]
+        return (
+            ("torch", self.before, self.times),
+            *((name, spent, times) for name, spent, times in own if spent is not None and times is not None),
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the quantized program is slower than."""
+        slower = [
+            f"{1 / times:.2f} times slower than float in {name}" for name, _, times in self.against if times < SLOWER
+        ]
+        return (f"the quantized program on {self.target} is {' and '.join(slower)}",) if slower else ()
 
     def __str__(self) -> str:
-        return (
-            f"{self.before:.2f} ms -> {self.after:.2f} ms on {self.target}, {self.times:.2f} times as fast "
-            f"(one thread, {EXAMPLES})"
-        )
+        told = [
+            f"{1 / times:.2f} times slower than float in {name} ({spent:.2f} ms)"
+            if times < SLOWER
+            else f"{times:.2f} times as fast as float in {name} ({spent:.2f} ms)"
+            for name, spent, times in self.against
+        ]
+        more = f"; {self.why_not}" if self.why_not else ""
+        return f"{self.after:.2f} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +123,9 @@ class Report:
     speed: Speed | None = None
     """Where it was measured: `quantc quantize` does, on what it was lowered to."""
     measured_on: MeasuredOn = "batches"
-    """What the comparison is of: the first batches, or the inputs the model was captured with where none were given."""
+    """What the comparison is of: batches, or the inputs the model was captured with where none were given."""
+    is_held_out: bool = True
+    """Whether calibration saw nothing of what the comparison is of."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -103,6 +137,8 @@ class Report:
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "comparison": None if self.comparison is None else self.comparison.to_data(),
             "measured_on": None if self.comparison is None else self.measured_on,
+            "held_out": None if self.comparison is None else self.is_held_out,
+            "thresholds": {"model_dB": MODEL_DB, "op_dB": OP_DB, "vanished": VANISHED},
             "size": self.size.to_data(),
             "speed": None if self.speed is None else asdict(self.speed),
             "steps": [asdict(step) for step in self.steps],
@@ -154,14 +190,16 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is likely to be wrong with the numbers."""
-        return self.coverage.warnings
+        """What is likely to be wrong with the numbers, or slower than before: said before everything else."""
+        found = () if self.comparison is None else findings(self.comparison, self._measured)
+        slower = () if self.speed is None else self.speed.warnings
+        return (*found, *self.coverage.warnings, *slower)
 
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
         """Print it, with more lines at the top if there are any."""
-        screen.fields(self.title, self.fields(extra))
         for text in self.warnings:
             screen.text(f"warning: {text}")
+        screen.fields(self.title, self.fields(extra))
         for section in self.sections():
             screen.table(section.title, section.columns, section.rows[:MOST_ROWS])
             if len(section.rows) > MOST_ROWS:
@@ -196,10 +234,17 @@ class Report:
     def _sqnr(self) -> str:
         if self.comparison is None:
             return "not measured: there are neither batches nor example inputs"
-        is_of_batches = self.measured_on == "batches"
-        return (
-            f"{shown(self.comparison.sqnr)} dB over {_counted(self.comparison.batches) if is_of_batches else EXAMPLES}"
-        )
+        return f"{shown(self.comparison.sqnr)} dB over {self._measured}"
+
+    @property
+    def _measured(self) -> str:
+        """What the numbers were measured on."""
+        if self.comparison is None or self.measured_on != "batches":
+            return EXAMPLES
+        count = self.comparison.batches
+        if not self.is_held_out:
+            return f"{_counted(count)} that calibration saw"
+        return _counted(count) if self.calibration is None else _counted(count, "held-out ")
 
     def __str__(self) -> str:
         text = StringIO()
@@ -212,8 +257,8 @@ def _layer_cells(layer: Layer, techniques: Mapping[str, str]) -> tuple[str, ...]
     return layer.node, layer.op, layer.rule, technique, layer.module, shown(layer.local), shown(layer.sqnr)
 
 
-def _counted(batches: int) -> str:
-    return "1 batch" if batches == 1 else f"{batches} batches"
+def _counted(batches: int, kind: str = "") -> str:
+    return f"1 {kind}batch" if batches == 1 else f"{batches} {kind}batches"
 
 
 def readable(count: float) -> str:

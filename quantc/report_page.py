@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from quantc.files.outputs import GENERATOR
+
 if TYPE_CHECKING:
     from quantc.report import Report, Section
 
@@ -27,8 +29,8 @@ def page(report: Report, extra: Mapping[str, str]) -> str:
     warned = "".join(f'<p class="warning">{escape(text)}</p>' for text in report.warnings)
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(report.title)}</title>'
-        f"<style>{STYLE}</style></head><body>\n<h1>{escape(report.title)}</h1>\n<dl>{fields}</dl>\n{warned}\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{GENERATOR}<title>{escape(report.title)}</title>'
+        f"<style>{STYLE}</style></head><body>\n<h1>{escape(report.title)}</h1>\n{warned}\n<dl>{fields}</dl>\n"
         f"{''.join(_section(section) for section in report.sections())}"
         f"{f'<h2>notes</h2><ul>{notes}</ul>' if notes else ''}\n</body></html>\n"
     )

@@ -389,7 +389,7 @@ def test_nothing_quantized_is_refused_with_the_reasons() -> None:
     program = qc.capture(model, (torch.randn(2, 4, dtype=torch.float64),))
     with pytest.raises(AnnotationError, match="nothing was quantized") as caught:
         qc.prepare(program, TINY)
-    assert "linear (one of 2 linear): linear of tiny: input_1 is f64[2,4]" in str(caught.value.where)
+    assert "linear (one of 2 linear): linear of tiny: input_1 is f64[batch,4]" in str(caught.value.where)
     assert "softplus" in str(caught.value.where)
     assert "allow_empty=True" in str(caught.value.advice)
     coverage = qc.prepare(program, TINY, allow_empty=True).coverage()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantc.cli_options import CaptureMethod, MethodOption
+from quantc.files.whole_file import write_text
 from quantc.refusals import STANDARD_OUTPUT
 from quantc.terminal import Screen
 
@@ -218,4 +219,4 @@ def _document(outcomes: Sequence[Outcome], rounds: int) -> str:
 
 def _write(path: Path, outcomes: Sequence[Outcome], rounds: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_document(outcomes, rounds) + "\n", encoding="utf-8")
+    write_text(path, _document(outcomes, rounds) + "\n")

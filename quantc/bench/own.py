@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from quantc.api import Method
-from quantc.batches import batches_of, read_batches
+from quantc.batches import Data, batches_of
 from quantc.bench.models import CALIBRATION_SEED, COUNT, UNSEEN_SEED, Inputs, Task
 from quantc.errors import DataError, LoadError, ModeError
 from quantc.noise_inputs import noise_like
@@ -23,13 +23,14 @@ HELD_OUT = 4
 
 def own_task(source: str, data: str | None, method: Method) -> tuple[Task, tuple[str, ...]]:
     """The task of a SOURCE and a --data, and what there is to say about it."""
-    loaded = load_all(source, method)
+    own = None if data is None else Data.read(data)
+    loaded = load_all(source, method, None if own is None else own.examples)
     program = loaded.program
     _check_float(program, source)
     given: Iterable[Any] | None = None
     notes: list[str] = []
-    if data is not None:
-        read = read_batches(data, program)
+    if own is not None:
+        read = own.batches(program)
         given, notes = read.values, list(read.notes)
     elif loaded.batches is not None:
         given = batches_of(source, loaded.batches)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quantc.bench.race import EAGER, Row
 from quantc.errors import SaveError
+from quantc.files.whole_file import write_text
 from quantc.inspect.noise import shown
 
 WIDTH, LABELS, NOTES, MARGIN = 960, 170, 190, 24
@@ -49,7 +50,7 @@ def write_plot(path: Path, rows: Sequence[Row], columns: Sequence[str], cells: S
         head = "".join(f"<th>{escape(name)}</th>" for name in columns)
         body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
         text = PAGE.format(chart=text, head=head, body=body)
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
 
 
 def chart(rows: Sequence[Row]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
@@ -51,6 +51,15 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Vanished:
+    """A tensor that is quantized, and which share of its numbers, zeros aside, becomes zero: those below half a step."""
+
+    node: str
+    module: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """A quantized program against the float one. Prints as a table, the ops that cost the most first."""
 
@@ -66,6 +75,8 @@ class Comparison:
     notes: tuple[str, ...] = ()
     largest: tuple[float, ...] = ()
     """The largest difference of a number, output by output."""
+    vanished: tuple[Vanished, ...] = ()
+    """The tensors of which something becomes zero, in the order of the program."""
 
     def worst(self, count: int | None = None) -> tuple[Layer, ...]:
         """The ops that cost the most by themselves, the worst first."""
@@ -90,6 +101,7 @@ class Comparison:
             "largest": [as_data(difference) for difference in self.largest],
             "size": self.size.to_data(),
             "layers": [layer.to_data() for layer in self.layers],
+            "vanished": [asdict(each) for each in self.vanished],
             "notes": list(self.notes),
         }
 
@@ -155,6 +167,7 @@ def compare(reference: Program | nn.Module, quantized: Program, batches: Iterabl
         size=size(reference, quantized),
         notes=tuple(_notes(quantized, lockstep)),
         largest=tuple(lockstep.largest),
+        vanished=tuple(_vanished(quantized, lockstep)),
     )
 
 
@@ -172,11 +185,13 @@ def in_form_of(quantized: Program, given: Program | nn.Module, batch: Any) -> Pr
 def _captured(model: nn.Module, quantized: Program, batch: Any) -> Program:
     """The model, captured as the quantized program was: sizes that are dynamic there are so here."""
     from quantc.api import capture
+    from quantc.capture.attempt import AUTO
 
     signature = quantized.signature
     args, kwargs = pytree.tree_unflatten(leaves_of(quantized, batch, 0), signature.in_spec)
-    if quantized.method == "fx":
-        return capture(model, args, "fx", example_kwargs=kwargs)
+    if signature.opened or quantized.method == "fx":
+        how, sizes = quantized.method, AUTO if signature.opened else None
+        return capture(model, args, "fx" if how == "fx" else "auto", example_kwargs=kwargs, dynamic_shapes=sizes)
     free = [_dynamic(item.type) for item in signature.inputs]
     shapes, named = pytree.tree_unflatten(free, signature.in_spec)
     # torch.export takes the sizes of keyword inputs after those of the others
@@ -210,6 +225,14 @@ def _layers(quantized: Program, lockstep: Lockstep) -> Iterator[Layer]:
         place = (origin.module_path, origin.source)
         rule = "" if claim is None else claim.rule
         yield Layer(node.name, op_name(node), rule, *place, noise.sqnr, None if own is None else own.sqnr)
+
+
+def _vanished(quantized: Program, lockstep: Lockstep) -> Iterator[Vanished]:
+    named = {node.name: node for node in quantized.graph.nodes}
+    for name, (zeros, count) in lockstep.vanished.items():
+        if zeros:
+            origin = quantized.origins.get(named[name]) or Origin()
+            yield Vanished(name, origin.module_path, zeros / count)
 
 
 def _notes(quantized: Program, lockstep: Lockstep) -> Iterator[str]:

@@ -379,14 +379,17 @@ class Judge:
         return self.reasons(self.twin(path, node))
 
     def _multiply_adds(self, node: fx.Node) -> tuple[int | None, int]:
-        """All of a node's multiply-adds, its steps' among them, and those of 8-bit integers."""
+        """All of a node's multiply-adds, its steps' among them, and those of 8-bit integers.
+
+        An op that no rule took computes in float, whatever the tensors it reads were before."""
         total, int8 = 0, 0
+        is_taken = self.forms.is_quantized(node) and not (self.is_integer and node in self.program.plan.left_float)
         for step in (*self._steps.get(node, ()), node):
             found = products(step, self.sizes)
             if found is None:
                 return None, 0
             total += sum(product.count for product in found)
-            int8 += sum(product.count for product in found if self._is_int8(step, product))
+            int8 += sum(product.count for product in found if is_taken and self._is_int8(step, product))
         return total, int8
 
     @cached_property

@@ -24,6 +24,9 @@ from quantc.places import operand_nodes
 from quantc.program import Program
 from quantc.requests import is_dynamic
 
+SHOWN = 6
+"""How many ops of a module are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -38,6 +41,8 @@ class Explanation:
     """What else there is to say of it: which rule of the config it follows, what it computes in integer form."""
     is_integer: bool = False
     """Whether the program is in integer form: what would have to change is for the prepared one to say."""
+    others: tuple[Explanation, ...] = ()
+    """Where a module was asked for: its other ops. This is the first that is float, if one is."""
 
     @property
     def verdict(self) -> Verdict:
@@ -65,12 +70,16 @@ class Explanation:
             "change": None if self.change is None else self.change.to_data(),
             "changes": [change.to_data() for change in self.changes],
             "notes": list(self.notes),
+            **({"others": [other.to_data() for other in self.others]} if self.others else {}),
         }
 
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
+        return "\n".join([self._alone(), *(str(other) for other in self.others)])
+
+    def _alone(self) -> str:
         lines = [str(self.row)]
         lines += [f"  {'✓' if tried.matched else '✗'} {tried}" for tried in self.tried]
         lines += [f"  {note}" for note in self.notes]
@@ -83,17 +92,37 @@ class Explanation:
 
 
 def explain(program: Program, node: fx.Node | str) -> Explanation:
-    """Explain one op of a program that was prepared."""
+    """Explain one op of a program that was prepared, or those of a module."""
     check_prepared(program)
     if program.is_live:
         name = node if isinstance(node, str) else node.name
         return explain(as_inference_has_it(program), name)
-    found = resolve_node(program, node)
     judge = Judge(program)
-    path = next((path for path, graph in program.graphs() if graph is found.graph), "")
-    asked = next((op for at, op in ops_of(judge.program) if at == path and op.name == found.name), None)
-    if asked is None:
-        raise _no_op(program, found)
+    inside = _ops_at(judge.program, node) if isinstance(node, str) else []
+    if not isinstance(node, str) or program.has_node(node) or not inside:
+        found = resolve_node(program, node)
+        path = next((path for path, graph in program.graphs() if graph is found.graph), "")
+        asked = next((op for at, op in ops_of(judge.program) if at == path and op.name == found.name), None)
+        if asked is None:
+            raise _no_op(program, found)
+        made = _explained(program, judge, path, asked)
+        others = [op.name for _, op in inside if op is not asked]
+        if others and asked not in [op for _, op in inside]:
+            told = f"{node} is also a module, whose ops are others: {', '.join(others[:SHOWN])}"
+            made = replace(made, notes=(*made.notes, told))
+        return made
+    rows = [_explained(program, judge, path, op) for path, op in inside]
+    first = next((row for row in rows if row.verdict is Verdict.FLOAT), rows[0])
+    return replace(first, others=tuple(row for row in rows if row is not first))
+
+
+def _ops_at(program: Program, path: str) -> list[tuple[str, fx.Node]]:
+    """The ops of the module at a path, and of those inside it."""
+    members = set(program.module_nodes(path))
+    return [(at, op) for at, op in ops_of(program) if op in members]
+
+
+def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> Explanation:
     row = judge.row(path, asked)
     if judge.is_integer:
         return Explanation(row, (), (), tuple(_integer_notes(program, asked, row)), is_integer=True)

@@ -6,8 +6,10 @@ from functools import cached_property
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from quantc.formats import Timing
+from quantc.integer.library import NAMESPACE
 from quantc.places import Places, operand_nodes
 from quantc.program import Program, Stage
 from quantc.qdq import belongs_to_qdq, is_dequantize, is_layout
@@ -33,18 +35,19 @@ class Forms:
         if self.program.stage >= Stage.QUANTIZED:
             return is_dequantize(value) and dtype_of(value.args[0]) in BYTES
         places = self._places
-        if places.out(value) in self._stored:
-            return True
         uses = [places.use(node, index) for index, operand in enumerate(operand_nodes(node)) if operand is value]
-        return bool(uses) and all(use in self._stored for use in uses)
+        out = places.out(value)
+        # what a reader asks for itself counts before what the tensor comes in
+        return bool(uses) and all((use if use in self._planned else out) in self._stored for use in uses)
 
     def _is_of_bytes(self, value: fx.Node) -> bool:
         """Whether a tensor of the integer form is of 8 bits, or what the steps of one op make of such a tensor."""
         claims = self.program.plan.claims
         while dtype_of(value) not in BYTES:
             kind, inputs = dtype_of(value), value.all_input_nodes
-            if kind is None or kind.is_floating_point or value in claims or not inputs:
-                return False
+            is_own = isinstance(value.target, OpOverload) and value.target.namespace == NAMESPACE
+            if kind is None or kind.is_floating_point or value in claims or is_own or not inputs:
+                return False  # quantc's own ops yield another grid, in more bits
             value = inputs[0]
         return True
 
@@ -74,6 +77,11 @@ class Forms:
     @cached_property
     def _places(self) -> Places:
         return Places(self.program)
+
+    @cached_property
+    def _planned(self) -> set[Site]:
+        """The places that the plan speaks of."""
+        return {site for group in self.program.plan.groups for site in group.places}
 
     @cached_property
     def _stored(self) -> set[Site]:

@@ -23,7 +23,7 @@ from quantc.guard import NodeByNode
 from quantc.inspect.noise import Noise, add_outputs, check_alike
 from quantc.places import operand_nodes
 from quantc.program import Program, Stage
-from quantc.qdq import belongs_to_qdq
+from quantc.qdq import belongs_to_qdq, is_quantize
 from quantc.types import tensor_type
 
 
@@ -68,6 +68,8 @@ class Lockstep:
         self.twins, self.apart = twins(reference, quantized)
         self.cumulative: dict[str, Noise] = {node.name: Noise() for node in self.twins if is_compared(node)}
         self.local: dict[str, Noise] = {}
+        self.vanished: dict[str, tuple[int, int]] = {}
+        """By the node whose result is quantized: how many of its numbers became zero, and how many were not."""
         self.outputs: list[Noise] = []
         self.largest: list[float] = []
         """The largest difference of a number, output by output."""
@@ -92,6 +94,8 @@ class Lockstep:
             if node.op == "output":
                 continue
             shadow[node] = self._shadow(node, value, shadow) if twin is None else held.pop(twin)
+            if is_quantize(node):
+                self._count_vanished(node, shadow)
             if twin is not None and node.name in self.cumulative:
                 self._compare(node, value, shadow)
             for old in self.quantized.drop(node):
@@ -114,6 +118,16 @@ class Lockstep:
         if not self.can_repeat or not any(is_qdq(operand) for operand in node.all_input_nodes):
             return
         self.local.setdefault(node.name, Noise()).add(expected, self._run(node, shadow))
+
+    def _count_vanished(self, node: fx.Node, shadow: dict[fx.Node, Any]) -> None:
+        """How many numbers that are not zero lie below half a step."""
+        source, zero_point = node.args[0], node.args[2]
+        if not self.can_repeat or not isinstance(source, fx.Node) or "per_tensor" not in str(node.target):
+            return
+        is_some = shadow[source] != 0
+        is_gone = is_some & (shadow[node] == (shadow[zero_point] if isinstance(zero_point, fx.Node) else zero_point))
+        zeros, count = self.vanished.get(source.name, (0, 0))
+        self.vanished[source.name] = zeros + int(is_gone.sum()), count + int(is_some.sum())
 
     def _shadow(self, node: fx.Node, value: Any, shadow: dict[fx.Node, Any]) -> Any:
         """What a node that the float program does not have would make of the float program's values."""
@@ -194,7 +208,7 @@ def _origin(node: fx.Node) -> str:
 def _may_write(program: Program) -> bool:
     """Whether running an op twice could do harm: something is written in place, or nothing is known of it."""
     return any(node.op in ("call_module", "call_method") for node in program.graph.nodes) or any(
-        Aliasing(graph).has_writes for _, graph in program.graphs()
+        Aliasing(graph, program.owner(graph)).has_writes for _, graph in program.graphs()
     )
 
 

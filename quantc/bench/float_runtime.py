@@ -1,0 +1,36 @@
+"""The float program on the runtime that a quantized one is lowered for: what it is fair to be compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quantc import pipelines
+from quantc.program import Program
+
+
+@dataclass(frozen=True, eq=False)
+class FloatRun:
+    """A float program that can be called, and what runs it."""
+
+    runtime: str
+    model: Any
+
+
+def in_float(target: str, captured: Program) -> FloatRun:
+    """The float program where `target` would run it: ONNX Runtime, ExecuTorch, or torch, where norms are folded into weights.
+
+    QuantcError where the runtime does not take it.
+    """
+    program = pipelines.inference().run_on_copy(captured)
+    if target == "onnx":
+        from quantc.onnx.export import export
+        from quantc.onnx.module import OnnxModel
+        from quantc.onnx.profiles import PROFILES
+
+        return FloatRun("ONNX Runtime", OnnxModel(program, export(program, PROFILES["onnxruntime"])))
+    if target == "executorch":
+        from quantc.executorch.lowering import as_pte
+
+        return FloatRun("ExecuTorch", as_pte(program))
+    return FloatRun("torch with norms folded", program.module)

@@ -1,0 +1,88 @@
+"""What is wrong with the numbers of a quantized program, in a few sentences: reports say it at their top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from quantc.inspect.compare import Comparison, Layer, Vanished
+from quantc.inspect.noise import shown
+
+MODEL_DB = 20.0
+"""The SQNR below which a whole model is likely to give other answers: a tenth of the signal's amplitude is noise."""
+OP_DB = 10.0
+"""The same for one op that alone is quantized."""
+VANISHED = 0.5
+"""Which share of the numbers of a tensor may lie below half a step, and so become zero."""
+MOST_NAMED = 3
+"""How many ops and tensors are named; the tables have all."""
+
+
+def findings(comparison: Comparison, measured_on: str) -> tuple[str, ...]:
+    """What is below what can be expected of a quantized program, the worst first."""
+    return tuple(_findings(comparison, measured_on))
+
+
+def _findings(comparison: Comparison, measured_on: str) -> Iterator[str]:
+    low = [layer for layer in comparison.worst() if layer.local is not None and _is_below(layer.local, OP_DB)]
+    if _is_bad(comparison):
+        costly = [layer for layer in comparison.worst(MOST_NAMED) if layer.local != math.inf]
+        blame = "" if low or not costly else f" The ops that cost the most alone: {_named(costly)}."
+        yield (
+            f"the quantized model is at {_decibels(comparison.sqnr)} over {measured_on}, below {MODEL_DB:.0f} dB: "
+            f"expect other answers than those of the float model.{blame}"
+        )
+    if low:
+        yield f"{_counted(low, 'op')} below {OP_DB:.0f} dB alone, over {measured_on}: {_named(low)}"
+    gone = [each for each in comparison.vanished if each.share > VANISHED]
+    if gone:
+        worst = sorted(gone, key=lambda each: -each.share)
+        yield (
+            f"{_counted(gone, 'tensor')} mostly below half a step, and so mostly zero, over {measured_on}: {_named(worst)}"
+        )
+
+
+def _is_bad(comparison: Comparison) -> bool:
+    """NaN says that there are no floats to compare, unless a difference is NaN itself."""
+    if math.isnan(comparison.sqnr):
+        return any(math.isnan(difference) for difference in comparison.largest)
+    return comparison.sqnr < MODEL_DB
+
+
+def _is_below(sqnr: float, bound: float) -> bool:
+    return math.isnan(sqnr) or sqnr < bound
+
+
+def _decibels(sqnr: float) -> str:
+    return f"{shown(sqnr)} dB" if math.isfinite(sqnr) else shown(sqnr)
+
+
+def _counted(found: Sequence[object], noun: str) -> str:
+    return f"1 {noun} is" if len(found) == 1 else f"{len(found)} {noun}s are"
+
+
+def _named(found: Sequence[Layer | Vanished]) -> str:
+    """The worst of them, each with the line of a config that leaves it float; the first in TOML as well."""
+    told = [f"{_where(each)}, {_cost(each)}: {config_line(each.module, each.node)}" for each in found[:MOST_NAMED]]
+    told[0] += f", in TOML {toml_line(found[0].module, found[0].node)}"
+    more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    return "; ".join([*told, *more])
+
+
+def _where(each: Layer | Vanished) -> str:
+    return f"{each.module} ({each.node})" if each.module else each.node
+
+
+def _cost(each: Layer | Vanished) -> str:
+    return f"{each.share:.0%} of its numbers" if isinstance(each, Vanished) else _decibels(each.local or 0.0)
+
+
+def config_line(module: str, node: str) -> str:
+    """What leaves a module float, or a node that is in none."""
+    return f'QuantConfig().set("{module}", FLOAT)' if module else f'QuantConfig().set_node("{node}", FLOAT)'
+
+
+def toml_line(module: str, node: str) -> str:
+    """The same in a config file."""
+    select = f'by = "module", path = "{module}"' if module else f'by = "node", node = "{node}"'
+    return f'rules = [{{ select = {{ {select} }}, use = "FLOAT" }}]'
