@@ -8,6 +8,8 @@ qc.calibrate(prepared, batches)
 quantized = qc.convert(prepared)
 """
 
+from importlib.metadata import version as _version
+
 from quantc import errors, hooks, pipelines, qat, reference
 from quantc.api import capture, convert, prepare
 from quantc.calibrate import calibrate
@@ -49,6 +51,8 @@ from quantc.spec import (
     QuantSpec,
 )
 from quantc.targets import lower
+
+__version__ = _version("quantc")
 
 _register_ops()  # torch.ops.quantc: torch.export.load asks for the ops of a file without telling us
 
@@ -92,6 +96,7 @@ __all__ = [
     "SameAs",
     "Stage",
     "TableQuantizer",
+    "__version__",
     "agreement",
     "calibrate",
     "capture",

@@ -1,6 +1,7 @@
 """What a quantizer writes its decisions with: claims on nodes, and outcomes for their operands and outputs.
 
-Conflicts are found here, when the second of two decisions about one place is made.
+Conflicts are found here, when the second of two decisions about one place is made. What the user's config leaves float
+stays so, whatever a quantizer decides: it need not look.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import islice
 import torch
 from torch import fx
 
-from quantc.aliasing import Aliasing
+from quantc.aliasing import Aliasing, written
 from quantc.dialect import is_opaque, writes
 from quantc.errors import AnnotationError
 from quantc.formats import Role
@@ -56,6 +57,16 @@ class Annotator:
             return _why_written(value)
         return None
 
+    def why_not_read(self, node: fx.Node) -> str | None:
+        """Why an op must read its operands as they are when it runs: one is written to, though it may be no one's to quantize,
+        as a bias. None if nothing it reads is written to, but by itself, as a norm writes its statistics."""
+        aliasing = self._aliasing[node.graph]
+        if not aliasing.has_writes:
+            return None
+        own = written(node, aliasing.owner)
+        found = (operand for operand in node.all_input_nodes if aliasing.is_written(operand) and operand not in own)
+        return next((_why_written(operand) for operand in found), None)
+
     @cached_property
     def left_out(self) -> dict[fx.Node, str]:
         """The nodes no rule may take: claimed by an earlier quantizer, left float by the config, or in a nested graph
@@ -64,16 +75,25 @@ class Annotator:
         for graph, caller in run_in_unknown_ways(self.program).items():
             calls = (node for node in graph.nodes if node.op == "call_function")
             reasons |= dict.fromkeys(calls, f"skipped: nothing is known of how {caller} runs the graph it is in")
-        for node, settings in self.config.nodes.items():
-            if all(isinstance(setting.use, Float) for setting in settings.values()) and len(settings) == len(Role):
-                reasons[node] = f"left float, as the config says: {settings[Role.ACT].rule}"
-        return reasons
+        return reasons | self.told_float
+
+    @cached_property
+    def told_float(self) -> dict[fx.Node, str]:
+        """The nodes that the config leaves float altogether."""
+        return {
+            node: f"left float, as the config says: {settings[Role.ACT].rule}"
+            for node, settings in self.config.nodes.items()
+            if all(isinstance(setting.use, Float) for setting in settings.values()) and len(settings) == len(Role)
+        }
 
     # -- deciding --------------------------------------------------------------------------------------------
 
     def claim(self, nodes: Iterable[fx.Node], claim: Claim) -> None:
-        """Take nodes for a rule. AnnotationError if one is taken already."""
+        """Take nodes for a rule, but for those that the config leaves float. AnnotationError if one is taken already."""
         for node in nodes:
+            if node in self.told_float:
+                self.leave(node, self.told_float[node])
+                continue
             earlier = self.plan.claims.get(node)
             if earlier is not None and earlier != claim:
                 raise AnnotationError(
@@ -91,11 +111,15 @@ class Annotator:
                 where=self.program.describe(node),
                 advice=f"it has {len(self.places.operands(node))}, counted from 0",
             )
-        return self._decide(self.places.use(node, index), outcome)
+        site, source = self.places.use(node, index), self.places.operands(node)[index]
+        edge = self.config.edges.get((source, node))
+        is_float = edge is not None and isinstance(edge.use, Float)
+        return site if is_float or node in self.told_float else self._decide(site, outcome)
 
     def output(self, node: fx.Node, outcome: TensorOutcome) -> Site:
         """Decide what a node yields: every reader gets the quantized tensor."""
-        return self._decide(self.places.out(node), outcome)
+        site = self.places.out(node)
+        return site if node in self.told_float else self._decide(site, outcome)
 
     def leave(self, node: fx.Node, reason: str) -> None:
         """Say why a node was left float."""

@@ -5,24 +5,31 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from quantc import pipelines
+from quantc.artifact import check_has_plan
 from quantc.capture.archive import load_exported
-from quantc.capture.attempt import Request, attempt
+from quantc.capture.attempt import AUTO, Request, attempt
+from quantc.capture.casting import as_dtype, cast
 from quantc.capture.exported import from_exported
 from quantc.capture.failures import first_line
 from quantc.capture.literals import name_literals
 from quantc.capture.mode_probe import settle_modes
+from quantc.capture.opening import with_open_batch
 from quantc.capture.requests import check_examples, check_model
 from quantc.capture.twins import Tensors, twin
 from quantc.collector import paused_collector
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, CaptureError, ModeError, QuantcError, suggest
+from quantc.finite import refuse_unsound
 from quantc.inserted import read_observers
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
@@ -34,6 +41,7 @@ from quantc.plan import Source
 from quantc.program import LogEntry, Program, Stage, check_program
 from quantc.qat.learned import refuse_learned
 from quantc.quantizer import Backend, Quantizer
+from quantc.signature import tensors_in_place_of_arrays
 
 Method = Literal["auto", "export", "export-strict", "fx"]
 METHODS: tuple[Method, ...] = ("auto", "export", "export-strict", "fx")
@@ -45,25 +53,34 @@ def capture(
     method: Method = "auto",
     *,
     example_kwargs: dict[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: Any = AUTO,
+    dtype: str | torch.dtype | None = None,
     leaf: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
 ) -> Program:
     """Capture a model as a Program in the canonical dialect.
 
     `model` is a module, an `ExportedProgram`, or the path of a `.pt2` file. `method` is "export" (torch.export),
     "export-strict", "fx" (symbolic tracing; the only one that works without example inputs or with leaves), or
-    "auto": export, then fx; `program.log` says which it was and why. Sizes are fixed to those of the example inputs
-    except where `dynamic_shapes` (as torch.export takes it) says otherwise. `leaf` names modules, or gives classes
-    of modules, that stay whole. The model itself is never changed.
+    "auto": export, then fx; `program.log` says which it was and why. `leaf` names modules, or gives classes of modules,
+    that stay whole. The model itself is never changed.
+
+    With `dynamic_shapes="auto"` the batch is open, which is the first dimension if all example inputs share it, where the
+    model allows it; the log says so, or why it is fixed. All other sizes are those of the example inputs. None fixes them
+    all, and what torch.export takes says which are open. `dtype="float32"` captures a copy of a model in other floats, cast
+    to float32, which alone is quantized. Example inputs may be NumPy arrays.
     """
     start = time.perf_counter()
     args = () if example_inputs is None and example_kwargs else example_inputs
-    request = Request(args, example_kwargs or {}, dynamic_shapes, _leaves(leaf))
-    program, notes = _captured(model, method, request)
-    program.log.append(LogEntry(f"capture ({program.method})", time.perf_counter() - start, True, tuple(notes)))
-    _canonical(program)
-    if isinstance(model, nn.Module):
-        _settle(program, model, method, request)
+    args, kwargs = tensors_in_place_of_arrays((args, example_kwargs or {}))
+    notes: list[str] = []
+    if dtype is not None and isinstance(model, nn.Module):
+        check_model(model)
+        check_examples(model, args, kwargs)
+        model, args, kwargs, note = cast(model, args, kwargs, as_dtype(dtype))
+        notes.append(note)
+    program, found = _captured(model, method, Request(args, kwargs, dynamic_shapes, _leaves(leaf)))
+    notes += found
+    program.log.insert(0, LogEntry(f"capture ({program.method})", time.perf_counter() - start, True, tuple(notes)))
     return program
 
 
@@ -71,19 +88,6 @@ def _canonical(program: Program) -> Program:
     Pipeline((Canonicalize(),)).run(program)
     name_literals(program)
     return program
-
-
-def _settle(program: Program, model: nn.Module, method: Method, request: Request) -> None:
-    """Find out which arguments follow the model's mode, by capturing it in the other one where that is needed."""
-    how = "export-strict" if method == "export-strict" else program.method
-
-    def recapture() -> Program:
-        return _canonical(attempt(how, twin(model, Tensors.SHARED).train(not program.training), request)[0])
-
-    try:
-        settle_modes(program, model, recapture)
-    except CaptureError as error:
-        program.fixed_mode = f"it could not be captured in the other mode ({first_line(error)})"
 
 
 def _captured(model: Any, method: Method, request: Request) -> tuple[Program, list[str]]:
@@ -94,14 +98,14 @@ def _captured(model: Any, method: Method, request: Request) -> tuple[Program, li
             advice=suggest(str(method), METHODS, noun="methods"),
         )
     if isinstance(model, str | os.PathLike):
-        return _with_examples(from_exported(load_exported(model), name=_stem(model)), None), [
-            f"read from {os.fspath(model)}"
-        ]
+        program = _with_examples(from_exported(load_exported(model), name=_stem(model)), None)
+        return _canonical(program), [f"read from {os.fspath(model)}"]
     if isinstance(model, ExportedProgram):
-        return _with_examples(from_exported(model), model.example_inputs), ["given as an ExportedProgram"]
+        program = _with_examples(from_exported(model), model.example_inputs)
+        return _canonical(program), ["given as an ExportedProgram"]
     check_model(model)
     check_examples(model, request.args, request.kwargs)
-    if request.args is None and request.dynamic_shapes is not None:
+    if request.args is None and not (request.dynamic_shapes is None or request.is_auto):
         raise CaptureError(
             "dynamic_shapes was given without example inputs",
             where="dynamic_shapes",
@@ -110,18 +114,43 @@ def _captured(model: Any, method: Method, request: Request) -> tuple[Program, li
     chosen, reason = _choose(method, request)
     notes = [reason] if reason else []
     if chosen != "auto":
-        program, found = attempt(chosen, model, request)
-    else:
+        program, found = _followed(chosen, model, request)
+        return program, [*notes, *found]
+    try:
+        return _followed("export", model, request)
+    except CaptureError as failed_export:
         try:
-            program, found = attempt("export", model, request)
-        except CaptureError as failed_export:
-            try:
-                program, found = attempt("fx", model, request)
-            except CaptureError as failed_trace:
-                raise _both_failed(failed_export, failed_trace) from failed_trace
-            notes.append(f"export failed, so fx: {first_line(failed_export)}")
-    examples = (request.args, request.kwargs) if request.args is not None else None
-    return _with_examples(program, examples), [*notes, *found]
+            program, found = _followed("fx", model, request)
+        except CaptureError as failed_trace:
+            raise _both_failed(failed_export, failed_trace) from failed_trace
+        return program, [f"export failed, so fx: {first_line(failed_export)}", *found]
+
+
+def _followed(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
+    """The canonical program by one method, and notes for its log. Which sizes are open, if that was left to capture, is
+    what the model allows."""
+    if not request.is_auto:
+        return _settled(method, model, request)
+    if request.args is None:
+        return _settled(method, model, replace(request, dynamic_shapes=None))
+    return with_open_batch(model, request, partial(_settled, method, model))
+
+
+def _settled(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
+    """One attempt, in the canonical dialect. Which arguments follow the model's mode is found by capturing it in the
+    other one, where that is needed."""
+    program, notes = attempt(method, model, request)
+    _with_examples(program, (request.args, request.kwargs) if request.args is not None else None)
+    _canonical(program)
+
+    def recapture() -> Program:
+        return _canonical(attempt(method, twin(model, Tensors.SHARED).train(not program.training), request)[0])
+
+    try:
+        settle_modes(program, model, recapture)
+    except CaptureError as error:
+        program.fixed_mode = f"it could not be captured in the other mode ({first_line(error)})"
+    return program, notes
 
 
 def _choose(method: Method, request: Request) -> tuple[Method, str]:
@@ -254,6 +283,7 @@ def convert(
             advice="call qc.prepare first",
         )
     _check_stage(prepared, Stage.QUANTIZED, "converted")
+    check_has_plan(prepared, "convert")
     with paused_collector():
         converted = _converted(prepared, reduce_range)
         return integer.run(converted) if to == "integer" else converted
@@ -263,6 +293,7 @@ def _converted(prepared: Program, reduce_range: RangeReduction) -> Program:
     pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
     if copy.is_live:
+        refuse_unsound(copy)
         return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy)
     read_observers(copy)
     if not any(group.source is Source.DATA for group in copy.plan.groups):

@@ -336,10 +336,15 @@ def _permute(program: Program, node: fx.Node) -> fx.Node | None:
 @spelling(aten.expand_as.default, aten.view_as.default, aten.reshape_as.default)
 def _like_other(program: Program, node: fx.Node) -> fx.Node | None:
     kind = tensor_type(node.args[1])
-    if kind is None or not kind.is_static:
+    if kind is None:
         return None
-    target = aten.expand.default if node.target is aten.expand_as.default else aten.reshape.default
-    return respell(program, node, target, node.args[0], list(kind.shape))
+    if kind.is_static:
+        target = aten.expand.default if node.target is aten.expand_as.default else aten.reshape.default
+        return respell(program, node, target, node.args[0], list(kind.shape))
+    sizes = [size if isinstance(size, int) else -1 for size in kind.shape]
+    if node.target is aten.expand_as.default or sizes.count(-1) > 1 or 0 in sizes:
+        return None
+    return respell(program, node, aten.reshape.default, node.args[0], sizes)
 
 
 @spelling(aten.squeeze.dims)

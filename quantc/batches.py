@@ -13,6 +13,8 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import Parameter, signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +22,19 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from quantc.errors import DataError, LoadError, suggest
 from quantc.feeding import check_batches
+from quantc.files.regular_file import check_regular
 from quantc.program import Program
 from quantc.signature import Input
 from quantc.source import called, imported
 
 FILES = (".npz", ".safetensors")
 KINDS = "give a .npz or .safetensors file with one array for each input, or package.module:name"
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 BATCH_SIZE = 32
 """For programs that take batches of any size."""
 
@@ -43,14 +47,58 @@ class Batches:
     notes: tuple[str, ...] = ()
 
 
-def read_batches(data: str, program: Program) -> Batches:
-    """The batches that --data stands for, for a program."""
-    path = Path(data)
-    if path.suffix in FILES:
-        return _cut(_arrays(path), program, data)
-    if ":" not in data:
-        raise LoadError(f"{data!r} is not a source of batches", where=f"--data {data}", advice=KINDS)
-    return Batches(batches_of(data, imported(data)))
+@dataclass
+class Data:
+    """What --data stands for, read once: arrays by name, or an iterable of batches."""
+
+    place: str
+    arrays: dict[str, Tensor] | None = None
+    values: Iterable[Any] | None = None
+
+    @staticmethod
+    def read(data: str) -> Data:
+        path = Path(data)
+        if path.suffix in FILES:
+            return Data(data, arrays=_arrays(path))
+        if ":" not in data:
+            raise LoadError(f"{data!r} is not a source of batches", where=f"--data {data}", advice=KINDS)
+        return Data(data, values=batches_of(data, imported(data)))
+
+    def batches(self, program: Program) -> Batches:
+        """The batches, for a program."""
+        if self.arrays is not None:
+            return _cut(self.arrays, program, self.place)
+        return Batches(self.values if self.values is not None else ())
+
+    def examples(self, model: nn.Module) -> tuple[Any, ...] | None:
+        """The first batch, as example inputs of a model that comes without; None if there is none."""
+        if self.arrays is not None:
+            chosen = _by_parameter(self.arrays, model, self.place)
+            return tuple(array[:BATCH_SIZE] for array in chosen)
+        batches = iter(self.values if self.values is not None else ())
+        first = next(batches, None)
+        if first is None:
+            return None
+        if batches is self.values:  # it gives each batch once: the first is to come again
+            self.values = chain([first], batches)
+        return first if isinstance(first, tuple) else tuple(first) if isinstance(first, list) else (first,)
+
+
+def _by_parameter(arrays: Mapping[str, Tensor], model: nn.Module, data: str) -> list[Tensor]:
+    """Arrays in the order of the parameters of a model's `forward`."""
+    names = [name for name, parameter in signature(model.forward).parameters.items() if parameter.kind in POSITIONAL]
+    if len(arrays) == 1:
+        return list(arrays.values())
+    unnamed = [f"arr_{index}" for index in range(len(arrays))]  # what numpy.savez(file, a, b) calls them
+    given = unnamed if set(arrays) == set(unnamed) else [name for name in names if name in arrays]
+    if set(given) != set(arrays) or (given is not unnamed and given != names[: len(given)]):
+        raise LoadError(
+            f"the arrays are {', '.join(sorted(arrays)) or 'none'}, and the model takes {', '.join(names) or 'no names'}",
+            where=f"--data {data}",
+            advice="name the arrays like the parameters of forward, from the first on; or let the factory return "
+            "(model, example_inputs)",
+        )
+    return [arrays[name] for name in given]
 
 
 def batches_of(place: str, value: Any) -> Iterable[Any]:
@@ -62,8 +110,7 @@ def batches_of(place: str, value: Any) -> Iterable[Any]:
 
 
 def _arrays(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise LoadError(f"there is no file {path}", where=f"--data {path}", advice=KINDS)
+    check_regular(path, KINDS)
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
@@ -90,8 +137,29 @@ def _cut(arrays: Mapping[str, Tensor], program: Program, data: str) -> Batches:
             where=f"--data {data}",
             advice="give as many samples for each input",
         )
+    _check_together(inputs, parts, data)
     notes = [note for item in inputs if (note := _left_out(item, chosen[item.name], parts[item.name]))]
     return Batches(list(_arguments(program, parts)), tuple(notes))
+
+
+def _check_together(inputs: list[Input], parts: Mapping[str, tuple[Tensor, ...]], data: str) -> None:
+    """Inputs whose batch is open, and one and the same, have as many samples each."""
+    counts: dict[Any, dict[str, int]] = {}
+    for item in inputs:
+        if (
+            item.type is not None
+            and isinstance(item.type.shape[0], str)
+            and parts[item.name][0].dim() == item.type.rank
+        ):
+            counts.setdefault(item.type.shape[0], {})[item.name] = sum(len(batch) for batch in parts[item.name])
+    for together in counts.values():
+        if len(set(together.values())) > 1:
+            shown = ", ".join(f"{name} {count}" for name, count in together.items())
+            raise DataError(
+                f"the inputs come to different numbers of samples: {shown}",
+                where=f"--data {data}",
+                advice="give as many samples for each input",
+            )
 
 
 def _arguments(program: Program, parts: Mapping[str, tuple[Tensor, ...]]) -> Iterator[tuple[Any, ...]]:

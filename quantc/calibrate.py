@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from quantc.artifact import check_has_plan
 from quantc.calibration_report import CalibrationReport, counted, rows_of
 from quantc.checkpoint import Checkpoint, notes_for, plan_digest, program_digest
 from quantc.coarse import COARSE, coarse_groups
 from quantc.distribute import Shard, Team, team_for
 from quantc.errors import CalibrationError, QuantcError
-from quantc.feeding import check_batches, leaves_of, samples_in
+from quantc.feeding import Inputs, check_batches, leaves_of, picked, samples_in
+from quantc.files.whole_file import check_writable
 from quantc.inserted import read_observers, show_observers
 from quantc.isolation import Isolation
 from quantc.observe.observation import Observation, Order
@@ -35,6 +37,7 @@ def calibrate(
     prepared: Program,
     batches: Iterable[Any],
     *,
+    inputs: Inputs | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     every: int = EVERY,
     progress: Style | Told = "auto",
@@ -43,8 +46,10 @@ def calibrate(
     """Run batches through a prepared program and keep the statistics its scales are found from.
 
     `batches` is any iterable; it is gone through once, one batch at a time. A batch is a tuple or list of the model's
-    arguments, a dict of them by name, or its one argument. Calling again adds to what was seen. Nothing else about the
-    program changes: buffers it writes are put back after each batch.
+    arguments, a dict of them by name, or its one argument. Where it holds more, such as labels, `inputs` says what the
+    model takes: `inputs=0`, `inputs="image"`, `inputs=("ids", "mask")`, or a function of the batch. Batches may be of any
+    size that the program takes. Calling again adds to what was seen. Nothing else about the program changes: buffers it
+    writes are put back after each batch.
 
     With `checkpoint`, the statistics are written to that file every `every` batches and whenever the calibration ends,
     however it does. Started again with the same file and the same data, it skips what is in, and ends with the same
@@ -61,6 +66,7 @@ def calibrate(
     check_program(prepared, "calibrate", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
     _check_prepared(prepared, every)
     check_batches(batches)
+    batches = picked(batches, inputs, prepared)
     read_observers(prepared)
     began = time.perf_counter()
     with team_for(shard) as team:
@@ -247,6 +253,7 @@ def _check_prepared(prepared: Program, every: int) -> None:
             where=f"its stage is {prepared.stage.label}",
             advice="calibrate what qc.prepare gave, before qc.convert",
         )
+    check_has_plan(prepared, "calibrate")
     if prepared.is_live:
         raise CalibrationError(
             f"{prepared.name} was prepared to be trained, and finds its ranges while it does",
@@ -292,6 +299,7 @@ def _checkpoint(prepared: Program, team: Team, path: str | os.PathLike[str] | No
         "batches before": prepared.plan.batches,
         "share": team.name,
     }
+    check_writable(place)  # batches take their time
     return Checkpoint(place, every, identity)
 
 

@@ -30,12 +30,13 @@ from quantc.cli_options import (
     Technique,
 )
 from quantc.compare_command import compare
-from quantc.errors import LoadError
+from quantc.errors import LoadError, SaveError
 from quantc.refusals import refusing
 from quantc.terminal import Screen
 
 if TYPE_CHECKING:
     from quantc.api import Method
+    from quantc.files.outputs import Output
     from quantc.hooks import Guard, Hook
     from quantc.patterns.table import RuleTable
     from quantc.program import DumpFormat, Program
@@ -84,6 +85,8 @@ def inspect(
     from quantc.report import readable
     from quantc.summary import summarize
 
+    if out is not None:
+        _planned(out, form)
     program = _load(source, method)
     if out is not None:
         _write(program, out, form)
@@ -115,7 +118,7 @@ def inspect(
     screen.table("ops", ("op", "count", "kind"), [(row.op, str(row.count), row.kind) for row in summary.ops])
     _show_log(screen, program)
     if out is not None:
-        typer.echo(f"written to {out}", err=True)
+        _written(out, form)
 
 
 @app.command()
@@ -140,6 +143,14 @@ def quantize(
             help="What to calibrate with, and to measure on: a .npz or .safetensors file with one array for each input, "
             "or package.module:factory. Modes dynamic and weight-only need none.",
             metavar="FILE|MODULE:NAME",
+        ),
+    ] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of the last batches to keep from calibration, and to measure on; by default the first are measured on.",
+            min=1,
+            metavar="COUNT",
         ),
     ] = None,
     reduce_range: Annotated[
@@ -171,10 +182,10 @@ def quantize(
 
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
-    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value)
+    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
-    check_out(out)
     say = partial(typer.echo, err=True)
+    check_out(out, wanted.backend.name, to.value, say)
     made = deliver(carry_out(source, data, wanted, method.value, say, progress), out, say)
     if as_json:
         _print_json({**made.to_data(), "out": str(out) if out is not None else None})
@@ -210,6 +221,8 @@ def run(
     from quantc.pipeline import Pipeline
 
     steps = Pipeline.parse(pipeline)
+    if out is not None:
+        _planned(out, None)
     program = _load(source, method)
     start = len(program.log)
     watch, clock, diffs = _guard(guard), Timing(), Diff()
@@ -245,14 +258,17 @@ def run(
     for reason in watch.skipped if watch is not None else ():
         typer.echo(f"numbers not compared: {reason}", err=True)
     if out is not None:
-        typer.echo(f"written to {out}", err=True)
+        _written(out, None)
 
 
 @app.command()
 @refusing
 def explain(
     source: Annotated[str, typer.Argument(help="A .qc or .pt2 file, a .txt dump, or package.module:factory.")],
-    node: Annotated[str, typer.Argument(help="The name of a node, as `quantc inspect --format text` shows it.")],
+    node: Annotated[
+        str,
+        typer.Argument(help="The name of a node, as `quantc inspect --format text` shows it, or the path of a module."),
+    ],
     table: Annotated[
         str | None, typer.Option(help=f"A rule table; by default {FUSIONS}.", metavar="MODULE:NAME")
     ] = None,
@@ -430,18 +446,54 @@ def _table(table: str | None, backend: str | None) -> RuleTable:
     return found
 
 
+def _planned(out: Path, form: Format | None) -> list[Output]:
+    """The files that come of `--out`; ConfigError or SaveError, before the work is done, for those that may not."""
+    from quantc.files.endings import check_ending
+    from quantc.files.outputs import Output, check_outputs
+    from quantc.targets import artifact_of
+    from quantc.text_files import constants_file, inputs_file
+
+    if form is None:
+        if (target := artifact_of(out)) is not None:
+            raise SaveError(
+                f"{out} would have to be lowered for {target}, and this writes programs",
+                where=f"--out {out}",
+                advice=f"quantize it: quantc quantize SOURCE --backend {target} --out {out}",
+            )
+        check_ending(out, (".qc", ".txt", *SUFFIXES), "a program")
+    if form is None and out.suffix == ".qc":
+        outputs = [Output("program", out, "program")]
+    elif form is None and out.suffix == ".txt":
+        beside = {"constants": constants_file(out), "example inputs": inputs_file(out)}
+        outputs = [Output("program", out, "text"), *(Output(what, at, "tensors") for what, at in beside.items())]
+    else:
+        chosen = form.value if form is not None else SUFFIXES.get(out.suffix, "text")
+        outputs = [Output("program", out, chosen)]
+    check_outputs(outputs, f"--out {out}")
+    return outputs
+
+
 def _write(program: Program, out: Path, form: Format | None) -> None:
+    from quantc.files.sealed_text import sealed_text
+    from quantc.files.whole_file import write_text
     from quantc.text_files import Snapshot
 
+    kind = _planned(out, form)[0].kind
     out.parent.mkdir(parents=True, exist_ok=True)
-    if form is None and out.suffix == ".qc":
+    if kind == "program":
         program.save(out)
-        return
-    if form is None and out.suffix == ".txt":
+    elif form is None and out.suffix == ".txt":
         Snapshot.of(program).write(out)
-        return
-    chosen: DumpFormat = form.value if form is not None else SUFFIXES.get(out.suffix, "text")
-    out.write_text(program.dump(chosen), encoding="utf-8")
+    else:
+        chosen: Any = kind
+        text = program.dump(chosen)
+        write_text(out, sealed_text(text) if kind == "text" and out.suffix == ".txt" else text)
+
+
+def _written(out: Path, form: Format | None) -> None:
+    """Tell which files there are now."""
+    there = [str(output.path) for output in _planned(out, form) if output.path.exists()]
+    typer.echo(f"written to {', '.join(there)}", err=True)
 
 
 def _show_log(screen: Screen, program: Program, start: int = 0) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quantc.api import Method
-from quantc.batches import batches_of, read_batches
+from quantc.batches import Data, batches_of
 from quantc.calibration_report import counted
 from quantc.compare_sides import Side, read_side
 from quantc.dialect import op_name
@@ -121,9 +121,10 @@ class Compared:
 
 def carry_out(a: str, b: str, data: str | None, noise: int | None, most: int | None, method: Method) -> Compared:
     """Read both, run both on the same batches, at most `most` of them, and compare."""
-    left, right = read_side(a, method), read_side(b, method)
+    read = None if data is None else Data.read(data)
+    left, right = (read_side(source, method, None if read is None else read.examples) for source in (a, b))
     known = _known(left, right)
-    given = _given(known, (left, right), data, noise, most)
+    given = _given(known, (left, right), read, noise, most)
     if left.is_open and right.is_open and left.program is not None and right.program is not None:
         return _op_by_op(left, left.program, right, right.program, given)
     return _outputs_only(left, right, known, given)
@@ -141,10 +142,10 @@ def _known(left: Side, right: Side) -> Program:
     return program
 
 
-def _given(program: Program, sides: tuple[Side, Side], data: str | None, noise: int | None, most: int | None) -> Given:
+def _given(program: Program, sides: tuple[Side, Side], data: Data | None, noise: int | None, most: int | None) -> Given:
     if data is not None:
-        read = read_batches(data, program)
-        return _taken(read.values, f"--data {data}", most, read.notes)
+        read = data.batches(program)
+        return _taken(read.values, f"--data {data.place}", most, read.notes)
     source = sides[0].source
     if noise is not None:
         note = f"noise like {EXAMPLES} (seed {SEED}): this says little about real inputs"

@@ -19,8 +19,9 @@ from quantc.engines.sessions import OnnxRuntime
 from quantc.errors import InputError, LoadError, QuantcError
 from quantc.kernels.lowered import Lowered
 from quantc.kernels.stored import load as load_stored
+from quantc.onnx.seal import check_seal
 from quantc.program import Program
-from quantc.source import KINDS, load_all
+from quantc.source import KINDS, Examples, load_all
 
 Run = Callable[[Sequence[Any]], list[Any]]
 """From the flat inputs of a program to its flat outputs."""
@@ -52,15 +53,15 @@ class Side:
         return {"source": self.source, "name": self.name, "stage": stage, "what": self.told}
 
 
-def read_side(source: str, method: Method) -> Side:
-    """What a SOURCE of the command line stands for."""
+def read_side(source: str, method: Method, examples: Examples | None = None) -> Side:
+    """What a SOURCE of the command line stands for; `examples` are for models that come without example inputs."""
     path = Path(source)
     readers = {".pte": _pte, ".onnx": _onnx, ".qc": _stored}
     if path.suffix in readers:
         if not path.is_file():
             raise LoadError(f"there is no file {source}", where=source, advice=f"{KINDS}; or a .onnx or .pte file")
         return readers[path.suffix](path)
-    loaded = load_all(source, method)
+    loaded = load_all(source, method, examples)
     return _of_program(source, loaded.program, loaded.model, loaded.batches)
 
 
@@ -96,6 +97,7 @@ def _pte(path: Path) -> Side:
 
 def _onnx(path: Path) -> Side:
     where = str(path)
+    check_seal(path)
     try:
         session = OnnxRuntime(where, torch.get_num_threads())
     except QuantcError:

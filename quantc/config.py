@@ -9,13 +9,15 @@ the backend. A rule that matches nothing is an error, since a misspelt name woul
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
-from quantc.errors import ConfigError, QuantcError, suggest
+from quantc.errors import ConfigError, LoadError, QuantcError, suggest
+from quantc.files.regular_file import read_text
+from quantc.files.sealed_data import MAX_BYTES, SEAL, parse_json, parse_toml, sealed, unsealed
+from quantc.files.whole_file import write_text
 from quantc.formats import Role, Timing
 from quantc.frozen import Frozen
 from quantc.outcomes import FLOAT, OUTCOMES, Fixed, Float, Quantize
@@ -54,7 +56,7 @@ def _use_as_data(value: Use) -> Any:
     return name_of(value.spec) if isinstance(value, Quantize) else OUTCOMES.dump_python(value, mode="json")
 
 
-EXAMPLE = 'write [[rules]], select = { by = "module", path = "layer1.*" }, use = "FLOAT"'
+EXAMPLE = 'write [[rules]], select = { by = "module", path = "layer1.*" }, use = "FLOAT"; or rules = [] for none'
 USE_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"type": "string", "description": f"FLOAT, a named spec ({', '.join(NAMED)}), or the text of one"},
@@ -106,9 +108,16 @@ class ConfigRule(Frozen, frozen=True):
         return f"{self.select}{only}: {self.use}"
 
 
+def _with_seal(schema: dict[str, Any]) -> None:
+    """Files have an entry more than configs."""
+    told = "a digest of the rules, as they were written; remove it to edit the file"
+    schema["properties"][SEAL] = {"type": "string", "description": told}
+
+
 class QuantConfig(Frozen, frozen=True):
     """Settings for the parts of a program; the last that matches wins."""
 
+    model_config = ConfigDict(json_schema_extra=_with_seal)
     noun: ClassVar[str] = "config"
     fault = ConfigError
 
@@ -118,6 +127,12 @@ class QuantConfig(Frozen, frozen=True):
 
     def set(self, key: Key, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
         """For modules: by path or glob, compiled regular expression, or class. A module is all that is in it."""
+        if not isinstance(use, QuantSpec | Quantize | Fixed | Float | str | dict):
+            raise ConfigError(
+                f"{use!r} is nothing that a tensor can become",
+                where=f"the rule for {key!r}",
+                advice="give a spec, as qc.INT8, qc.FLOAT to leave it float, or qc.Fixed(scale, zero_point)",
+            )
         rule = ConfigRule.model_validate({"select": selector_of(key), "use": use, "role": role})
         return QuantConfig(rules=(*self.rules, rule))
 
@@ -155,25 +170,25 @@ class QuantConfig(Frozen, frozen=True):
     # -- files -----------------------------------------------------------------------------------------------
 
     def save(self, path: Path | str) -> None:
-        """Write a `.toml` or `.json` file."""
+        """Write a `.toml` or `.json` file, whole or not at all. Its entry `seal` shows damage: remove it to edit the file."""
         path = Path(path)
-        data = self.model_dump(mode="json", exclude_none=True)
-        text = json.dumps(data, indent=2) + "\n" if _is_json(path) else to_toml(data)
-        path.write_text(text, encoding="utf-8")
+        data = sealed(self.model_dump(mode="json", exclude_none=True))
+        write_text(path, json.dumps(data, indent=2) + "\n" if _is_json(path) else to_toml(data))
 
     @staticmethod
     def load(path: Path | str) -> QuantConfig:
         """Read a `.toml` or `.json` file."""
         path = Path(path)
+        parse = parse_json if _is_json(path) else parse_toml
         try:
-            text = path.read_text(encoding="utf-8")
-            data = json.loads(text) if _is_json(path) else tomllib.loads(text)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} does not read: {error}", advice="write a .toml or .json file") from error
-        rules = data.get("rules", []) if isinstance(data, dict) else data
-        if not isinstance(rules, list) or set(data) - {"rules"}:
+            data = parse(read_text(path, "write a .toml or .json file", most=MAX_BYTES))
+            data = unsealed(data) if isinstance(data, dict) else data
+        except LoadError as error:
+            raise ConfigError(f"{path} does not read: {error.what}", where=str(path), advice=error.advice) from error
+        if not isinstance(data, dict) or set(data) != {"rules"} or not isinstance(data["rules"], list):
             raise ConfigError("a config is a list of rules, and nothing else", where=str(path), advice=EXAMPLE)
-        return QuantConfig(rules=tuple(_rule(path, number, rule) for number, rule in enumerate(rules, start=1)))
+        rules = enumerate(data["rules"], start=1)
+        return QuantConfig(rules=tuple(_rule(path, number, rule) for number, rule in rules))
 
 
 def _rule(path: Path, number: int, data: Any) -> ConfigRule:

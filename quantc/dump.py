@@ -110,7 +110,8 @@ def _signature(signature: Signature, outputs: int) -> Iterator[str]:
     if signature.out_spec != default_out_spec(outputs):
         yield f"out_spec {write_spec(signature.out_spec)}"
     for symbol, (low, high) in signature.ranges.items():
-        yield f"size {symbol} in {low}..{'' if high is None else high}"
+        auto = " auto" if symbol in signature.opened else ""
+        yield f"size {symbol} in {low}..{'' if high is None else high}{auto}"
 
 
 def _aliases(program: Program) -> Iterator[tuple[str, str]]:

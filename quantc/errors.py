@@ -162,7 +162,8 @@ class MissingDependencyError(QuantcError, ImportError):
 def suggest(name: str, known: Iterable[str], *, noun: str = "names") -> str:
     """Advice for an unknown name: the closest known ones, then all of them."""
     options = sorted(known)
-    close = get_close_matches(name, options, n=3, cutoff=0.5)
+    folded = {option.casefold(): option for option in reversed(options)}
+    close = [folded[found] for found in get_close_matches(name.casefold(), folded, n=3, cutoff=0.5)]
     listed = ", ".join(options) if options else "none"
     if not close:
         return f"known {noun}: {listed}"

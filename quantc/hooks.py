@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantc.errors import PassError
+from quantc.files.whole_file import write_text
 from quantc.guard import Guard
 from quantc.pipeline import Hook, Pass
 from quantc.program import LogEntry, Program, Stage
@@ -112,7 +113,7 @@ class DumpTo(Hook):
     def _write(self, program: Program, name: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{self.count:02}-{name}.txt"
-        file.write_text(program.dump("text"), encoding="utf-8")
+        write_text(file, program.dump("text"))
         self.files.append(file)
 
 

@@ -94,7 +94,7 @@ pool, a join on one grid) whose result is read in float still computes on intege
 are the same.
 
 Where integers begin, a float32 `x` is quantized as the Q/DQ form does it, in float32: `round(x · (1/s)) + z`, clamped. NaN
-becomes some integer there, in both forms.
+would become some integer there, in both forms: so a program that is called with NaN or infinity in an input refuses it.
 
 How far the two forms are apart, op by op, each fed the same integers, is for `qc.agreement` to say:
 

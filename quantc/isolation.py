@@ -59,7 +59,7 @@ def _written(program: Program) -> Iterator[Tensor]:
         owner = program.owner(graph)
         for module in _modules(graph, owner):
             yield from (*module.parameters(), *module.buffers())
-        aliasing = Aliasing(graph)
+        aliasing = Aliasing(graph, owner)
         if not aliasing.has_writes:
             continue
         for node in graph.find_nodes(op="get_attr"):
@@ -74,7 +74,7 @@ def _modules(graph: fx.Graph, owner: nn.Module) -> Iterable[nn.Module]:
 
 
 def _written_inputs(program: Program) -> frozenset[int]:
-    aliasing = Aliasing(program.graph)
+    aliasing = Aliasing(program.graph, program.owner(program.graph))
     inputs = program.graph.find_nodes(op="placeholder") if aliasing.has_writes else ()
     return frozenset(place for place, node in enumerate(inputs) if aliasing.is_written(node))
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.export import ExportedProgram
 
 from quantc import pipelines
 from quantc.api import Form, Method, capture, check_form, convert, prepare
 from quantc.calibrate import calibrate
+from quantc.capture.attempt import AUTO
+from quantc.capture.casting import as_dtype
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
-from quantc.feeding import batch_of, check_batches
+from quantc.feeding import Inputs, batch_of, check_batches, picked
 from quantc.inspect.compare import Comparison, compare
+from quantc.inspect.held_out import parted
 from quantc.inspect.size import size_and_file
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
@@ -68,33 +73,62 @@ def quantize(
     multiplier: MultiplierForm = "float64",
     style: pipelines.Style = "fused",
     example_kwargs: dict[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: Any = AUTO,
+    inputs: Inputs | None = None,
+    dtype: str | torch.dtype | None = None,
     method: Method = "auto",
     allow_empty: bool = False,
     reduce_range: RangeReduction = "auto",
+    held_out: int | Iterable[Any] | None = None,
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
 
-    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes` and `method` are as `qc.capture` takes them; a Program
-    that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a tuple of the model's
-    inputs; it is gone through once. `to`, the form of the result, `multiplier`, `style` and `reduce_range` are those of
+    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes`, `dtype` and `method` are as `qc.capture` takes them; a
+    Program that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a
+    tuple of the model's inputs; it is gone through once. Where batches hold more, such as labels, `inputs` says what the model
+    takes of each, as in `qc.calibrate`: `inputs=0`. With `dtype` they are cast like the model. `to`, the form of the result, `multiplier`, `style` and `reduce_range` are those of
     `qc.convert`.
 
     `mode` says what the backend does where `config` says nothing: "static" finds scales from the batches; "dynamic" finds
     those of activations as the program runs; "weight-only" stores weights quantized and computes in float. The last two
     need no batches; the outcome is measured on the example inputs then. The model itself is not changed.
+
+    `held_out` are batches that calibration does not see, to measure the outcome on: batches of their own, or how many of
+    the last of `batches`. Without, the first batches are measured on, and the report says that calibration saw them. A bad
+    outcome is a warning: see `result.report.warnings`.
     """
     _check_mode(mode)
     check_form(to)
     steps = Steps()
     converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
-    rest: Any = {"steps": steps, "config": config, "mode": mode, "allow_empty": allow_empty, **converting}
+    rest: Any = {"steps": steps, "config": config, "mode": mode, "allow_empty": allow_empty, "held_out": held_out}
+    rest = {**rest, **converting}
+    if batches is not None:
+        check_batches(batches)
     if isinstance(model, Program):
         _check_no_examples(example_inputs)
-        return quantize_program(model, batches, backend, **rest)
-    with steps("capture"):
-        captured = capture(model, example_inputs, method, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes)
-    return quantize_program(captured, batches, backend, **rest)
+        _check_no_cast(dtype)
+        captured = model
+    else:
+        with steps("capture"):
+            captured = capture(
+                model,
+                example_inputs,
+                method,
+                example_kwargs=example_kwargs,
+                dynamic_shapes=dynamic_shapes,
+                dtype=dtype,
+            )
+    if batches is not None:
+        batches = picked(batches, inputs, captured, None if dtype is None else as_dtype(dtype))
+    return _warned(quantize_program(captured, batches, backend, **rest))
+
+
+def _warned(result: Result) -> Result:
+    """With a warning for what is bad about it."""
+    for text in result.report.warnings:
+        warnings.warn(f"{result.report.name}: {text}", stacklevel=3)
+    return result
 
 
 @dataclass
@@ -126,10 +160,12 @@ def quantize_program(
     style: pipelines.Style = "fused",
     reduce_range: RangeReduction = "auto",
     progress: Style = "auto",
+    held_out: int | Iterable[Any] | None = None,
 ) -> Result:
     """The steps after the capture."""
     if batches is not None:
         check_batches(batches)
+    batches, kept = parted(batches, held_out)
     _check_inference(captured)
     quantizer = quantizer_of(backend)
     if mode != "static":
@@ -137,14 +173,17 @@ def quantize_program(
     with steps("prepare"):
         prepared = prepare(captured, quantizer, config=config, allow_empty=allow_empty)
     calibration, measured = None, _examples(captured)
-    measured_on: MeasuredOn = "example inputs" if batches is None else "batches"
+    measured_on: MeasuredOn = "example inputs" if batches is None and kept is None else "batches"
+    is_held_out = True
     if _waiting(prepared):
         watched = _Watched(_given(batches, prepared))
         with steps("calibrate"):
             calibration = calibrate(prepared, watched, progress=progress)
-        measured = watched.first
-    elif batches is not None:
+        measured, is_held_out = watched.first, False
+    elif batches is not None and kept is None:
         measured = list(islice(batches, KEPT))
+    if kept is not None:
+        measured, is_held_out = list(kept), True
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range)
     with steps("compare"):
@@ -165,6 +204,7 @@ def quantize_program(
         steps=tuple(steps.done),
         log=tuple(program.log),
         measured_on=measured_on,
+        is_held_out=is_held_out,
     )
     return Result(program, prepared, captured, report)
 
@@ -230,6 +270,15 @@ def _check_no_examples(given: Any) -> None:
             f"the second argument is a {type(given).__name__}, and a Program needs no example inputs",
             where="qc.quantize",
             advice="write qc.quantize(program, None, batches, backend=...)",
+        )
+
+
+def _check_no_cast(dtype: Any) -> None:
+    if dtype is not None:
+        raise InputError(
+            "dtype is for models, and a Program was given",
+            where=f"dtype={dtype!r}",
+            advice='write qc.capture(model, example_inputs, dtype="float32") first',
         )
 
 

@@ -32,7 +32,7 @@ from quantc.rebuild import (
 from quantc.signature import Signature
 from quantc.statements import GraphReader
 
-_SIZE = re.compile(r"\s*size\s+([A-Za-z_]\w*)\s+in\s+(-?\d{1,18})\.\.(-?\d{1,18})?\s*", re.ASCII)
+_SIZE = re.compile(r"\s*size\s+([A-Za-z_]\w*)\s+in\s+(-?\d{1,18})\.\.(-?\d{1,18})?(\s+auto)?\s*", re.ASCII)
 _METHODS_ADVICE = 'the first line reads: program "Name" stage=canonical method=export mode=eval'
 
 
@@ -64,6 +64,7 @@ class _Header:
     inference_only: tuple[str, ...] = ()
     fixed_mode: str = ""
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    opened: frozenset[str] = frozenset()
     in_spec: tuple[pytree.TreeSpec, Place] | None = None
     out_spec: tuple[pytree.TreeSpec, Place] | None = None
 
@@ -174,11 +175,13 @@ class _ProgramReader:
     def _size(self, reader: Reader, header: _Header) -> None:
         found = _SIZE.fullmatch(reader.line)
         if found is None:
-            reader.fail("a dynamic size is written: size s0 in 2..64, or size s0 in 2..")
+            reader.fail("a dynamic size is written: size s0 in 2..64, size s0 in 2.., or size s0 in 2.. auto")
         low, high = int(found[2]), None if found[3] is None else int(found[3])
         if found[1] in header.ranges:
             reader.fail(f"size {found[1]} is given twice")
         header.ranges[found[1]] = (low, high)
+        if found[4] is not None:
+            header.opened |= {found[1]}
 
     # -- building --------------------------------------------------------------------------------------------
 
@@ -241,4 +244,4 @@ class _ProgramReader:
             header.in_spec[1].fail(f"in_spec arranges {in_spec.num_leaves} inputs, but there are {len(inputs)}")
         if header.out_spec is not None and out_spec.num_leaves != outputs:
             header.out_spec[1].fail(f"out_spec arranges {out_spec.num_leaves} outputs, but there are {outputs}")
-        return Signature(inputs, in_spec, out_spec, header.ranges)
+        return Signature(inputs, in_spec, out_spec, header.ranges, header.opened)

@@ -32,8 +32,9 @@ def training(backend: Any, config: QuantConfig | None = None, allow_empty: bool 
     keep = FoldConstants(parameters="keep")
     steps = _decide(through_dropout(quantizer_of(backend)), config, allow_empty)
     kept = (keep if isinstance(step, FoldConstants) else _with_dropout(step) for step in steps)
+    fake = InsertFakeQuantize(untrained="allow" if allow_empty else "refuse")
     tidy = Pipeline.parse("sink-constants{purpose=training},canonicalize").then(keep)
-    return tidy.then(Pipeline.parse("detach-norms,eliminate-dead"), *kept, InsertFakeQuantize())
+    return tidy.then(Pipeline.parse("detach-norms,eliminate-dead"), *kept, fake)
 
 
 def _with_dropout(step: Pass) -> Pass:

@@ -110,6 +110,11 @@ class Plan:
     def is_empty(self) -> bool:
         return not self.outcomes
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nobody has decided anything, not even to leave all as it is."""
+        return self.quantizer is None and not (self.outcomes or self.claims.rows or self.left_float.rows)
+
     def decides_like(self, other: Plan) -> bool:
         """Whether two plans for one graph come to the same decisions."""
         mine, theirs = (self.claims.rows, self.left_float.rows), (other.claims.rows, other.left_float.rows)

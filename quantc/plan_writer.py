@@ -72,12 +72,23 @@ class PlanWriter:
         own = self.yields.get(value)
         source = value
         forms: dict[int, fx.Node] = {}
+        wanted = [(reader, operand, self.wants.get(reader, {}).get(operand, own)) for reader, operand in reads]
+        finer = {id(scales) for _, _, scales in wanted if _is_finer(scales, own)}
         if own is not None:
             source = forms[id(own)] = self.yielded(value, own, before=before)
-        for reader, operand in reads:
-            scales = self.wants.get(reader, {}).get(operand, own)
+        for reader, operand, scales in wanted:
             if scales is None:
                 continue
-            if id(scales) not in forms:
+            if id(scales) in finer and id(scales) not in forms:  # what was rounded coarsely cannot be read finely
+                forms[id(scales)] = scales.dequantize(scales.quantize(value, before=before), before=before)
+            elif id(scales) not in forms:
                 forms[id(scales)] = scales.dequantize(scales.quantize(source, before=before), before=before)
             changes.setdefault(reader, {})[operand] = forms[id(scales)]
+
+
+def _is_finer(wanted: Scales | None, own: Scales | None) -> bool:
+    """Whether a reader asks for more bits than a tensor is yielded in."""
+    if wanted is None or own is None or wanted is own:
+        return False
+    formats = wanted.spec.dtype, own.spec.dtype
+    return not any(each.is_float for each in formats) and formats[0].bits > formats[1].bits

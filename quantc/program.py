@@ -22,9 +22,10 @@ from torch.utils import _pytree as pytree
 
 from quantc.dialect import arguments, is_opaque, short_name
 from quantc.errors import InputError, LoadError, ModeError, QuantcError, UnknownNameError, suggest
+from quantc.finite import Watch, check_has_numbers
 from quantc.module_copy import copied
 from quantc.plan import Plan
-from quantc.signature import Signature
+from quantc.signature import Signature, as_tensors
 from quantc.sites import ModeValue, NodeTable, Origin, SetAside, Site
 from quantc.types import ValueType, type_of_value
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from quantc.inspect.explain import Explanation
 
 MOST_REASONS = 8
+NO_GRADIENT = "out=... arguments don't support automatic differentiation"
+"""What torch says of writes with `out=` to what has a gradient."""
 TRAINED = "_fake_quantizers"
 """The submodule that holds the fake quantizers of a graph."""
 DumpFormat = Literal["text", "table", "json", "dot", "graphml"]
@@ -106,6 +109,7 @@ class Program:
     example_inputs: tuple[Any, ...] | None = None
     """The flat example inputs of the capture, for the numeric guard."""
     _module: fx.GraphModule | None = field(default=None, repr=False)
+    _watched: tuple[fx.GraphModule, Watch] | None = field(default=None, repr=False)
     _taken: dict[str, int] = field(default_factory=dict, repr=False)
     """How many constants were stored under each hint."""
 
@@ -151,6 +155,20 @@ class Program:
                 return found[0]
         names = [node.name if not path else f"{path}/{node.name}" for path, g in self.graphs() for node in g.nodes]
         raise UnknownNameError(f"there is no node {name!r}", where=self.name, advice=suggest(name, names, noun="nodes"))
+
+    def has_node(self, name: str) -> bool:
+        """Whether there is a node of that name."""
+        path, _, short = name.rpartition("/")
+        return any(node.name == short for at, graph in self.graphs() if at == path for node in graph.nodes)
+
+    def module_nodes(self, path: str) -> list[fx.Node]:
+        """The nodes that the module at a path made, and those inside it."""
+        rows = self.origins.rows
+        return [
+            node
+            for node in self.nodes()
+            if (origin := rows.get(node)) is not None and f"{origin.module_path}.".startswith(f"{path}.")
+        ]
 
     def site(self, node: fx.Node, *, out: int | None = None, operand: int | None = None) -> Site:
         path = next((path for path, graph in self.graphs() if graph is node.graph), "")
@@ -198,22 +216,43 @@ class Program:
 
     def _as_given(self) -> tuple[fx.Graph, nn.Module | dict[str, Any]]:
         """The graph to build the module from, and what it refers to: nested graphs are given their constants."""
-        from quantc.lifting import lift_constants
+        from quantc.lifting import lift_constants, with_checked_norms
 
-        has_nested = any(path for path, _ in self.graphs())
-        return lift_constants(self) if has_nested else (self.graph, self.root)
+        if any(path for path, _ in self.graphs()):
+            return lift_constants(self)
+        learns = (self.training or self.is_live) and bool(self.modes.rows)
+        return (with_checked_norms(self) if learns else self.graph), self.root
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if (tensors := as_tensors(leaves)) is not None:
+            leaves = tensors
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
         self.signature.check(leaves, spec)
+        check_has_numbers(self, leaves)
+        module = self.module
+        if (self.stage >= Stage.QUANTIZED or self.is_live) and not torch.compiler.is_compiling():
+            self._watch_of(module).check(leaves)
         try:
-            return self.module(*args, **kwargs)
+            return module(*args, **kwargs)
         except RuntimeError as error:
+            if NO_GRADIENT in str(error):
+                raise InputError(
+                    f"{self.name} writes with out=, which torch does not do while gradients are recorded",
+                    where=str(error),
+                    advice="call it under torch.no_grad() or torch.inference_mode()",
+                ) from error
             from quantc.qdq import why_no_range
 
             if (found := why_no_range(self, error)) is not None:
                 raise found from error
             raise
+
+    def _watch_of(self, module: fx.GraphModule) -> Watch:
+        """The inputs that are looked at for NaN, found once for each module: it is of the graph as it is now."""
+        if self._watched is None or self._watched[0] is not module:
+            self._watched = module, Watch.of(self)
+        return self._watched[1]
 
     def run_flat(self, leaves: Iterable[Any]) -> list[Any]:
         """Run on flat inputs and give the flat outputs."""
@@ -412,6 +451,18 @@ class Program:
         twin.plan.statistics = copy.deepcopy(twin.plan.statistics)
         return twin
 
+    __copy__ = clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        memo[id(self)] = twin = self.clone()
+        return twin
+
+    def __reduce__(self) -> Any:
+        """Pickled as the file that `save` writes: code is never part of it. SaveError if a file cannot hold it."""
+        from quantc.store.bytes_form import as_bytes, program_of
+
+        return program_of, (as_bytes(self.save),)
+
     def draft(self) -> Program:
         """A copy for somebody who only reads the statistics, which may be many: these are shared."""
         root = copied(self.root)
@@ -466,7 +517,8 @@ class Program:
         return coverage(self)
 
     def explain(self, node: fx.Node | str) -> Explanation:
-        """What became of one node, every rule tried on it, and the smallest change that would make one fit."""
+        """What became of one node, or of the ops of a module given by its path, every rule tried on it, and the smallest
+        change that would make one fit."""
         from quantc.inspect.explain import explain
 
         return explain(self, node)
@@ -526,4 +578,13 @@ def _submodule(root: nn.Module, path: str) -> nn.Module:
     return module
 
 
-__all__ = ["DumpFormat", "InputError", "LogEntry", "Program", "Stage", "ValueType", "attribute", "check_program"]
+__all__ = [
+    "DumpFormat",
+    "InputError",
+    "LogEntry",
+    "Program",
+    "Stage",
+    "ValueType",
+    "attribute",
+    "check_program",
+]

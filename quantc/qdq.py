@@ -71,6 +71,11 @@ def _is_decomposed(node: fx.Node, verb: str) -> bool:
 class Scales(Protocol):
     """How a group of tensors is quantized in the graphs that use it."""
 
+    @property
+    def spec(self) -> QuantSpec:
+        """In which format."""
+        ...
+
     def quantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
         """A node that quantizes `value`."""
         ...

@@ -11,7 +11,7 @@ import typer
 from torch.export import Dim
 
 from quantc.api import Form, Method, capture
-from quantc.batches import batches_of, read_batches
+from quantc.batches import Data, batches_of
 from quantc.config import QuantConfig
 from quantc.errors import CalibrationError
 from quantc.example import Digits, digits_cnn, digits_data
@@ -77,9 +77,10 @@ def find(source: str | None, data: str | None, method: Method) -> Job:
     """The job of a SOURCE and a --data; without SOURCE, the embedded example with its own data."""
     if source is None:
         return _example(data, method)
-    loaded = load_all(source, method)
-    if data is not None:
-        batches = read_batches(data, loaded.program)
+    given = None if data is None else Data.read(data)
+    loaded = load_all(source, method, None if given is None else given.examples)
+    if given is not None:
+        batches = given.batches(loaded.program)
         return Job(loaded.program, batches.values, batches.notes)
     return Job(loaded.program, None if loaded.batches is None else batches_of(source, loaded.batches))
 
@@ -90,7 +91,7 @@ def _example(data: str | None, method: Method) -> Job:
     program = capture(model, inputs, method, dynamic_shapes=({0: Dim("batch")},))
     if data is None:
         return Job(program, batches, held_out=held_out)
-    given = read_batches(data, program)
+    given = Data.read(data).batches(program)
     return Job(program, given.values, given.notes, held_out)
 
 
@@ -106,6 +107,8 @@ class Wanted:
     """The last word."""
     to: Form = "qdq"
     reduce_range: RangeReduction = "auto"
+    held_out: int | None = None
+    """How many of the last batches to measure on, and not to calibrate with."""
 
     @property
     def whole_config(self) -> QuantConfig:
@@ -140,6 +143,7 @@ def carry_out(
             mode=wanted.mode,
             to=wanted.to,
             reduce_range=wanted.reduce_range,
+            held_out=wanted.held_out,
             progress=progress,
         )
     except CalibrationError as error:

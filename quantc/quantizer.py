@@ -196,7 +196,7 @@ class Quantizers:
     name: str = field(default="")
 
     def __post_init__(self) -> None:
-        members = [part for member in self.members for part in _parts(member)]
+        members = [part for member in self.members for part in members_of(member)]
         object.__setattr__(self, "members", tuple(members))
         object.__setattr__(self, "name", self.name or "+".join(member.name for member in members))
         if not members:
@@ -233,7 +233,10 @@ class Quantizers:
         return next((found for found in explained if found.matched), explained[0])
 
 
-def _parts(member: Quantizer) -> tuple[Quantizer, ...]:
+def members_of(member: Quantizer | None) -> tuple[Quantizer, ...]:
+    """The quantizers that one is made of; itself, if it is made of no others."""
+    if member is None:
+        return ()
     return member.members if isinstance(member, Quantizers) else (member,)
 
 
@@ -258,7 +261,7 @@ def finishing(quantizer: Quantizer | None) -> tuple[Pass, ...]:
 def mode_config(quantizer: Quantizer, mode: str) -> QuantConfig:
     """What a mode asks for, as a config: the spec that the backends have for it, everywhere."""
     specs: dict[QuantSpec, str] = {}
-    for member in _parts(quantizer):
+    for member in members_of(quantizer):
         modes = getattr(getattr(member, "backend", member), "modes", {})
         if mode not in modes:
             raise AnnotationError(
@@ -279,7 +282,7 @@ def mode_config(quantizer: Quantizer, mode: str) -> QuantConfig:
 
 def instruction_sets_of(quantizer: Quantizer | None) -> dict[str, str]:
     """For which instruction set each quantizer of a composition is, by its name: as its backend says, or itself."""
-    members = () if quantizer is None else _parts(quantizer)
+    members = () if quantizer is None else members_of(quantizer)
     holders = {member.name: getattr(member, "backend", member) for member in members}
     return {name: str(getattr(holder, "instruction_set", "")) for name, holder in holders.items()}
 

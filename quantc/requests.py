@@ -13,8 +13,9 @@ from quantc.dialect import op_name, operands
 from quantc.errors import AnnotationError
 from quantc.formats import Offer, PerChannel, PerGroup, PerTensor, PerToken, Timing
 from quantc.outcomes import Fixed, Float, Quantize
+from quantc.places import Places
 from quantc.program import Program
-from quantc.quantizer import Backend
+from quantc.quantizer import Backend, TableQuantizer, members_of
 from quantc.resolve import Resolution, Setting
 from quantc.selectors import ByAll, ByEdge, ByNode, ByOp
 from quantc.spec import QuantSpec, name_of
@@ -224,6 +225,35 @@ def refuse_unmet(program: Program, config: Resolution) -> None:
             where=program.describe(first),
             advice=_ADVICE[asked],
         )
+
+
+def refuse_unheeded(program: Program, config: Resolution) -> None:
+    """Quantizers that go by no table may do what they like, but not unsaid: where they take an op for which the config asks
+    for something, some tensor of that role comes to just that."""
+    by_table = {member.name for member in members_of(program.plan.quantizer) if isinstance(member, TableQuantizer)}
+    decided: dict[fx.Node, list[QuantSpec]] = {}
+    places = Places(program)
+    for site, outcome in program.plan.outcomes.items():
+        if isinstance(outcome, Quantize | Fixed):
+            decided.setdefault(places.node(site), []).append(outcome.spec)
+    for node, claim in program.plan.claims.rows.items():
+        if claim.quantizer in by_table:
+            continue
+        for role, setting in config.nodes.get(node, {}).items():
+            found = [spec for spec in decided.get(node, ()) if spec.role is role]
+            if found and not any(_is_as_asked(spec, setting.use) for spec in found):
+                raise AnnotationError(
+                    f"{claim.quantizer} does not heed the config's rule {setting.rule}: "
+                    f"it takes {node.name} as {name_of(found[0])}",
+                    where=program.describe(node),
+                    advice="let its `annotate` look at annotator.config.setting(node), or leave the rule out",
+                )
+
+
+def _is_as_asked(spec: QuantSpec, use: Quantize | Fixed | Float) -> bool:
+    if isinstance(use, Float):
+        return False
+    return spec.but(granularity=use.spec.granularity) == use.spec
 
 
 def _places(config: Resolution) -> dict[ConfigRule, list[fx.Node]]:

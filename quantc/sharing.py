@@ -26,8 +26,11 @@ def resolve_groups(program: Program) -> tuple[Group, ...]:
     places = Places(program)
     roots = _roots(program)
     ties = [(site, outcome.site) for site, outcome in outcomes.items() if isinstance(outcome, SameAs)]
-    by_value: dict[tuple[fx.Node, Rooted], Site] = {}
     values = {site: places.value(site) for site in roots}
+    _refuse_rounded_before(program, places, roots, values)
+    for site in _unread(program, places, roots, values):
+        del roots[site]
+    by_value: dict[tuple[fx.Node, Rooted], Site] = {}
     for site, root in roots.items():
         first = by_value.setdefault((values[site], root), site)
         if first != site:
@@ -52,6 +55,46 @@ def _roots(program: Program) -> dict[Site, Rooted]:
                 advice="quantize that place too, or leave both float",
             )
     return {site: roots[site] for site in outcomes if site in roots}
+
+
+def _refuse_rounded_before(
+    program: Program, places: Places, roots: dict[Site, Rooted], values: dict[Site, fx.Node]
+) -> None:
+    """A place cannot read finely what an op hands on as it read it, in fewer bits: nothing would come of it."""
+    for site, root in roots.items():
+        out = places.out(values[site])
+        if site.operand is None or not isinstance(program.plan.outcomes.get(out), SameAs):
+            continue
+        given = roots.get(out)
+        if not isinstance(root, Quantize) or not isinstance(given, Quantize):
+            continue
+        if not _is_finer(root, given):
+            continue
+        asked, rounded = root.spec.dtype, given.spec.dtype
+        reader, value = places.node(site), values[site]
+        raise AnnotationError(
+            f"{reader.name} is to read {value.name} as {asked}, and {value.name} hands on what was rounded to {rounded}",
+            where=f"{program.describe(reader)}, {program.describe(value)}",
+            advice=f"ask for {asked} where the numbers of {value.name} come from too, or for {rounded} here",
+        )
+
+
+def _unread(program: Program, places: Places, roots: dict[Site, Rooted], values: dict[Site, fx.Node]) -> list[Site]:
+    """Where a tensor would be rounded for nobody: all who read it ask for more bits, and get it as it is computed."""
+    liked = {outcome.site for outcome in program.plan.outcomes.values() if isinstance(outcome, SameAs)}
+    found = []
+    for site, root in roots.items():
+        if site.operand is not None or site in liked or not isinstance(root, Quantize):
+            continue
+        uses = [roots.get(places.use(reader, operand)) for reader, operand in places.reads(values[site])]
+        if uses and all(isinstance(use, Quantize) and _is_finer(use, root) for use in uses):
+            found.append(site)
+    return found
+
+
+def _is_finer(asked: Quantize, given: Quantize) -> bool:
+    formats = asked.spec.dtype, given.spec.dtype
+    return not any(each.is_float for each in formats) and formats[0].bits > formats[1].bits
 
 
 def _target(outcome: TensorOutcome) -> Site | None:

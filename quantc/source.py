@@ -4,8 +4,8 @@
 - a `.pt2` file, as `torch.export.save` writes it;
 - a `.txt` file with a program's text (and its tensors beside it, see `quantc.text_files`);
 - `package.module:name`: a model, or a function that gives one. The model comes with example inputs: the function
-  gives `(model, example_inputs)`, or the model has them as its attribute `example_inputs`. With
-  `(model, example_inputs, batches)` it also says what to calibrate with;
+  gives `(model, example_inputs)`, or the model has them as its attribute `example_inputs`, or they are the first of the
+  batches in --data. With `(model, example_inputs, batches)` it also says what to calibrate with;
 - nothing: the example that is built in.
 """
 
@@ -48,10 +48,15 @@ def load(source: str | None, method: Method = "auto") -> Program:
     return load_all(source, method).program
 
 
-def load_all(source: str | None, method: Method = "auto") -> Loaded:
-    """The program of a SOURCE, captured if need be, and the batches that come with it."""
+Examples = Callable[[nn.Module], "tuple[Any, ...] | None"]
+"""Where the example inputs of a model come from that has none."""
+
+
+def load_all(source: str | None, method: Method = "auto", examples: Examples | None = None) -> Loaded:
+    """The program of a SOURCE, captured if need be, and the batches that come with it. `examples` is asked for example
+    inputs where a model comes without."""
     if source is None:
-        return _captured(EXAMPLE, method)
+        return _captured(EXAMPLE, method, examples)
     path = Path(source)
     if path.suffix in READERS:
         if not path.is_file():
@@ -59,7 +64,7 @@ def load_all(source: str | None, method: Method = "auto") -> Loaded:
         return Loaded(READERS[path.suffix](path))
     if ":" not in source:
         raise LoadError(f"{source!r} is not a source of programs", where=f"the source {source}", advice=KINDS)
-    return _captured(source, method)
+    return _captured(source, method, examples)
 
 
 def imported(place: str) -> Any:
@@ -96,7 +101,7 @@ def called(place: str, factory: Any, gives: str = "(model, example_inputs)") -> 
         ) from error
 
 
-def _captured(place: str, method: Method) -> Loaded:
+def _captured(place: str, method: Method, examples: Examples | None) -> Loaded:
     value = imported(place)
     if callable(value) and not isinstance(value, nn.Module):
         value = called(place, value)
@@ -114,4 +119,6 @@ def _captured(place: str, method: Method) -> Loaded:
         )
     if inputs is None:
         inputs = getattr(model, "example_inputs", None)
+    if inputs is None and examples is not None:
+        inputs = examples(model)
     return Loaded(capture(model, inputs, method=method), batches, model)

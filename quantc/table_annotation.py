@@ -79,6 +79,8 @@ class TableAnnotation:
             reason = reason or self._why_not_weight(slot)
             if reason is not None:
                 return reason
+        if reason := next(filter(None, map(self.annotator.why_not_read, match.nodes)), None):
+            return reason
         if "out" in match.rule.roles:
             reasons = (self.annotator.why_not_tensor(output) for output in outputs_of(match.root))
             return next((reason for reason in reasons if reason is not None), None)

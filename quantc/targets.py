@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from quantc.errors import ConfigError, UnknownNameError, suggest
 from quantc.extras import extra
+from quantc.finite import check_has_numbers
+from quantc.program import Program
 
 if TYPE_CHECKING:
     from quantc.executorch.artifact import Pte
     from quantc.kernels.lowered import Lowered
     from quantc.onnx.module import OnnxModel
-    from quantc.program import Program
 
 TARGETS: dict[str, str] = {
     "executorch": "quantc.executorch.lowering:lower",
@@ -31,6 +32,27 @@ FOREIGN = (".engine", ".gguf", ".mlmodel", ".mlpackage", ".ort", ".plan", ".ptl"
 """The ends of files of other tools, in whose form quantc writes nothing."""
 NEEDS: dict[str, tuple[str, str]] = {"executorch": ("executorch", "executorch"), "onnx": ("onnx", "onnx")}
 """By target: the package it needs, and the extra that installs it."""
+
+_ENGINE = (
+    'qc.lower(program, "x86", engine="{0}") to run it here, or qc.lower(program, "onnx"{1}).save(path) to write a file'
+)
+_ORT = ("ONNX Runtime, an engine", _ENGINE.format("onnxruntime", ""))
+_OPENVINO = ("an engine", _ENGINE.format("openvino", ', profile="openvino"'))
+_TENSORRT = ("a runtime that reads ONNX", 'qc.lower(program, "onnx", profile="tensorrt").save(path)')
+_TORCH = ("a library of torch's", 'qc.lower(program, "x86")')
+RUNTIMES: dict[str, tuple[str, str]] = {
+    "onnxruntime": _ORT,
+    "onnx_runtime": _ORT,
+    "ort": _ORT,
+    "openvino": _OPENVINO,
+    "ov": _OPENVINO,
+    "tensorrt": _TENSORRT,
+    "trt": _TENSORRT,
+    "xnnpack": ("a delegate of ExecuTorch", 'qc.lower(program, "executorch")'),
+    "fbgemm": _TORCH,
+    "onednn": _TORCH,
+}
+"""Names that are no targets, but of what runs programs: what each is, and how it is had."""
 
 
 def artifact_of(path: Path) -> str | None:
@@ -59,7 +81,7 @@ def lower(
     target: Literal["executorch"],
     *,
     partitioners: Sequence[Any] | None = None,
-    largest: int | Mapping[str, int] = ...,
+    largest: int | Mapping[str, int] | None = None,
 ) -> Pte: ...
 @overload
 def lower(program: Program, target: Literal["x86"], *, engine: str, threads: int | None = None) -> Any: ...
@@ -76,6 +98,8 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     """
     function = _function(target)
     _check_options(function, target, options)
+    if isinstance(program, Program):
+        check_has_numbers(program, ())
     return function(program, **options)
 
 
@@ -86,6 +110,12 @@ def _function(target: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(import_module(module), name)
         return found
     kernels = import_module("quantc.kernels.table").KERNELS
+    if target not in kernels and (elsewhere := RUNTIMES.get(str(target).lower())) is not None:
+        raise UnknownNameError(
+            f"{target!r} is no target: it is {elsewhere[0]}",
+            where=f"qc.lower(..., {target!r})",
+            advice=f"write {elsewhere[1]}; known targets: {', '.join(sorted({**TARGETS, **kernels}))}",
+        )
     if target not in kernels:
         raise UnknownNameError(
             f"there are no kernels for {target!r}",

@@ -112,6 +112,12 @@ def tensor_type(node: Any) -> TensorType | None:
     return kind if isinstance(kind, TensorType) else None
 
 
+def is_empty(node: Any) -> bool:
+    """Whether `node` is known to yield a tensor without elements."""
+    kind = tensor_type(node)
+    return kind is not None and 0 in kind.shape
+
+
 def rank_of(node: Any) -> int | None:
     kind = tensor_type(node)
     return None if kind is None else kind.rank

@@ -72,6 +72,8 @@ class Delegation:
     """How many pieces of the program delegates run."""
     others: tuple[str, ...] = ()
     """The ops that run on ExecuTorch's own kernels, quantized or not, by name, each once."""
+    sizes: str = ""
+    """Which sizes were fixed that are open in the program, if any were."""
 
     @property
     def taken(self) -> tuple[Row, ...]:
@@ -102,6 +104,7 @@ class Delegation:
             "taken": len(self.taken),
             "fraction": self.fraction,
             "portable": list(self.others),
+            "sizes": self.sizes,
             "ops": [asdict(row) for row in self.rows],
         }
 
@@ -115,7 +118,8 @@ class Delegation:
         more = [f"  … and {len(ordered) - MOST_ROWS} more"] if len(ordered) > MOST_ROWS else []
         table = plain_rows(("node", "op", "rule", "runs in", "why"), cells) if cells else []
         others = [f"  on ExecuTorch's own kernels: {', '.join(self.others)}"] if self.others else []
-        return "\n".join([self.headline, *others, *table, *more])
+        sizes = [f"  {self.sizes}; for other sizes give largest="] if self.sizes else []
+        return "\n".join([self.headline, *sizes, *others, *table, *more])
 
 
 # -- reading it from what was lowered ------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.fx.graph import CodeGen
 
+from quantc.capture.fixing import write_out
 from quantc.errors import QuantcError, RefusedError, suggest
 from quantc.executorch.packages import quiet
 from quantc.executorch.partitioning import give_name
@@ -71,12 +71,20 @@ def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Exporte
 
 
 def keeps_state(program: ExportedProgram) -> bool:
-    """Whether an exported program writes to a buffer of its own."""
+    """Whether an exported program writes to a buffer of its own. Refused if it writes to an input: ExecuTorch gives what is
+    written among the outputs, before the others, and leaves the caller's tensor as it was."""
     targets = [node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)]
     if not any(target._schema.is_mutable for target in targets):
         return False
     with quiet():  # what is written to is known once no op writes in place
-        return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)
+        signature = program.run_decompositions({}).graph_signature
+    for name in signature.user_inputs_to_mutate.values():
+        raise RefusedError(
+            f"the program writes to its input {name!r}, which a program of ExecuTorch cannot do for its caller",
+            where='qc.lower(program, "executorch")',
+            advice="let the model work on a copy: x = x.clone()",
+        )
+    return bool(signature.buffers_to_mutate)
 
 
 def _part_dequantized(graph: fx.Graph) -> None:
@@ -120,20 +128,8 @@ def _fix_constants(program: Program) -> None:
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, item in zip(placeholders, program.signature.inputs, strict=True):
         if item.is_constant:
-            for user in list(node.users):
-                user.args = fx.map_arg(user.args, _Swap(node, item.constant))
+            write_out(node, item.constant)
             program.graph.erase_node(node)
-
-
-@dataclass(frozen=True)
-class _Swap:
-    """One node for a value, and every other for itself."""
-
-    old: fx.Node
-    new: Any
-
-    def __call__(self, node: fx.Node) -> Any:
-        return self.new if node is self.old else node
 
 
 def examples_of(program: Program) -> tuple[Tensor, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from quantc.artifact import check_quantized
+from quantc.capture.fixing import fix_opened
 from quantc.errors import QuantcError, RefusedError
 from quantc.executorch.artifact import TARGET, Pte
 from quantc.executorch.calling import outputs_of
@@ -29,27 +31,41 @@ def lower(
     target: str = TARGET,
     *,
     partitioners: Sequence[Any] | None = None,
-    largest: int | Mapping[str, int] = LARGEST,
+    largest: int | Mapping[str, int] | None = None,
 ) -> Pte:
     """A quantized program in Q/DQ form as ExecuTorch runs it. The program is not changed.
 
     `partitioners` decide what goes to which delegate, the first having the first choice; XNNPACK's by default. `largest` is the
-    size up to which memory is set aside for dimensions that vary and have no bound: one for all, or by symbol.
+    size up to which memory is set aside for dimensions that vary and have no bound: one for all (64 by default), or by symbol. A
+    batch that was left open because nobody said otherwise is fixed to that of the example inputs, unless `largest` is given.
     """
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     _check_form(program)
+    return as_pte(program, partitioners=partitioners, largest=largest)
+
+
+def as_pte(
+    program: Program,
+    *,
+    partitioners: Sequence[Any] | None = None,
+    largest: int | Mapping[str, int] = LARGEST,
+) -> Pte:
+    """A program as ExecuTorch runs it, quantized or not."""
     exir = package("executorch.exir")
     package("executorch.kernels.quantized")
     package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops takes
     given = _partitioners(partitioners) if partitioners is not None else [xnnpack_partitioner()]
-    own = program.clone()
+    source, own = program, program.clone()
+    fixed = fix_opened(own) if largest is None else None
+    if fixed is not None:
+        program = own.clone()
     spell(own)
     if partitioners is None:
         write_blocks(own)
-    ranges = size_ranges(own, largest)
+    ranges = size_ranges(own, LARGEST if largest is None else largest)
     try:
         graph = exported(own, ranges)
-        metadata = metadata_of(program, ranges, has_state=keeps_state(graph))
+        metadata = metadata_of(program, ranges, has_state=keeps_state(graph), source=source)
         with reasons() as refusals, unwarned():
             manager = exir.to_edge_transform_and_lower(
                 graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}
@@ -58,7 +74,8 @@ def lower(
         _restore_ranges(manager)
         if wrong := misread(manager):
             raise ValueError(f"{wrong} is read by a delegate and by others, which would take its integers for floats")
-        delegation = delegation_of(program, manager, refusals)
+        _begin_states(manager)
+        delegation = replace(delegation_of(program, manager, refusals), sizes=fixed or "")
         with quiet():
             content = manager.to_executorch().buffer
     except QuantcError:
@@ -128,6 +145,16 @@ def _check_sizes(manager: Any, program: Program) -> None:
                 where=f"{program.name}: an op whose result has another size for it",
                 advice="capture it without dynamic_shapes=, once for each size, or write the op that depends on the size otherwise",
             )
+
+
+def _begin_states(manager: Any) -> None:
+    """Let buffers that are written to begin with their values. ExecuTorch stores none otherwise, and begins with zeros."""
+    program = manager.exported_program()
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    for node in program.graph.find_nodes(op="placeholder"):
+        if signature.inputs_to_buffers.get(node.target) in written:
+            node.meta["et_init_buffer"] = True
 
 
 def _restore_ranges(manager: Any) -> None:

@@ -25,14 +25,19 @@ def snap_biases(program: Program) -> int:
         value = program.tensor(bias) if isinstance(bias, fx.Node) else None
         if value is None or scale is None:
             continue
-        snapped = (torch.round(value.double() / scale) * scale).to(value.dtype)
-        if torch.equal(snapped, value):
+        rounded = snapped(value, scale)
+        if torch.equal(rounded, value):
             continue
-        node.replace_input_with(bias, program.constant(f"{bias.target}_snapped", snapped, before=node))
+        node.replace_input_with(bias, program.constant(f"{bias.target}_snapped", rounded, before=node))
         changed += 1
     if changed:
         forget_unread(program)
     return changed
+
+
+def snapped(bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A bias rounded to multiples of its accumulator's scale, which is in float64."""
+    return (torch.round(bias.double() / scale) * scale).to(bias.dtype)
 
 
 def _accumulator_scale(program: Program, node: fx.Node) -> torch.Tensor | None:

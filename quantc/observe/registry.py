@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from quantc.errors import QuantcError
+from quantc.errors import PluginError, QuantcError, UnknownNameError
 from quantc.formats import PerTensor
 from quantc.observe.histogram import Histogram
 from quantc.observe.observation import Observation
@@ -37,6 +39,21 @@ def start(spec: QuantSpec) -> Observation:
     return OBSERVATIONS[spec.observe.name].empty(spec.granularity, dict(spec.observe.options))
 
 
+_ABSENT: ContextVar[list[str] | None] = ContextVar("absent observations", default=None)
+
+
+@contextmanager
+def absent_allowed() -> Iterator[list[str]]:
+    """In here, specs may name observations that nobody offers: what was converted has its scales, and observes no more.
+    Gives why each that was met cannot be had."""
+    absent: list[str] = []
+    token = _ABSENT.set(absent)
+    try:
+        yield absent
+    finally:
+        _ABSENT.reset(token)
+
+
 def why_not_choice(name: str, options: Mapping[str, Option]) -> str | None:
     """Why a spec cannot ask for this: nobody offers it, or it has no such option."""
     try:
@@ -45,6 +62,11 @@ def why_not_choice(name: str, options: Mapping[str, Option]) -> str | None:
             METHODS[name].model_validate(dict(options))
         else:
             kind.empty(PerTensor(), options)
+    except (UnknownNameError, PluginError) as error:
+        told = f"{error.what}; {error.advice}" if error.advice else error.what
+        if (absent := _ABSENT.get()) is None:
+            return told
+        absent.append(told)
     except QuantcError as error:
         return f"{error.what}; {error.advice}" if error.advice else error.what
     return None

@@ -169,10 +169,15 @@ def _real(
     if x_scale.dim():
         return _by_row(product(None, *SUMS), of_x, w_scale.double(), bias)
     step = of_x * w_scale.double()
-    steps = None if bias is None else torch.round(bias.double() / step)
+    steps = None if bias is None else _steps(bias, step)
     if step.dim():
         step = step.reshape(-1, *[1] * trailing)
     return product(steps, step, None, 0, 0, 0, torch.float32)
+
+
+def _steps(bias: Tensor, step: Tensor) -> Tensor:
+    """A bias as a whole number of steps, of which none has the sign of -0.0: integers have one zero."""
+    return torch.round(bias.double() / step).add_(0.0)
 
 
 def _by_row(sums: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -189,6 +194,6 @@ def _by_row(sums: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None)
         step = rows[block] * w_scale
         total = totals[block]
         if bias is not None:
-            total = total.add_(torch.round(bias.double() / step))
+            total = total.add_(_steps(bias, step))
         result[block] = total.mul_(step)
     return result.reshape(sums.shape)

@@ -23,6 +23,7 @@ from quantc.outcomes import Derived, Fixed, Quantize
 from quantc.places import Places
 from quantc.plan import Group, Source
 from quantc.program import Program
+from quantc.sites import Site
 from quantc.spec import QuantSpec
 
 RangeReduction = Literal["auto", "no", "weights", "activations"]
@@ -87,10 +88,7 @@ class Reduction:
 
     def _group(self, node: fx.Node, name: str) -> Group | None:
         """The group of an operand: its own, or that of the tensor it reads. None if it is read in float."""
-        index = position(cast(OpOverload, node.target), name)
-        before = sum(isinstance(given, fx.Node) for given in node.args[:index])
-        own = self._groups.get(self.places.use(node, before))
-        found = own or self._groups.get(self.places.out(argument(node, name)))
+        found = group_of_factor(self.places, self._groups, node, name)
         return found if found is not None and not isinstance(found.outcome, Derived) else None
 
     def _spec(self, group: Group) -> QuantSpec:
@@ -183,6 +181,13 @@ class Reduction:
         if spec.scheme is Scheme.SYMMETRIC and spec.dtype.is_signed:
             return "its activations are symmetric about zero"
         return None
+
+
+def group_of_factor(places: Places, groups: dict[Site, Group], node: fx.Node, name: str) -> Group | None:
+    """The group of an operand by its name: its own, or that of the tensor it reads."""
+    index = position(cast(OpOverload, node.target), name)
+    before = sum(isinstance(given, fx.Node) for given in node.args[:index])
+    return groups.get(places.use(node, before)) or groups.get(places.out(argument(node, name)))
 
 
 def _sums(product: Narrow) -> PairSums:
