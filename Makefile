@@ -15,11 +15,11 @@ $(READY): pyproject.toml constraints.txt
 quantize: $(READY)  ## the main job on the embedded example; reports/digits.html is a report to open
 	$(BIN)/quantc quantize --out reports/digits.qc
 
-test: $(READY)  ## what must never break
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+test: $(READY)  ## what must never break; ARGS=--hypothesis-profile=random draws other examples each time
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" $(ARGS)
 
-test-all: $(READY)  ## everything, the slow tests too
-	$(BIN)/python -m pytest -q -n 2
+test-all: $(READY)  ## everything, the slow tests too, on examples drawn anew
+	$(BIN)/python -m pytest -q -n 2 --hypothesis-profile=random $(ARGS)
 
 check: $(READY)  ## lint, format and types, over every source file
 	$(BIN)/ruff check .

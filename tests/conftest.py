@@ -1,7 +1,20 @@
-"""All tests run on one thread: they are small, and several run at once."""
+"""All tests run on one thread: they are small, and several run at once. Hypothesis has two profiles here: the same
+examples every time, which is the default, and `--hypothesis-profile=random`. Neither judges how long anything takes:
+the machine may be busy."""
 
 from __future__ import annotations
 
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+ANY_SPEED = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+    HealthCheck.function_scoped_fixture,  # of fixtures that every example may share, such as a folder
+]
+settings.register_profile("fixed", deadline=None, derandomize=True, suppress_health_check=ANY_SPEED)
+settings.register_profile("random", deadline=None, suppress_health_check=ANY_SPEED, print_blob=True)
+settings.load_profile("fixed")

@@ -37,6 +37,10 @@ def plain():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (torch.ones(2, 4),)
 
+def fixed():
+    model, inputs = plain()
+    return qc.capture(model, inputs, dynamic_shapes=None)
+
 def wide():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval(), (torch.randn(8, 64),)
@@ -159,6 +163,14 @@ def test_modes_need_no_data(mode: str, folder: Path) -> None:
     assert again.coverage().techniques[mode] == 2
 
 
+def test_batches_are_held_out_on_request() -> None:
+    found = report("quantize_models:complete", "--held-out", "1")
+    without = report("quantize_models:complete")
+    assert found["calibration"]["batches"] == without["calibration"]["batches"] - 1
+    assert (found["held_out"], without["held_out"]) == (True, False)
+    assert found["comparison"]["batches"] == 1
+
+
 def test_data_is_what_a_mode_is_measured_on() -> None:
     found = report("quantize_models:plain", "--mode", "dynamic", "--data", "quantize_models:batches")
     assert found["calibration"] is None
@@ -239,7 +251,7 @@ def test_samples_are_cut_into_batches(suffix: str, folder: Path) -> None:
         np.savez(path, input=array)
     else:
         save_file({"input": torch.from_numpy(array)}, path)
-    result = succeed("quantize_models:plain", "--data", path.name, "--json")
+    result = succeed("quantize_models:fixed", "--data", path.name, "--json")
     assert "note: 1 of 7 samples of input_1 do not fill a batch and are left out" in result.stderr
     found = json.loads(result.stdout)
     assert found["calibration"]["batches"] == 3
@@ -252,6 +264,8 @@ def test_whole_batches_and_batches_of_any_size(folder: Path) -> None:
     assert report("quantize_models:plain", "--data", "whole.npz")["calibration"]["batches"] == 5
     np.savez(folder / "many.npz", samples(70))
     found = report("quantize_models:any_size", "--data", "many.npz")["calibration"]
+    assert (found["batches"], found["samples"]) == (3, 70)
+    found = report("quantize_models:plain", "--data", "many.npz")["calibration"]
     assert (found["batches"], found["samples"]) == (3, 70)
 
 
@@ -374,9 +388,9 @@ def test_wrong_usage_is_exit_code_2() -> None:
         (["quantize_models:plain", "--data", "wide.npz"], "batch 0 does not fit"),
         (["quantize_models:plain", "--data", "double.npz"], "f64"),
         (["quantize_models:plain", "--data", "flat.npz"], "has 1 dimensions"),
-        (["quantize_models:plain", "--data", "one.npz"], "holds 1 samples, and a batch is 2"),
+        (["quantize_models:fixed", "--data", "one.npz"], "holds 1 samples, and a batch is 2"),
         (["quantize_models:two", "--data", "ac.npz"], "the arrays are a, c"),
-        (["quantize_models:two", "--data", "uneven.npz"], "different numbers of batches"),
+        (["quantize_models:two", "--data", "uneven.npz"], "different numbers of samples"),
         (["quantize_models:plain", "--data", "nan.npz"], "NaN"),
         (["quantize_models:training", "--data", "quantize_models:batches"], "training mode"),
         (["quantize_models:soft", "--data", "quantize_models:batches"], "nothing was quantized"),
@@ -456,6 +470,8 @@ def test_a_file_named_onnx_is_a_model_in_onnx(folder: Path) -> None:
     assert found["files"]["program"] == str(out.with_suffix(".qc"))
     assert qc.load(out.with_suffix(".qc")).stage is qc.Stage.FOLDED
     assert found["speed"]["target"] == "onnx"
+    assert found["speed"]["runtime"] == "ONNX Runtime"
+    assert min(found["speed"][key] for key in ("runtime_before", "runtime_times")) > 0
     model = onnx.load(str(out))
     onnx.checker.check_model(model, full_check=True)
     facts = {entry.key: entry.value for entry in model.metadata_props}

@@ -197,8 +197,11 @@ def test_batches_of_different_sizes_go_where_sizes_are_dynamic(
     comparison = qc.compare(model, qc.convert(flexible), mixed)
     assert comparison.notes[0].startswith("output 1"), "every op has its counterpart"
     assert len(comparison.layers) == 8
+    assert len(qc.compare(prepared, quantized, mixed).layers) == 8, "the batch is open unasked"
+    fixed = qc.prepare(qc.capture(model, (batches[0],), dynamic_shapes=None), "x86")
+    qc.calibrate(fixed, batches)
     with pytest.raises(InputError, match="batch 1"):
-        qc.compare(prepared, quantized, mixed)
+        qc.compare(fixed, qc.convert(fixed), mixed)
 
 
 def test_nothing_is_held_longer_than_needed() -> None:

@@ -149,7 +149,7 @@ def test_json() -> None:
     assert document["changes"][0]["name"] == "relu"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["drop", "insert"])), max_size=6))
 def test_counts_add_up(edits: list[tuple[int, str]]) -> None:
     """Nodes before = removed + paired, nodes after = added + paired, whatever was done."""

@@ -111,7 +111,7 @@ BINARY = [aten.add.Tensor, aten.mul.Tensor]
 steps = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps, st.lists(st.integers(0, 30), min_size=1, max_size=3))
 def test_random_graphs_keep_their_numbers_and_match_torchs_own_elimination(
     ops: list[tuple[int, int, int]], outputs: list[int]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
+from quantc.errors import RefusedError
 from quantc.executorch import Pte
 from quantc.executorch.packages import runtime
 from quantc.program import Program
@@ -112,6 +113,25 @@ def test_a_state_begins_where_the_program_has_it_and_is_kept(tmp_path: Path) -> 
         assert made.metadata is not None
         assert made.metadata.has_state
         assert [float(made(x).max()) for _ in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_a_state_begins_with_its_value() -> None:
+    model, x = Counter(), torch.randn(2, 4)
+    model.calls.fill_(41.0)
+    lowered = qc.lower(static(model, x), "executorch")
+    assert [float(lowered(x).max()) for _ in range(2)] == [42.0, 43.0]
+
+
+def test_a_program_that_writes_to_its_input_is_refused() -> None:
+    class Writing(Counter):
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.layer(torch.relu(self.layer(x)))
+            x[0] += 5.0
+            return made
+
+    program = static(Writing(), torch.randn(2, 4))
+    with pytest.raises(RefusedError, match="writes to its input 'x'"):
+        qc.lower(program, "executorch")
 
 
 def test_a_state_is_not_lost_when_inputs_grow() -> None:

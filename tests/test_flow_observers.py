@@ -84,7 +84,7 @@ def same(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
         assert torch.equal(a.double(), b.double()), (mine, theirs)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(observers(), batches())
 def test_the_same_data_gives_the_bits_of_torch(pair: tuple[Any, Any], data: list[Tensor]) -> None:
     mine, theirs = pair
@@ -94,7 +94,7 @@ def test_the_same_data_gives_the_bits_of_torch(pair: tuple[Any, Any], data: list
     same(mine.calculate_qparams(), theirs.calculate_qparams())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(observers(), batches())
 def test_state_dicts_load_both_ways(pair: tuple[Any, Any], data: list[Tensor]) -> None:
     mine, theirs = pair
@@ -308,7 +308,7 @@ def test_no_module_of_the_vocabulary_needs_torch_s_quantization() -> None:
 # -- as the engine sees them -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(observers(), batches(), st.booleans())
 def test_an_observation_by_a_module_gives_its_qparams(pair: tuple[Any, Any], data: list[Tensor], ours: bool) -> None:
     observer = pair[0] if ours else pair[1]

@@ -224,7 +224,7 @@ def test_every_op_of_torch_that_quantizes_is_spelled_out() -> None:
     assert {name if "." in name else f"{name}.default" for name in wanted} | own == set(SPELLED)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scales, ranges, st.sampled_from(FLOATS), st.integers(-200, 200), st.integers(0, 99))
 def test_quantizing_a_whole_tensor(scale: float, limits: Any, dtype: torch.dtype, offset: int, seed: int) -> None:
     x, zero_point = numbers(scale, dtype, seed), max(limits[0], min(offset, limits[1]))
@@ -239,7 +239,7 @@ def test_quantizing_a_whole_tensor(scale: float, limits: Any, dtype: torch.dtype
     assert same_bits(result, expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scales, ranges, st.sampled_from([None, *FLOATS]), st.integers(-200, 200), st.integers(0, 99))
 def test_dequantizing_a_whole_tensor(scale: float, limits: Any, out: Any, offset: int, seed: int) -> None:
     q, zero_point = levels(limits, seed), max(limits[0], min(offset, limits[1]))
@@ -251,7 +251,7 @@ def test_dequantizing_a_whole_tensor(scale: float, limits: Any, out: Any, offset
     assert same_bits(result, expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scales, ranges, st.sampled_from(FLOATS), st.sampled_from([0, 1, -1]), st.integers(0, 99))
 def test_channels(scale: float, limits: Any, dtype: torch.dtype, axis: int, seed: int) -> None:
     x = numbers(scale, dtype, seed)
@@ -267,7 +267,7 @@ def test_channels(scale: float, limits: Any, dtype: torch.dtype, axis: int, seed
         assert same_bits(spelled(ops.dequantize_per_channel.default)(q, *args), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scales, ranges, st.sampled_from(FLOATS), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 99))
 def test_tokens_and_groups(scale: float, limits: Any, dtype: torch.dtype, wide: torch.dtype, seed: int) -> None:
     x = numbers(scale, dtype, seed)
@@ -285,7 +285,7 @@ def test_tokens_and_groups(scale: float, limits: Any, dtype: torch.dtype, wide: 
         assert same_bits(spelled(ops.dequantize_per_channel_group.default)(q, *args, torch.float32), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scales, st.sampled_from(NARROW), st.sampled_from([None, 0, 1, -1]), st.integers(0, 99))
 def test_narrower_floats(scale: float, dtype: torch.dtype, axis: int | None, seed: int) -> None:
     x = numbers(scale, torch.float32, seed)

@@ -67,14 +67,14 @@ def total_of(xs: Sequence[Tensor], zero_points: Sequence[int], multipliers: Sequ
 # -- the ops -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sums(), st.sampled_from([(0, 255, torch.uint8), (-128, 127, torch.int8), (-(2**15), 2**15 - 1, torch.int16)]))
 def test_a_sum_is_rounded_once(terms: Sum, grid: tuple[int, int, torch.dtype]) -> None:
     found = both("sum", *terms, None, 3, *grid)
     assert same(found, onto_grid(total_of(*terms), 3, *grid))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sums())
 def test_a_sum_that_is_read_in_float_is_rounded_to_float32(terms: Sum) -> None:
     found = both("sum", *terms, None, 0, 0, 0, torch.float32)
@@ -95,7 +95,7 @@ def most(dtype: torch.dtype, zero_point: int) -> int:
     return max(info.max - zero_point, zero_point - info.min)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sums())
 def test_sums_in_fixed_form_are_those_of_python_integers(terms: Sum) -> None:
     xs, zero_points, multipliers, offset = terms
@@ -128,7 +128,7 @@ def tables(channels: int) -> st.SearchStrategy[list[tuple[list[float], int]]]:
     return st.lists(st.tuples(row, st.integers(1, 2**32)), min_size=1, max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 3).flatmap(tables), st.none() | signed)
 def test_no_sum_overflows_with_its_shift_and_one_more_place_would_be_one_too_many(
     rows: list[tuple[list[float], int]], number: float | None
@@ -192,7 +192,7 @@ def test_zeros_and_nothing_have_a_shift() -> None:
 # -- products and single terms -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(broadcast_shapes(2), SEEDS, st.sampled_from(NARROW), st.sampled_from(NARROW), st.booleans(), st.booleans())
 def test_a_product_is_exact_before_it_is_rounded(
     shapes: list[tuple[int, ...]], seed: int, left: torch.dtype, right: torch.dtype, swapped: bool, to_float: bool
@@ -211,7 +211,7 @@ def test_a_product_is_exact_before_it_is_rounded(
         assert same(both("mul", *head, 9, 0, 255, torch.uint8), onto_grid(steps, 9, 0, 255, torch.uint8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(broadcast_shapes(1), SEEDS, st.sampled_from((*NARROW, torch.int32)))
 def test_requantized_numbers_are_rounded_once(shapes: list[tuple[int, ...]], seed: int, dtype: torch.dtype) -> None:
     generator = np.random.default_rng(seed)

@@ -31,7 +31,7 @@ def rounded(product: int, shift: int) -> int:
     return round(exact)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(multipliers)
 @example(0.0)
 @example(5e-324)
@@ -53,7 +53,7 @@ def test_multipliers_of_channels_have_their_own_shifts() -> None:
     assert [m / 2.0**s for m, s in zip(mantissa.tolist(), shift.tolist(), strict=True)] == [0.5, -0.75, 3.0, 0.0]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(-1100, 1200))
 @example(2**62, 63)
 @example(-(2**62), 63)
@@ -80,7 +80,7 @@ def test_ties_go_to_the_even_neighbour(shift: int) -> None:
     assert found.tolist() == [rounded(product, shift) for product in products]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=8),
     st.one_of(st.floats(2**-45, 2.0**45), multipliers),

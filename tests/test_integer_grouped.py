@@ -87,7 +87,7 @@ def arguments(case: dict[str, Any]) -> tuple[Any, ...]:
     return (torch.from_numpy(case["x"]), case["x_zero"], torch.from_numpy(case["w"]), zeros, case["size"])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(cases())
 def test_products_of_groups_are_added_in_order_and_rounded_once(case: dict[str, Any]) -> None:
     _, total = oracle(case)
@@ -100,7 +100,7 @@ def test_products_of_groups_are_added_in_order_and_rounded_once(case: dict[str, 
         np.testing.assert_array_equal(real.numpy().view(np.int32), total.astype(np.float32).view(np.int32))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(), st.integers(28, 34))
 def test_the_fixed_form_is_exact_in_integers(case: dict[str, Any], shift: int) -> None:
     acc, _ = oracle(case)

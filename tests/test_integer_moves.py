@@ -255,7 +255,7 @@ def pools(draw: st.DrawFn) -> tuple[Function, tuple[int, ...]]:
     return lambda x: pool(x, kernel, stride, padding, dilation, ceil), (2, 2, *shape)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(pools(), st.sampled_from(["uint8", "int8"]), st.integers(0, 2**16))
 def test_pools_of_any_shape(made: tuple[Function, tuple[int, ...]], kind: str, seed: int) -> None:
     function, shape = made
@@ -263,7 +263,7 @@ def test_pools_of_any_shape(made: tuple[Function, tuple[int, ...]], kind: str, s
     check(function, x, *SPECS[kind], "like x")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=3), st.integers(0, 2**16))
 def test_adaptive_pools_of_any_size(sizes: list[tuple[int, int]], seed: int) -> None:
     pool: Function = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[len(sizes) - 1]
@@ -271,7 +271,7 @@ def test_adaptive_pools_of_any_size(sizes: list[tuple[int, int]], seed: int) -> 
     check(lambda x: pool(x, tuple(out for _, out in sizes)), x, *SPECS["int8"], "like x")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.floats(0.3, 4.0), st.floats(0.3, 4.0), st.sampled_from(["uint8", "int8"]))
 def test_upsampling_by_any_factor(rows_by: float, columns_by: float, kind: str) -> None:
     check(lambda x: F.interpolate(x, scale_factor=(rows_by, columns_by)), images(), *SPECS[kind], "like x")
@@ -280,7 +280,7 @@ def test_upsampling_by_any_factor(rows_by: float, columns_by: float, kind: str) 
 # -- clamps ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.one_of(st.none(), st.floats(-6, 6)),
     st.one_of(st.none(), st.floats(-6, 6)),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,7 @@ load()
 
 Ints = npt.NDArray[np.int64]
 ACCUMULATOR = (None, None, 0, 0, 0, torch.int32)
-several = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+several = settings(max_examples=60)
 TYPES = (torch.uint8, torch.int8, torch.int16)
 
 

@@ -40,7 +40,7 @@ def drawn(seed: int, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, 
     return some_integers(generator, shape, dtype), zero_point, some_multiplier(generator) * 4 / (info.max - info.min)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.integers(1, 5), max_size=4),
     st.data(),
@@ -56,8 +56,8 @@ def test_sums_over_axes(shape: list[int], data: st.DataObject, seed: int, dtype:
 
 
 sliding = st.lists(
-    st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 4), st.integers(-1, 2), st.integers(-1, 2)).filter(
-        lambda row: row[0] + row[3] + row[4] >= row[1]
+    st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 4), st.integers(-1, 2), st.integers(-1, 2)).map(
+        lambda row: (max(row[0], row[1] - row[3] - row[4]), *row[1:])
     ),
     min_size=1,
     max_size=3,
@@ -65,7 +65,7 @@ sliding = st.lists(
 """For each axis: size, kernel, stride, places before and after."""
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(sliding, st.lists(st.integers(1, 3), max_size=2), SEEDS, st.sampled_from(NARROW))
 def test_sums_over_windows(rows: list[Any], leading: list[int], seed: int, dtype: torch.dtype) -> None:
     x, zero_point, multiplier = drawn(seed, [*leading, *(row[0] for row in rows)], dtype)
@@ -81,7 +81,7 @@ def test_sums_over_windows(rows: list[Any], leading: list[int], seed: int, dtype
     check("sum_windows", (x, zero_point, kernel, stride, edges), acc, multiplier)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.integers(1, 3), max_size=2),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from quantc.backends.parts import NOT_INTEGER
@@ -89,10 +89,7 @@ def check_varied(backend: str, rule: str, examples: int) -> None:
 
     @settings(
         max_examples=examples,
-        deadline=None,
-        derandomize=True,
         phases=(Phase.explicit, Phase.generate),  # what is drawn is small; to make it smaller takes minutes
-        suppress_health_check=[HealthCheck.too_slow],
     )
     @given(data=st.data())
     def each(data: Any) -> None:

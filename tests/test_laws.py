@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,11 +39,8 @@ def law(examples: int) -> settings:
     """As many examples as fit the time; always the same ones."""
     return settings(
         max_examples=examples,
-        deadline=None,
-        derandomize=True,
         database=None,
         phases=PHASES,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )
 
 

@@ -149,3 +149,28 @@ def test_library_code_has_no_bare_asserts_and_prints_nothing() -> None:
             assert not isinstance(node, ast.Assert), f"{path}:{node.lineno}: raise a QuantcError instead"
             is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
             assert not is_print, f"{path}:{getattr(node, 'lineno', 0)}: library code prints nothing"
+
+
+WRITES = {"write_text", "write_bytes", "save_file", "NamedTemporaryFile", "mkstemp"}
+
+
+def test_files_are_written_in_one_place() -> None:
+    """`quantc.files` writes whole files, follows links, cleans up and reports faults; nobody else opens a file to write."""
+    wrong = []
+    for path in library_files():
+        if path.relative_to(ROOT).parts[:2] == ("quantc", "files"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            is_open = name == "open" or (isinstance(node.func, ast.Name) and node.func.id == "open")
+            modes = [value.value for value in ast.walk(node) if isinstance(value, ast.Constant)] if is_open else []
+            if name in WRITES - {"write_text", "write_bytes"} or any(
+                mode in ("w", "wb", "a", "x", "r+b") for mode in modes
+            ):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)[:60]}")
+            elif name in ("write_text", "write_bytes") and ast.unparse(node.func) != f"draft.{name}":
+                # `write_text(path, text)` is ours, and `path.write_text(text)` is not, but to a draft
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)[:60]}")
+    assert not wrong, "\n".join(wrong)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
@@ -82,8 +82,8 @@ def some_rules(techniques: tuple[str, ...]) -> Any:
     return st.lists(rule, min_size=1, max_size=5)
 
 
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=60)
+MANY = settings(max_examples=250)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -47,7 +47,7 @@ def brute(channel: npt.NDArray[np.int64], qmax: int) -> tuple[int, int]:
 weights = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**16))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(shape=weights, qmax=st.integers(1, 255))
 def test_neighbours_reach_as_far_as_going_through_them_says(shape: tuple[int, int, int, int], qmax: int) -> None:
     outputs, inputs, taps, seed = shape
@@ -59,7 +59,7 @@ def test_neighbours_reach_as_far_as_going_through_them_says(shape: tuple[int, in
     assert list(zip(reach.low.tolist(), reach.high.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(shape=weights, qmax=st.sampled_from([255, 200]))
 def test_scales_are_the_smallest_with_which_neighbours_fit(shape: tuple[int, int, int, int], qmax: int) -> None:
     outputs, inputs, taps, seed = shape

@@ -68,7 +68,7 @@ def merged(spec: QuantSpec, parts: list[Observation]) -> Observation:
     return total
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["minmax", "percentile", "mse"]),
     st.sampled_from(SHARED),
@@ -94,7 +94,7 @@ def test_the_sign_of_zero_leaves_no_trace_of_the_order(name: str) -> None:
     assert bits_of(observed(spec, zeros)) == bits_of(observed(spec, zeros[::-1]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(["minmax", "mse"]), st.sampled_from(SHARED), st.lists(tensors(SHAPE), min_size=3, max_size=3))
 def test_merging_is_associative_and_commutative_and_empty_changes_nothing(
     name: str, share: Share, batches: list[Tensor]

@@ -65,7 +65,7 @@ def weight_specs(draw: st.DrawFn) -> QuantSpec:
 # -- laws ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(weight_specs(), tensors(SHAPE))
 @example(INT4_GROUP.but(granularity=SHARED[-1]), torch.zeros(SHAPE))
 @example(INT2_GROUP.but(granularity=SHARED[-1]), torch.full(SHAPE, 3e38))
@@ -78,7 +78,7 @@ def test_no_group_is_worse_off_than_with_min_max(spec: QuantSpec, weight: Tensor
     assert (ours <= theirs * (1 + 1e-12)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(weight_specs(), tensors(SHAPE))
 def test_scales_are_what_the_spec_allows_and_zero_stays_exact(spec: QuantSpec, weight: Tensor) -> None:
     found = fitted(weight, spec)
@@ -92,7 +92,7 @@ def test_scales_are_what_the_spec_allows_and_zero_stays_exact(spec: QuantSpec, w
     assert not as_torch_has_it(torch.zeros(SHAPE), found, spec).any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([INT4_GROUP, INT8_WEIGHT.but(observe="fit")]), st.integers(1, 6), st.integers(0, 99))
 def test_a_group_is_fitted_by_its_own_numbers_alone(spec: QuantSpec, count: int, seed: int) -> None:
     weight = gaussian(8, 64, seed=seed)

@@ -53,7 +53,7 @@ def seen(share: Share, parts: list[Tensor]) -> Fit:
     return observation
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(SHARED), st.lists(tensors(SHAPE), min_size=3, max_size=3), st.permutations(range(3)))
 def test_any_order_and_split_of_weights_that_share_scales_gives_the_same_bits(
     share: Share, weights: list[Tensor], order: list[int]

@@ -412,7 +412,7 @@ def _item(build: Builder, parts: fx.Node, index: int) -> fx.Node:
     return build.call(operator.getitem, parts, index)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_any_program_comes_back(program: Program) -> None:
     copy = assert_round_trip(program)

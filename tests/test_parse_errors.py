@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantc.dump import dump
@@ -229,7 +229,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 @given(st.data())
 def test_mutated_text_parses_or_says_why(data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(SEEDS))

@@ -87,7 +87,7 @@ def programs(draw: st.DrawFn) -> Program:
     return b.done(*dead_ends, *draw(st.lists(st.sampled_from(values), max_size=1)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(ROOTED, programs())
 def test_the_matcher_finds_a_match_exactly_where_there_is_one(pattern: Pattern, program: Program) -> None:
     for node in program.graph.nodes:
@@ -102,7 +102,7 @@ def test_the_matcher_finds_a_match_exactly_where_there_is_one(pattern: Pattern, 
             assert outcome.reason
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(ROOTED, min_size=1, max_size=4), programs())
 def test_table_matches_are_true_apart_and_as_many_as_possible(patterns: list[Pattern], program: Program) -> None:
     table = RuleTable("random", tuple(Rule(f"r{index}", pattern) for index, pattern in enumerate(patterns)))
@@ -122,7 +122,7 @@ def test_table_matches_are_true_apart_and_as_many_as_possible(patterns: list[Pat
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ROOTED, programs(), st.data())
 def test_swapping_the_operands_of_commuting_ops_changes_nothing(
     pattern: Pattern, program: Program, data: st.DataObject

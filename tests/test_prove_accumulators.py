@@ -66,7 +66,7 @@ def worst_first(w: Ints, sign: int) -> Ints:
 # -- pairs -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(row=rows, qmax=st.integers(1, 255), seed=st.integers(0, 2**16))
 def test_pairs_saturate_just_where_the_bound_says(row: list[int], qmax: int, seed: int) -> None:
     w = np.array(row)
@@ -81,7 +81,7 @@ def test_pairs_saturate_just_where_the_bound_says(row: list[int], qmax: int, see
     assert seen == can_saturate
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(row=rows, low=st.integers(-128, 0), high=st.integers(0, 255))
 def test_pair_bounds_are_reached(row: list[int], low: int, high: int) -> None:
     reach = pair_reach(torch.tensor(row).reshape(1, -1, 1), low, high)
@@ -102,7 +102,7 @@ def pairs_fit(row: list[int], qmax: int) -> bool:
     return INT16[0] <= min(sums) and max(sums) <= INT16[1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(row=rows)
 def test_the_largest_activation_is_the_largest(row: list[int]) -> None:
     if pairs_fit(row, 255):
@@ -134,7 +134,7 @@ def test_signed_activations_need_room_for_zero() -> None:
     assert largest_activation(held, MADDUBS) is None  # 0, which is 128 there, is the last that would do
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(row=rows, seed=st.integers(0, 2**16))
 def test_the_weight_factor_suffices_for_whatever_was_rounded(row: list[int], seed: int) -> None:
     factor = weight_factors(factors(row), MADDUBS)[0]
@@ -145,7 +145,7 @@ def test_the_weight_factor_suffices_for_whatever_was_rounded(row: list[int], see
     assert factor == 1 or pairs_fit(again, 255)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(st.lists(st.floats(-1, 1, width=32), min_size=6, max_size=6), min_size=1, max_size=4),
     qmax=st.sampled_from([255, 200, 255]),
@@ -173,7 +173,7 @@ def test_raised_scales_are_the_smallest_that_fit(values: list[list[float]], qmax
 # -- accumulators ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(row=rows, zero_point=st.integers(0, 255), wz=st.integers(-5, 5), bias=st.integers(-(2**30), 2**30))
 def test_accumulator_bounds_are_reached_and_never_left(row: list[int], zero_point: int, wz: int, bias: int) -> None:
     weights = centered_by_channel(torch.tensor([row]).to(torch.int8), torch.tensor(wz))
@@ -211,7 +211,7 @@ def test_products_of_two_activations_are_bounded_by_their_ranges() -> None:
     assert (reach.lowest, reach.highest) == (5 * min(corners), 5 * max(corners))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(groups=st.sampled_from([1, 2]), dilation=st.integers(1, 2), seed=st.integers(0, 99))
 def test_the_bound_of_a_convolution_is_what_torch_reaches(groups: int, dilation: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -225,7 +225,7 @@ def test_the_bound_of_a_convolution_is_what_torch_reaches(groups: int, dilation:
         assert int(out[0, channel, 0, 0]) == int(reach.high[channel])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(groups=st.sampled_from([1, 2]), seed=st.integers(0, 99))
 def test_the_bound_of_a_transposed_convolution_is_what_torch_reaches(groups: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -250,7 +250,7 @@ def test_the_columns_of_a_matrix_are_its_output_channels() -> None:
 # -- sums in float32 -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(inputs=st.integers(1, 900), taps=st.sampled_from([1, 9]), seed=st.integers(0, 2**16))
 def test_parts_are_exact_in_float32_and_as_few_as_can_be(inputs: int, taps: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

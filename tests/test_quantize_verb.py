@@ -159,7 +159,7 @@ def test_sizes_may_vary(model: nn.Module) -> None:
     x = images(5, 20)
     assert torch.cat([result(part) for part in torch.split(x, 7)]).allclose(result(x), atol=1e-5)
     with pytest.raises(InputError):
-        qc.quantize(model, (images(99),), [images(0, 3)])
+        qc.quantize(model, (images(99),), [images(0, 3)], dynamic_shapes=None)
 
 
 def test_config_reaches_prepare(program: qc.Program) -> None:

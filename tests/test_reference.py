@@ -75,7 +75,7 @@ def in_fixed(acc: Array, multiplier: Array, zero: int, low: int, high: int) -> A
 # -- linear --------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_linear_is_what_numpy_says(data: st.DataObject) -> None:
     case = data.draw(st.builds(Draw, st.just(data.draw)))
@@ -129,7 +129,7 @@ def convolved(x: Array, w: Array, stride: Any, padding: Any, dilation: Any, grou
     return result
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_conv2d_is_what_numpy_says(data: st.DataObject) -> None:
     case = data.draw(st.builds(Draw, st.just(data.draw)))
@@ -175,7 +175,7 @@ def test_conv2d_is_what_numpy_says(data: st.DataObject) -> None:
 # -- sum -------------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_add_is_what_numpy_says(data: st.DataObject) -> None:
     case = data.draw(st.builds(Draw, st.just(data.draw)))

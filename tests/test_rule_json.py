@@ -96,7 +96,7 @@ def _as_rule(pattern: Pattern) -> Rule | None:
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(JSON_PATTERNS.map(_as_rule).filter(lambda rule: rule is not None), max_size=3))
 def test_json_round_trip_law(rules: list[Rule]) -> None:
     table = RuleTable("tåble", tuple(replace(rule, name=f"r{index}") for index, rule in enumerate(rules)))

@@ -104,7 +104,7 @@ def times(shape: str) -> dict[str, dict[int, float]]:
 @cache
 def call_counts(shape: str) -> dict[str, dict[int, float]]:
     costs(shape, (100,), seconds)
-    return costs(shape, (500, 2000), calls)
+    return costs(shape, (300, 1200), calls)
 
 
 @pytest.mark.slow  # seconds need a quiet machine; the counts of calls below do not
@@ -126,8 +126,8 @@ def test_work_grows_linearly(shape: str, step: str) -> None:
 
 def test_a_node_with_many_operands_is_rewritten_once() -> None:
     """Done once for each operand, eight times the operands take 64 times as long; the calls would not show it."""
-    taken = {width: min(canonicalize_star(width) for _ in range(2)) for width in (1000, 8000)}
-    assert taken[8000] <= 24 * taken[1000], taken
+    taken = {width: min(canonicalize_star(width) for _ in range(2)) for width in (500, 4000)}
+    assert taken[4000] <= 24 * taken[500], taken
 
 
 def canonicalize_star(width: int) -> float:
@@ -138,13 +138,13 @@ def canonicalize_star(width: int) -> float:
     ("shape", "step"),
     [
         *(("chain", name) for name in FLOAT_STEPS),
-        *(("star", name) for name in FLOAT_STEPS),
+        *(pytest.param("star", name, marks=pytest.mark.slow) for name in FLOAT_STEPS),
         *(("chain", name) for name in ("annotate", "share", "quantize", "fold")),
     ],
 )
 def test_memory_stays_within_three_times_the_graph(shape: str, step: str) -> None:
     def make() -> Action:
-        program = SHAPES[shape](2000)
+        program = SHAPES[shape](1000)
         for name, earlier in STEPS.items():
             if name == step:
                 break

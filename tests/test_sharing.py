@@ -81,7 +81,7 @@ def united(outcomes: dict[Site, TensorOutcome]) -> set[frozenset[Site]]:
     return {frozenset(group) for group in merged}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(decisions())
 def test_groups_are_the_connected_sets(outcomes: dict[Site, TensorOutcome]) -> None:
     found = groups_of(outcomes)
@@ -90,7 +90,7 @@ def test_groups_are_the_connected_sets(outcomes: dict[Site, TensorOutcome]) -> N
         assert {root_of(site, outcomes) for site in group.places} == {group.outcome}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(decisions(), st.randoms(use_true_random=False))
 def test_the_order_of_annotation_does_not_matter(outcomes: dict[Site, TensorOutcome], random: object) -> None:
     items = list(outcomes.items())
@@ -98,7 +98,7 @@ def test_the_order_of_annotation_does_not_matter(outcomes: dict[Site, TensorOutc
     assert groups_of(dict(items)) == groups_of(outcomes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(decisions())
 def test_each_tensor_of_a_group_is_observed_once(outcomes: dict[Site, TensorOutcome]) -> None:
     places = Places(LADDER)
@@ -107,7 +107,7 @@ def test_each_tensor_of_a_group_is_observed_once(outcomes: dict[Site, TensorOutc
         assert {places.node(site) for site in group.values} == {places.value(site) for site in group.places}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(2, len(SITES)), st.data())
 def test_a_circle_is_an_error_that_names_its_members(length: int, data: st.DataObject) -> None:
     ring = data.draw(st.permutations(SITES))[:length]

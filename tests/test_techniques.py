@@ -101,7 +101,7 @@ def test_where_all_is_static_nothing_is_told_apart() -> None:
     assert [row.technique for row in coverage.rows] == ["static", "", "static"]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.sampled_from(sorted(USES)), min_size=1, max_size=5))
 def test_any_mix_is_told_as_it_was_asked_for(wanted: list[str]) -> None:
     """And int8 × int8 are the multiply-adds, as torch counts them, of what is static or dynamic."""

@@ -112,7 +112,7 @@ TOKENS = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.sampled_from(TOKENS.split()), max_size=9).map(" ".join))
 def test_accepted_sizes_are_expressions(text: str) -> None:
     """sympy, which evaluates what is let through, builds numbers, symbols and relations from it or fails, nothing else."""
@@ -125,7 +125,7 @@ def test_accepted_sizes_are_expressions(text: str) -> None:
     assert isinstance(value, sympy.Basic | bool | tuple)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.sampled_from(TOKENS.split()), max_size=9).map(" ".join))
 def test_accepted_guards_only_ask_for_sizes(text: str) -> None:
     if why_not_guard(text) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -172,7 +172,7 @@ def test_what_is_stored_is_all_there_is(name: str, spec: QuantSpec) -> None:
     assert equal(program(x), by_hand(x))
 
 
-GROUP_LAWS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+GROUP_LAWS = settings(max_examples=30)
 
 
 @GROUP_LAWS
@@ -328,9 +328,11 @@ def test_a_weight_that_is_not_finite_is_named(spec: QuantSpec, bad: float) -> No
     with pytest.raises(DataError) as caught:
         qc.quantize(model, (floats(2, 32),), config=QuantConfig().set_all(spec))
     assert "1 of 128 values of 1.weight are NaN or infinite" in caught.value.what
-    assert "FLOAT" in str(caught.value.advice)
-    config = QuantConfig().set_all(spec).set("1", FLOAT)
-    assert not qc.quantize(model, (floats(2, 32),), config=config)(floats(2, 32)).isfinite().all()
+    assert "correct the model" in str(caught.value.advice)
+    with pytest.raises(
+        DataError, match=r"1 of 128 values of 1\.weight are NaN or infinite"
+    ):  # float layers are no exception
+        qc.quantize(model, (floats(2, 32),), config=QuantConfig().set_all(spec).set("1", FLOAT))
 
 
 def test_a_config_that_makes_something_static_asks_for_batches() -> None:
