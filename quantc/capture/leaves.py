@@ -27,7 +27,7 @@ class LeafSelector:
         return bool(self.names or self.classes)
 
 
-def leaf_selector(model: nn.Module, leaf: Iterable[str | type[nn.Module]]) -> LeafSelector:
+def leaf_selector(model: nn.Module, leaf: str | type[nn.Module] | Iterable[str | type[nn.Module]]) -> LeafSelector:
     """Check that each leaf names or types a module of the model: a misspelt one must not be ignored."""
     wanted = (leaf,) if isinstance(leaf, str | type) else tuple(leaf)
     names = frozenset(item for item in wanted if isinstance(item, str))

@@ -158,6 +158,8 @@ class Recorder:
     _read: dict[fx.Node, None] = field(default_factory=dict)
     """The nodes whose values are used in ways that the graph does not show, in order."""
     _first: fx.Node | None = None
+    _versions: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    """Parameters and buffers, and how often torch had counted a write to them before the model ran."""
 
     def __post_init__(self) -> None:
         for name, tensor in [
@@ -165,6 +167,12 @@ class Recorder:
             *self.model.named_buffers(remove_duplicate=False),
         ]:
             self._names.setdefault(id(tensor), name)
+            if not tensor.is_inference():
+                self._versions.append((name, tensor, tensor._version))
+
+    def written(self) -> frozenset[str]:
+        """The parameters and buffers that the model has written to so far."""
+        return frozenset(name for name, tensor, version in self._versions if tensor._version != version)
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -213,7 +221,7 @@ class Recorder:
             if known is None or known.stamp.holds:
                 continue
             if id(tensor) in self._names:
-                raise self._changed(self._names[id(tensor)])
+                raise self.changed(self._names[id(tensor)])
             self._read[known.node] = None
             known.node = self._placeholder(f"overwritten_{len(self._inputs)}", tensor)
             self._inputs.append((known.node, tensor))
@@ -242,7 +250,8 @@ class Recorder:
             )
         )
 
-    def _changed(self, name: str) -> CaptureError:
+    def changed(self, name: str) -> CaptureError:
+        """The error for a parameter or buffer that a quantized op reads and the model writes to."""
         return CaptureError(
             f"{name} is written to while the model runs, and what is quantized must stay as it is",
             where=f"{type(self.model).__name__}.{name}",

@@ -9,8 +9,18 @@
 An early prototype upstream, whose final name was never decided; here it is `quantc.flows.tracing`.
 """
 
+from quantc.flows.tracing.compare import compare
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.trace import UnseenOpError
 from quantc.flows.tracing.verbs import convert, coverage, explain, prepare, to_program
 
-__all__ = ["AutoQuantizationState", "UnseenOpError", "convert", "coverage", "explain", "prepare", "to_program"]
+__all__ = [
+    "AutoQuantizationState",
+    "UnseenOpError",
+    "compare",
+    "convert",
+    "coverage",
+    "explain",
+    "prepare",
+    "to_program",
+]

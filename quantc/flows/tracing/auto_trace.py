@@ -7,7 +7,7 @@ alike. From there the hooks of `AutoQuantizationState` are called: see `Intercep
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -78,10 +78,14 @@ class Interception(TorchFunctionMode):
             args, kwargs = state.op_convert_before_hook(func, args, kwargs, site, run)
             function = state.op_convert_function(func, site, run)
             output = call_on_floats(func, args, kwargs) if function is None else function(*args, **kwargs)
-            return state.op_convert_after_hook(func, output, args, site)
-        args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
-        output = state.op_prepare_function(func, site, run)(*args, **kwargs)
-        return state.op_prepare_after_hook(func, output, args, kwargs, site, run)
+            output = state.op_convert_after_hook(func, output, args, site)
+        else:
+            args, kwargs = state.op_prepare_before_hook(func, args, kwargs, site, run)
+            output = state.op_prepare_function(func, site, run)(*args, **kwargs)
+            output = state.op_prepare_after_hook(func, output, args, kwargs, site, run)
+        if run.log is not None:
+            run.log(site, site.leaf or state.path, output)
+        return output
 
 
 class Intercepted:
@@ -300,14 +304,24 @@ SKIPPED.add(id(Interception.__torch_function__.__code__))
 
 
 def add_auto_observation(
-    model: nn.Module, examples: Iterable[tuple[tuple[Any, ...], dict[str, Any]]], trace: Trace
+    model: nn.Module,
+    examples: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
+    trace: Trace,
+    leaves: Collection[str] = (),
 ) -> Recording:
     """Have the calls of a model intercepted, and trace it with examples: `first_call` captures, later calls observe.
 
-    Each module that holds others gets an `AutoQuantizationState` as a child; the model itself is changed."""
+    Each module that holds others gets an `AutoQuantizationState` as a child; the model itself is changed. Of the modules
+    called `leaves` nothing is seen but that they are called."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule):
             continue  # never called, or not Python
+        if any(name.startswith(f"{leaf}.") for leaf in leaves):
+            continue
+        if name in leaves:
+            module.__class__ = intercepted_class(type(module))
+            module.add_module(STATE, AutoQuantizationState(trace, name, type(module).__name__, is_whole=True))
+            continue
         if name and is_leaf_class(type(module)):
             module.__class__ = intercepted_class(type(module), is_leaf=True)
             object.__setattr__(module, "_auto_quant_path", name)

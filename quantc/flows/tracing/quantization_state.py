@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError, QuantcError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product
@@ -34,7 +35,7 @@ class AutoQuantizationState(nn.Module):
     """The quantization state of its parent module: the ops that were seen in it, what is observed of them, and what runs
     in their place. All states of a model share one trace."""
 
-    def __init__(self, trace: Trace, path: str, kind: str) -> None:
+    def __init__(self, trace: Trace, path: str, kind: str, *, is_whole: bool = False) -> None:
         super().__init__()
         self.trace = trace
         self.path = path
@@ -42,7 +43,9 @@ class AutoQuantizationState(nn.Module):
         """The class of the module."""
         self.contexts: list[Context] = []
         """The module as it is called from each place."""
-        self.is_idle = False
+        self.is_whole = is_whole
+        """Whether the module is a leaf of the user's: one call, of which nothing is seen."""
+        self.is_idle = is_whole
         """Whether nothing in the module can be quantized, so that nothing in it is looked at."""
         self.arriving: dict[str, Tensor] = {}
         """The weights in the state dict that is being loaded, by name."""
@@ -253,6 +256,8 @@ class AutoQuantizationState(nn.Module):
     def module_before_hook(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> tuple[Any, Any]:
         """What a module is called with: floats, if nothing in it is quantized."""
         if self.is_idle:
+            if self.is_whole:
+                run.enter_whole(tensors_in((args, kwargs)))
             return on_floats((args, kwargs))  # type: ignore[no-any-return]
         frame = run.frame
         context, parent = frame.context, frame.parent

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from quantc.capture.stamps import is_tracked
 from quantc.capture.tracing import INPUT
 from quantc.finite.masks import is_mask
-from quantc.flows.tracing.call_sites import END, START, Context, Key, place_of_call
+from quantc.flows.tracing.call_sites import END, START, Context, Key, OpSite, place_of_call
 from quantc.flows.tracing.functions import name_of
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quantc.flows.tracing.recording import Recording
 
 ACTIVE = threading.local()
-"""`run` is the call of a model that this thread is in."""
+"""`run` is the call of a model that this thread is in, `log` who is told what calls give."""
 HOOKS: Any = torch.nn.modules.module
 GLOBAL_HOOKS = (
     HOOKS._global_forward_hooks, HOOKS._global_forward_pre_hooks, HOOKS._global_backward_hooks, HOOKS._global_backward_pre_hooks,
@@ -66,10 +66,12 @@ class Run:
         self.trace = trace
         context = state.contexts[0] if state.contexts else None
         self.frame = Frame(state, context, None)
-        self.watch = Watch(trace) if trace.phase is Phase.OBSERVING else None
+        self.log: Callable[[OpSite, str, Any], None] | None = getattr(ACTIVE, "log", None)
+        """Told what each call of the model gives."""
+        self.watch = Watch(trace) if trace.phase is Phase.OBSERVING and self.log is None else None
         self.recording: Recording | None = None
         self.is_live = trace.phase is Phase.TRAINING
-        self.may_skip = trace.phase is Phase.CONVERTED and not any(map(bool, GLOBAL_HOOKS))
+        self.may_skip = trace.phase is Phase.CONVERTED and self.log is None and not any(map(bool, GLOBAL_HOOKS))
         """Whether modules of torch.nn need not be called where a kernel does their work."""
         self.leaf: LeafCall | None = None
         self.escapes = Escapes()
@@ -99,6 +101,12 @@ class Run:
         if self.watch is not None:
             self.watch.hand_out(tensors)
         self.gave_weights = self.gave_weights or any(id(tensor) in self.bound.names for tensor in tensors)
+
+    def enter_whole(self, tensors: list[Tensor]) -> None:
+        """Tensors are given to a module of which nothing is seen: it may read them, write to them, and keep them."""
+        self.hand_out([floats_of(x) for x in tensors])
+        if self.recording is not None:
+            self.recording.recorder.read(tensors)
 
     def check_weights(self) -> None:
         """Refuse to go on with weights that are other ones than those that were folded or packed."""

@@ -142,7 +142,8 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
         if isinstance(result, tuple | list):  # an op of several results is never fused
             return result
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    if result is not None and autocast is None:
+    has_run = result is not None
+    if has_run and autocast is None:
         shape, dtype = result.shape, result.dtype
     else:
         shape, dtype = run.looks_of(number, func, args, kwargs, autocast)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _autograd
 from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
@@ -260,7 +261,7 @@ def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 HARMLESS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size, torch.layout})
 """What nobody can write through."""
-VERSIONS: Any = torch._C._autograd
+VERSIONS: Any = _autograd
 
 
 def _is_view(output: Any, floats: Tensor) -> bool:

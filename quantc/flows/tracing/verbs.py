@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import fx, nn
 
 from quantc import api, pipelines
+from quantc.capture.leaves import leaf_selector
 from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
 from quantc.config import QuantConfig
@@ -56,14 +57,16 @@ def prepare(
     qat: bool = False,
     mode: Mode = "static",
     allow_empty: bool = False,
+    leaf: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
 ) -> nn.Module:
     """A copy of a model that is ready to be calibrated: call it with data, then `convert` it.
 
     `example_inputs` is a tensor, a tuple of arguments, a dict of keywords, or a list of such examples: each is run once,
     and the ways that the model takes with them are those it may take later. No line of the model is rewritten, and any
-    Python in it works. `backend`, `config` and `qat` are those of `qc.prepare`; `mode` is that of `qc.quantize`.
+    Python in it works. `backend`, `config` and `qat` are those of `qc.prepare`; `mode` is that of `qc.quantize`. `leaf` is
+    that of `qc.capture`: modules, by name or class, that run in float as they are, and may do in them what they like.
     """
-    examples = _examples(example_inputs)
+    examples = examples_in(example_inputs)
     _refuse_prepared(model)
     own = copied(model)
     quantizer = quantizer_of(backend)
@@ -76,7 +79,10 @@ def prepare(
             advice="call model.eval() first, or give qat=True",
         )
     own.eval()
-    recording = add_auto_observation(own, examples, trace)
+    leaves = leaf_selector(own, leaf)
+    whole = [name for name, module in own.named_modules() if name and leaves.selects(module, name)] if leaf else []
+    recording = add_auto_observation(own, examples, trace, whole)
+    written = recording.recorder.written()
     take_back(own, model)
     _say_what_threads_did(recording)
     _note_what_is_not_followed(recording)
@@ -94,6 +100,8 @@ def prepare(
         allow_empty=allow_empty,
     )
     trace.decided(trace.recipe(trace.captured), Phase.TRAINING if qat else Phase.OBSERVING)
+    for name in sorted(written.intersection(trace.weights)):
+        raise recording.recorder.changed(name)
     if qat:
         _train_together(own, trace)
     else:
@@ -164,7 +172,7 @@ def _refuse_many_at_once(recording: Recording, trace: Trace) -> None:
 def _train_together(model: nn.Module, trace: Trace) -> None:
     """Let the model and its program have the same parameters and buffers, and go into one mode together."""
     trace.tie(dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False)))
-    _state(model).add_module("trained", trace.held.root)
+    state_of(model).add_module("trained", trace.held.root)
 
 
 def _made_of(model: nn.Module, trace: Trace) -> dict[str, str]:
@@ -173,7 +181,8 @@ def _made_of(model: nn.Module, trace: Trace) -> dict[str, str]:
     return digests(model, trace.weights) | {row.key: row.digest for row in rows}
 
 
-def _examples(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def examples_in(given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments and keywords of each example."""
     rows = given if isinstance(given, list) else [given]
     if not rows:
         raise InputError("there are no examples", where="example_inputs", advice="give at least one")
@@ -246,15 +255,17 @@ def _find_idle(model: nn.Module, trace: Trace) -> None:
             module.__class__ = own_class(type(module))
         if STATE not in module._modules:
             continue
-        state = _state(module)
+        state = state_of(module)
         within = [child for child in module.modules() if isinstance(child, AutoQuantizationState)]
         calls = [site for child in within for site in child.calls]
         seen = any(site.number in calls_seen_to or site.is_product for site in calls)
         # one that calls nothing may stand inside of a fused op, and hands on what waits there
-        state.is_idle = bool(calls) and not seen and bool(state.path) and not any(True for _ in module.parameters())
+        does_nothing = bool(calls) and not seen and bool(state.path) and not any(True for _ in module.parameters())
+        state.is_idle = state.is_whole or does_nothing
 
 
-def _state(model: nn.Module) -> AutoQuantizationState:
+def state_of(model: nn.Module) -> AutoQuantizationState:
+    """The state of a model that was prepared or converted by this flow."""
     found = model._modules.get(STATE)
     if not isinstance(found, AutoQuantizationState):
         raise QuantcError(
@@ -267,7 +278,7 @@ def _state(model: nn.Module) -> AutoQuantizationState:
 
 def convert(prepared: nn.Module) -> nn.Module:
     """The quantized model: a copy of what was prepared and calibrated, whose quantizable ops run on int8 kernels."""
-    trace = _state(prepared).trace
+    trace = state_of(prepared).trace
     if trace.phase is Phase.CONVERTED:
         raise QuantcError("the model is converted already", advice="convert what prepare gave")
     refuse_unsound_module(prepared)
@@ -276,17 +287,17 @@ def convert(prepared: nn.Module) -> nn.Module:
     own = copied(prepared)
     own.eval()
     was_trained = trace.phase is Phase.TRAINING
-    made = add_auto_convert(own, _state(own).trace, quantized)
+    made = add_auto_convert(own, state_of(own).trace, quantized)
     if was_trained:
-        _state(own).trace.made_of = digests(own, _state(own).trace.weights)
-    _find_idle(made, _state(made).trace)
+        state_of(own).trace.made_of = digests(own, state_of(own).trace.weights)
+    _find_idle(made, state_of(made).trace)
     return made
 
 
 def to_program(model: nn.Module) -> Program:
     """The recorded calls as a normal Program, to prepare or lower like any other. CaptureError if the trace is not
     stable: if Python looked at numbers, or a call was made more than once from one place."""
-    trace = _state(model).trace
+    trace = state_of(model).trace
     if trace.reasons:
         raise CaptureError(
             f"the trace of {type(model).__name__} is not stable: {trace.reasons[0]}",
@@ -304,12 +315,12 @@ def to_program(model: nn.Module) -> Program:
 
 def coverage(model: nn.Module) -> Coverage:
     """What became of every op that was seen."""
-    return _state(model).trace.held.coverage()
+    return state_of(model).trace.held.coverage()
 
 
 def explain(model: nn.Module, node: fx.Node | str) -> Explanation:
     """What became of one op, and why."""
-    return _state(model).trace.held.explain(node)
+    return state_of(model).trace.held.explain(node)
 
 
 __all__ = ["convert", "coverage", "explain", "prepare", "to_program"]
