@@ -7,8 +7,9 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,16 +19,20 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.errors import PassError, PipelineError, VerifyError
+from quantc.flows import tracing
 from tests.aliasing_programs import COLUMNS, PLACES, ROWS, VIEWS, Net, drawn, quiet, write
 
 EXACT, QUANTIZED, SEEN = 1e-4, 0.3, 0.6
 """How far, beside its norm, a result may be off in float, and quantized; how far it must be off if the write is lost."""
 BACKENDS = ("x86", "qnnpack", "executorch", "onnx")
+TRACED_BACKENDS = ("x86", "qnnpack")
 METHODS = ("export", "fx")
 FAULTS = (PassError, VerifyError, PipelineError)
 """Errors that are no refusals: quantc found a fault of its own."""
 CALLS = 3
 """How often each form is called: what a module records at its first calls it must not get wrong at later ones."""
+TRACED_CALLS = 10
+"""How often a traced model is called, for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class RefusedProgramError(Exception):
     """A program that was refused, with a reason."""
 
 
-def cases(seed: int) -> Iterator[Case]:
+def cases(seed: int, methods: Sequence[str] = METHODS, backends: Sequence[str] = BACKENDS) -> Iterator[Case]:
     """Programs without end, each of which eager PyTorch runs, and whose write shows in what it gives or leaves."""
     draw = random.Random(seed)
     while True:
@@ -99,8 +104,8 @@ def cases(seed: int) -> Iterator[Case]:
             name,
             draw.choice(list(VIEWS)),
             draw.choice(list(PLACES)),
-            draw.choice(METHODS),
-            draw.choice(BACKENDS),
+            draw.choice(methods),
+            draw.choice(backends),
         )
         if is_telling(case):
             yield case
@@ -113,28 +118,39 @@ def is_telling(case: Case) -> bool:
     lost.write = lambda v: None
     with torch.no_grad(), quiet():
         for parameter in noisy.parameters():
-            parameter += 0.01 * parameter.abs().mean() * torch.randn_like(parameter)
+            parameter.add_(0.01 * parameter.abs().mean() * torch.randn_like(parameter))
         try:
-            right, without, shaken = (list(observed(each, case.inputs())) for each in (net, lost, noisy))
-            for call in range(1, CALLS):
-                observed(net, case.inputs(call))
+            right, without = (observed(each, case.inputs()) for each in (copy.deepcopy(net), lost))
+            pairs = [
+                pair
+                for call in range(CALLS)
+                for pair in zip(observed(net, case.inputs(call)), observed(noisy, case.inputs(call)), strict=True)
+            ]
         except Exception:  # noqa: BLE001 - whatever PyTorch refuses is no program
             return False
     if not all(value.numel() and float(value.abs().max()) < 200 for value in right):
         return False
     shows = any(_off(value, other) > SEEN for value, other in zip(right, without, strict=True))
-    return shows and all(_off(value, other) < QUANTIZED / 4 for value, other in zip(right, shaken, strict=True))
+    return shows and all(_off(value, shaken) < QUANTIZED / 4 for value, shaken in pairs)
 
 
 def observed(call: Callable[..., Any], inputs: tuple[Tensor, Tensor]) -> list[Tensor]:
     """What a call gives, and what it leaves in its inputs."""
-    given = tuple(value.clone() for value in inputs) if inputs[0] is not inputs[1] else (inputs[0].clone(),) * 2
+    given = as_given(inputs)
     results = [value for value in pytree.tree_leaves(call(*given)) if isinstance(value, Tensor)]
     return [*(value.clone() for value in results), *given]
 
 
+def as_given(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Inputs in memory of their own; one tensor given twice stays one."""
+    first = inputs[0].clone()
+    return first, first if inputs[1] is inputs[0] else inputs[1].clone()
+
+
 def judge(case: Case, *, lower_all: bool = False) -> bool:
     """Raises WrongError or RefusedProgramError; gives whether anything was quantized."""
+    if case.method == "tracing":
+        return judge_traced(case)
     net = case.net()
     with torch.no_grad(), quiet():
         program = _made("capture", lambda: qc.capture(net, case.inputs(), case.method))  # type: ignore[arg-type]
@@ -159,6 +175,21 @@ def judge(case: Case, *, lower_all: bool = False) -> bool:
     return True
 
 
+def judge_traced(case: Case) -> bool:
+    """The same of the tracing flow."""
+    net = case.net()
+    with torch.no_grad(), quiet():
+        prepared = _made("prepare", lambda: tracing.prepare(net, case.inputs(), case.backend))
+        _compare("prepared", copy.deepcopy(prepared), case, EXACT)
+        for call in range(CALLS):
+            prepared.kept.copy_(net.kept)
+            _made("calibrate", partial(prepared, *as_given(case.inputs(call))))
+        converted = _made("convert", lambda: tracing.convert(prepared))
+        converted.kept.copy_(net.kept)
+        _compare("converted", converted, case, QUANTIZED, TRACED_CALLS)
+        return bool(tracing.coverage(converted).rows_for("quantized"))
+
+
 def _made(step: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
@@ -179,14 +210,15 @@ def plain(text: str) -> str:
     return re.sub(r"aten\S+|[a-z_]+_\d+|\d+", "…", text)
 
 
-def _compare(form: str, made: Callable[..., Any], case: Case, allowed: float) -> None:
+def _compare(form: str, made: Callable[..., Any], case: Case, allowed: float, calls: int = CALLS) -> None:
     eager = case.net()
     # ranges are found with buffers as they are at the first call
     first_only = allowed == QUANTIZED and case.place.startswith("buffer")
-    for call in range(1 if first_only else CALLS):
-        expected = observed(eager, case.inputs(call))
+    for call in range(1 if first_only else calls):
+        inputs = case.inputs(call % CALLS)  # which calibration saw
+        expected = observed(eager, inputs)
         try:
-            found = observed(made, case.inputs(call))
+            found = observed(made, inputs)
         except qc.QuantcError as error:
             raise WrongError(f"{form}: refused when it was called: {first(error)}") from error
         except Exception as error:
@@ -208,13 +240,19 @@ def _off(right: Tensor, value: Tensor) -> float:
     return difference / max(float(right.double().norm()), 1e-6)
 
 
-def search(seed: int, count: int) -> Verdict:
+def search(seed: int, count: int, methods: Sequence[str] = METHODS, backends: Sequence[str] = BACKENDS) -> Verdict:
     """Judge so many programs."""
     verdict = Verdict()
-    for case in islice(cases(seed), count):
+    for case in islice(cases(seed, methods, backends), count):
         verdict.add(case)
     return verdict
 
 
-if __name__ == "__main__":  # python -m tests.aliasing_judge SEED COUNT: the counts, and why programs are refused
-    sys.stdout.write(f"{search(int(sys.argv[1]), int(sys.argv[2]))}\n")
+def search_traced(seed: int, count: int) -> Verdict:
+    """Judge so many programs in the tracing flow."""
+    return search(seed, count, ("tracing",), TRACED_BACKENDS)
+
+
+if __name__ == "__main__":  # python -m tests.aliasing_judge SEED COUNT [traced]: counts, and why programs are refused
+    judged = search_traced if "traced" in sys.argv else search
+    sys.stdout.write(f"{judged(int(sys.argv[1]), int(sys.argv[2]))}\n")

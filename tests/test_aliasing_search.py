@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from tests.aliasing_judge import METHODS, Case, RefusedProgramError, judge, search
+from tests.aliasing_judge import METHODS, Case, RefusedProgramError, Verdict, judge, search, search_traced
 from tests.aliasing_programs import PLACES
 
 
@@ -25,31 +26,31 @@ class Layers(nn.Module):
         return self.run(self, x), self.c(torch.relu(self.c(x)))
 
 
-def _row(s: Any, x: Tensor) -> Tensor:
+def _row(s: Any, x: Tensor) -> Any:
     y = s.a(x)
     torch.add(y[0], 5.0, out=y[0])
     return s.b(y)
 
 
-def _view(s: Any, x: Tensor) -> Tensor:
+def _view(s: Any, x: Tensor) -> Any:
     y = s.a(x)
     torch.neg(y.view(8, 4), out=y.view(8, 4))
     return s.b(y)
 
 
-def _columns(s: Any, x: Tensor) -> Tensor:
+def _columns(s: Any, x: Tensor) -> Any:
     y = s.a(x)
     torch.mul(y[:, 2:6], -4.0, out=y[:, 2:6])
     return s.b(y)
 
 
-def _turned(s: Any, x: Tensor) -> Tensor:
+def _turned(s: Any, x: Tensor) -> Any:
     y = s.a(x)
     torch.add(y.t(), 5.0, out=y.t())
     return s.b(y)
 
 
-def _chunk(s: Any, x: Tensor) -> Tensor:
+def _chunk(s: Any, x: Tensor) -> Any:
     y = s.a(x)
     low, high = y.chunk(2)
     torch.add(low, high, out=high)
@@ -57,12 +58,12 @@ def _chunk(s: Any, x: Tensor) -> Tensor:
     return s.b(y)
 
 
-def _input(s: Any, x: Tensor) -> Tensor:
+def _input(s: Any, x: Tensor) -> Any:
     torch.add(x[0], 5.0, out=x[0])
     return s.b(s.a(x))
 
 
-def _reverse(s: Any, x: Tensor) -> Tensor:
+def _reverse(s: Any, x: Tensor) -> Any:
     y = s.a(x)
     v = y.flatten()
     torch.neg(y, out=y)
@@ -99,7 +100,7 @@ def test_the_reason_names_the_write(method: Any) -> None:
     assert "linear is written to in place" in str(prepared.coverage())
 
 
-def _bias(s: Any, x: Tensor) -> Tensor:
+def _bias(s: Any, x: Tensor) -> Any:
     s.a.bias.data.add_(5.0)
     return s.b(s.a(x))
 
@@ -116,7 +117,7 @@ def test_a_bias_that_is_written_to_is_read_when_the_op_runs() -> None:
         assert (form(x)[0] - expected).norm() < 0.1 * expected.norm()
 
 
-def _branch(s: Any, x: Tensor) -> Tensor:
+def _branch(s: Any, x: Tensor) -> Any:
     def written(v: Tensor) -> Tensor:
         v.add_(5.0)
         return v + 0.0
@@ -138,19 +139,19 @@ def test_a_write_inside_a_branch_is_one_to_its_operand() -> None:
         assert (form(x)[0] - expected).norm() < 0.1 * expected.norm()
 
 
-def _negated(s: Any, x: Tensor) -> Tensor:
+def _negated(s: Any, x: Tensor) -> Any:
     y = s.a(x)
     torch.neg(y, out=y)
     return s.b(y)
 
 
-def _into_new(s: Any, x: Tensor) -> Tensor:
+def _into_new(s: Any, x: Tensor) -> Any:
     o = torch.zeros(x.shape[0], 8)
     torch.add(s.a(x), x, out=o)
     return s.b(o)
 
 
-def _into_nothing(s: Any, x: Tensor) -> Tensor:
+def _into_nothing(s: Any, x: Tensor) -> Any:
     o = torch.empty(0)
     torch.add(s.a(x), x, out=o)
     return s.b(o)
@@ -166,7 +167,7 @@ def test_out_that_nobody_else_sees_becomes_a_result(run: Any, method: Any) -> No
     torch.testing.assert_close(program(x), model(x))
 
 
-def _wider(s: Any, x: Tensor) -> Tensor:
+def _wider(s: Any, x: Tensor) -> Any:
     o = torch.zeros(4, 8, dtype=torch.float64)
     torch.add(s.a(x), x, out=o)
     return o
@@ -191,6 +192,16 @@ def test_aliasing_programs(seed: int) -> None:
     _search(seed, 600)
 
 
+def test_a_slice_of_the_aliasing_programs_traced() -> None:
+    _search(12, 50, search_traced)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_aliasing_programs_traced(seed: int) -> None:
+    _search(seed, 550, search_traced)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_executorch_runs_what_writes(place: str) -> None:
@@ -205,7 +216,7 @@ def test_executorch_runs_what_writes(place: str) -> None:
         assert judge(case, lower_all=True)
 
 
-def _search(seed: int, count: int) -> None:
-    verdict = search(seed, count)
+def _search(seed: int, count: int, judged: Callable[[int, int], Verdict] = search) -> None:
+    verdict = judged(seed, count)
     assert not verdict.wrong, str(verdict)
     assert verdict.quantized > count // 2, str(verdict)
