@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from quantc.errors import ConfigError, LoadError, QuantcError, suggest
 from quantc.files.regular_file import read_text
@@ -114,10 +114,9 @@ def _with_seal(schema: dict[str, Any]) -> None:
     schema["properties"][SEAL] = {"type": "string", "description": told}
 
 
-class QuantConfig(Frozen, frozen=True):
+class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
     """Settings for the parts of a program; the last that matches wins."""
 
-    model_config = ConfigDict(json_schema_extra=_with_seal)
     noun: ClassVar[str] = "config"
     fault = ConfigError
 

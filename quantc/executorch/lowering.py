@@ -48,7 +48,7 @@ def as_pte(
     program: Program,
     *,
     partitioners: Sequence[Any] | None = None,
-    largest: int | Mapping[str, int] = LARGEST,
+    largest: int | Mapping[str, int] | None = LARGEST,
 ) -> Pte:
     """A program as ExecuTorch runs it, quantized or not."""
     exir = package("executorch.exir")

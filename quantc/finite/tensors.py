@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from quantc.errors import DataError
@@ -16,8 +17,8 @@ def why_not_finite(x: Tensor, *, may_be_infinite: bool = False) -> str | None:
     if not (x.is_floating_point() or x.is_complex()) or x.is_meta or isinstance(x, FakeTensor) or _is_traced():
         return None
     x = x.detach()
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):  # inside of torch.vmap there is no number to look at
-        x = torch._C._functorch.get_unwrapped(x)
+    while is_functorch_wrapped_tensor(x):  # inside of torch.vmap there is no number to look at
+        x = get_unwrapped(x)
     if x.dtype.itemsize == 1:
         x = x.float()  # there are no sums of bytes
     # one number that is not finite makes the sum so; to add up takes a tenth of the time that looking at each would
@@ -32,7 +33,7 @@ def why_not_finite(x: Tensor, *, may_be_infinite: bool = False) -> str | None:
 def _is_traced() -> bool:
     """Whether calls are recorded to be run on other numbers: those at hand say nothing then."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
-    return mode is not None or torch.jit.is_tracing()
+    return mode is not None or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def count_not_finite(x: Tensor) -> int:

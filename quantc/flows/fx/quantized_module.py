@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -27,11 +27,8 @@ from quantc.program import Program
 QUANTIZED = {DType.UINT8: torch.quint8, DType.INT8: torch.qint8}
 
 
-RUNS = (
-    *("_program", "_running", "_run", "_line", "_why_not_recorded", "_holdings", "_digest", "_checked", "_watched"),
-    *("_takes_tensors", "_yields_one", "gain"),
-)
-"""The attributes of a lowered module that belong to the program it runs."""
+OWN = frozenset({*vars(nn.Module()), "_settling", "_key", "choosing"})
+"""The attributes of a lowered module that stay when it runs another program."""
 
 
 class QuantizedGraphModule(Lowered):
@@ -115,7 +112,7 @@ class QuantizedGraphModule(Lowered):
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
+    ) -> Generator[tuple[str, nn.Module], None, None]:
         """Itself, and the modules that its graph names."""
         known = set[nn.Module]() if memo is None else memo
         if self not in known:
@@ -126,7 +123,7 @@ class QuantizedGraphModule(Lowered):
                 known.add(module)
                 yield f"{prefix}.{name}".lstrip("."), module
 
-    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def _named_members(self, *args: Any, **kwargs: Any) -> Any:
         """No tensor is listed: torch.export would take those of kernels beside those of the portable program."""
         return iter(())
 
@@ -168,7 +165,7 @@ class QuantizedGraphModule(Lowered):
     def _become(self, program: Program) -> None:
         """Run another program, on the same kernels."""
         other = QuantizedGraphModule(program, self.target, self._as_chosen(), self.is_compiled)
-        self.__dict__.update({name: other.__dict__[name] for name in RUNS})
+        self.__dict__.update({name: value for name, value in vars(other).items() if name not in OWN})
 
     def _as_chosen(self) -> Choosing:
         return Choosing(allow_float=self.choosing.allow_float, saved=self.choices)
