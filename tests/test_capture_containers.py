@@ -59,11 +59,15 @@ class Registered(ModelOutput):
     """The same, known to torch."""
 
 
+def _with_keys(x: Registered) -> Any:
+    return [(pytree.MappingKey(key), value) for key, value in x.items()], list(x)
+
+
 pytree.register_pytree_node(
     Registered,
     lambda x: (list(x.values()), list(x)),
     lambda values, keys: Registered(**dict(zip(keys, values, strict=True))),
-    flatten_with_keys_fn=lambda x: ([(pytree.MappingKey(key), value) for key, value in x.items()], list(x)),
+    flatten_with_keys_fn=_with_keys,
 )
 
 

@@ -29,7 +29,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.q(x), self.k(x), self.v(x)
         scores = torch.softmax(torch.matmul(q, k.transpose(-2, -1)), -1)
-        return self.out(torch.matmul(scores, v) + functional.scaled_dot_product_attention(q, k, v))
+        out: Tensor = self.out(torch.matmul(scores, v) + functional.scaled_dot_product_attention(q, k, v))
+        return out
 
 
 def convs() -> nn.Module:
@@ -60,11 +61,11 @@ REFUSED = {*((backend, "int16") for backend in ("x86", "qnnpack", "executorch"))
 """Formats that a backend cannot run."""
 
 
-class Counted(TorchDispatchMode):
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts multiply-adds by what products are called with."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.int8 = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -150,7 +151,7 @@ def test_int16_on_a_layer_is_what_its_producer_yields() -> None:
     assert kinds == [torch.uint8, torch.int16, torch.uint8, torch.uint8], "it is rounded once, to 16 bits"
     exact = _first_two(convs(), x)
     rounded = _value(program, read[1].args[0], x)
-    assert len(rounded.unique()) > 256, "more levels than 8 bits have"
+    assert len(rounded.unique()) > 256, "more levels than 8 bits have"  # type: ignore[no-untyped-call]
     assert rounded.shape == exact.shape
     onnx = pytest.importorskip("onnxruntime")
     assert onnx

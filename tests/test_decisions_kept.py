@@ -143,7 +143,7 @@ def test_learned_scales_have_the_bits_they_are_given(observe: str, bits: int) ->
         optimizer.zero_grad()
         made(X).square().mean().backward()
         optimizer.step()
-    learned = [fake for fake in fake_quantizers(made.root) if hasattr(fake, "started")]
+    learned: list[Any] = [fake for fake in fake_quantizers(made.root) if hasattr(fake, "started")]
     assert learned
     for fake in learned:
         assert fake.scale.grad is not None
@@ -161,7 +161,7 @@ def test_learned_scales_have_the_bits_they_are_given(observe: str, bits: int) ->
 class RowRange(nn.Module):
     """An observer of the user's own: scales along an axis, and nothing in its name that says so."""
 
-    with_args = classmethod(PerChannelMinMaxObserver.with_args.__func__)  # type: ignore[attr-defined]
+    with_args: Any = classmethod(PerChannelMinMaxObserver.with_args.__func__)  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -259,11 +259,11 @@ def test_an_observer_of_the_users_own_is_converted_along_its_axis() -> None:
     model = nn.Sequential(nn.Linear(8, 3)).eval()
     module = prepare_pt2e(torch.export.export(model, (X,)).module(), ByColumns())
     module(X)
-    converted = convert_pt2e(module)
+    converted: Any = convert_pt2e(module)
     calls = [node for node in converted.graph.nodes if "dequantize_per_channel" in str(node.target)]
     assert [node.args[3] for node in calls] == [1]
     assert converted._scale_0.shape == (8,)
-    weight: Tensor = model[0].weight.detach()  # type: ignore[union-attr, assignment]
+    weight = model.get_parameter("0.weight").detach()
     step = weight.abs().amax(0) / 127
     levels = torch.ops.quantized_decomposed.quantize_per_channel(
         weight, step, torch.zeros(8, dtype=torch.int64), 1, -127, 127, torch.int8

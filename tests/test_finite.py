@@ -449,7 +449,8 @@ class Masked(nn.Module):
         q, k, v = self.q(x), self.k(x), self.v(x)
         if not self.by_hand:
             return nn.functional.scaled_dot_product_attention(q, k, v, mask)
-        return torch.softmax(q @ k.transpose(-2, -1) + mask.unsqueeze(0), -1) @ v
+        out: Tensor = torch.softmax(q @ k.transpose(-2, -1) + mask.unsqueeze(0), -1) @ v
+        return out
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
@@ -482,10 +483,14 @@ def test_the_check_is_of_the_call_and_not_in_the_graph() -> None:
     program = qc.convert(made)
     expected, broken = program(x), x.clone()
     broken[0, 0] = math.nan
+
+    def inside(given: Tensor) -> Any:
+        return program(given * 1)
+
     ways: list[Callable[..., Any]] = [
         torch.export.export(program.module, (x,)).module(),
         torch.compile(program.module, backend="eager", fullgraph=True),
-        torch.compile(lambda given: program(given * 1), backend="eager", fullgraph=True),
+        torch.compile(inside, backend="eager", fullgraph=True),
         make_fx(program)(x),
     ]
     for way in ways:

@@ -313,9 +313,10 @@ def test_torchs_configs_quantize_what_the_flow_does_by_itself(name: str, model_n
     mapping = get_default_qconfig_mapping(name)
     own = prepare_fx(model, mapping, (batches[0],))
     by_config = prepare_fx(model, mapping, (batches[0],), backend_config=TORCHS[name]())
-    for x in batches:
-        own(x)
-        by_config(x)
+    for batch in batches:
+        own(batch)
+        by_config(batch)
+    x = batches[-1]
     assert torch.equal(convert_fx(own)(x), convert_fx(by_config, backend_config=TORCHS[name]())(x))
 
 

@@ -103,7 +103,7 @@ def test_qconfig_mapping_set_object_type(attribute: str, setter: str, keys: list
     assert getattr(mapping, attribute) == OrderedDict()
     for key, qconfig in ((keys[0], WHOLE), (keys[1], TWO), (keys[0], ONE)):
         assert getattr(mapping, setter)(*key, qconfig) is mapping
-    plain = [key if len(key) > 1 else key[0] for key in keys]
+    plain = [key[0] if len(key) == 1 else key for key in keys]
     assert list(getattr(mapping, attribute).items()) == [(plain[0], ONE), (plain[1], TWO)]
 
 

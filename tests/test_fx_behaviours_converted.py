@@ -206,7 +206,7 @@ def test_dynamic_with_fusion(qconfig: Any, how: str) -> None:
 def test_dynamic_quant_weight_observer() -> None:
     found = run(Given(), {"": default_dynamic_qconfig}, torch.rand(1, 5))
     observer = default_dynamic_qconfig.weight()
-    observer(found.model.w)  # type: ignore[arg-type]
+    observer(found.model.w)
     expected = observer.calculate_qparams()
     held = [float(value) for node in found.reference.graph.nodes for value in node.args if isinstance(value, float)]
     assert any(abs(value - float(expected[0])) < 1e-7 for value in held)

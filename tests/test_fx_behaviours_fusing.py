@@ -114,7 +114,7 @@ RESIDUALS = list(itertools.product([False, True], repeat=4))
 
 @pytest.mark.parametrize("config", some([None, "onednn"]))
 @pytest.mark.parametrize("kind", some(RESIDUALS[::3]))
-def test_fuse_conv_bn_add_relu_onednn(kind: tuple[bool, ...], config: str | None) -> None:
+def test_fuse_conv_bn_add_relu_onednn(kind: tuple[bool, bool, bool, bool], config: str | None) -> None:
     model = settled(Residual(*kind, add=torch.add)).eval()
     fused = fuse_fx(model, backend_config=onednn() if config else None, example_inputs=(image(2),))
     assert not any("batch_norm" in name for name in called(fused))
@@ -122,7 +122,7 @@ def test_fuse_conv_bn_add_relu_onednn(kind: tuple[bool, ...], config: str | None
 
 
 @pytest.mark.parametrize("kind", some(RESIDUALS[::3]))
-def test_fuse_conv_bn_add_relu_lowering(kind: tuple[bool, ...]) -> None:
+def test_fuse_conv_bn_add_relu_lowering(kind: tuple[bool, bool, bool, bool]) -> None:
     model = settled(Residual(*kind, add=lambda x, y: x + y))
     found = run(model, get_default_qconfig_mapping("onednn"), image(2), backend_config=onednn()).check()
     two = kind[-1]

@@ -263,6 +263,6 @@ def test_resnet_base(name: str, trained: bool) -> None:
 def test_sequential() -> None:
     model = nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)))
     x = torch.rand(5, 1, 3, 3)
-    found = agrees(model, x, mapping={"": ao.default_qconfig})
+    found = agrees(model, x, mapping={"": ao.default_qconfig})  # pyright: ignore[reportPrivateImportUsage]
     assert found.kernels == ["conv", "conv"]
-    assert torchs(model, {"": ao.default_qconfig}, x).shape == x.shape
+    assert torchs(model, {"": ao.default_qconfig}, x).shape == x.shape  # pyright: ignore[reportPrivateImportUsage]

@@ -268,7 +268,7 @@ class Static(nn.Module):
         from torch.ao.nn import quantized as nnq
 
         module.linear.activation_post_process = module.activation_post_process
-        return cls(nnq.Linear.from_float(module.linear))  # it asks for the QConfig of the layer
+        return cls(nnq.Linear.from_float(module.linear))  # type: ignore[no-untyped-call]  # it asks for the QConfig of the layer
 
 
 class Dynamic(Static):
@@ -276,7 +276,7 @@ class Dynamic(Static):
     def from_observed(cls, module: Any) -> Dynamic:
         from torch.ao.nn.quantized import dynamic as nnqd
 
-        return cls(nnqd.Linear.from_float(module.linear))
+        return cls(nnqd.Linear.from_float(module.linear))  # type: ignore[no-untyped-call]
 
 
 SWAP = {"float_to_observed_custom_module_class": {"static": {Custom: Observed}}}
@@ -353,7 +353,8 @@ def test_quantized_input_quantized_output(indexes: tuple[list[int], list[int]]) 
     quantized, x = convert_fx(prepared), image()
     given = torch.quantize_per_tensor(x, 0.05, 64, torch.quint8) if indexes[0] else x
     assert quantized(given).is_quantized is bool(indexes[1])
-    assert QuantType.STATIC == "static"
+    static: str = QuantType.STATIC
+    assert static == "static"
 
 
 @pytest.mark.parametrize("model", some(["identity", "conv", "dict"]))
@@ -434,8 +435,8 @@ def test_state_dict() -> None:
 
 def test_packed_weight_fused_op() -> None:
     class Behind(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = super().forward(x)
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+            out: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
             return functional.relu(out)
 
     found = run(Behind(Given(), Given()), {"": default_qconfig}, torch.rand(5, 5)).check()

@@ -42,6 +42,7 @@ with warnings.catch_warnings():
     from torch.ao.nn import quantized as nnq
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+jit: Any = torch.jit
 DIMS = (1, 2, 3)
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -102,7 +103,7 @@ def test_linear_module(kind: str) -> None:
     x = torch.rand(2, 30)
     if kind == "dynamic":
         found = run(nn.Sequential(nn.Linear(30, 4)), {"": default_dynamic_qconfig}, x).check()
-        theirs = torchs(found.model, {"": ao.default_dynamic_qconfig}, x)
+        theirs = torchs(found.model, {"": ao.default_dynamic_qconfig}, x)  # pyright: ignore[reportPrivateImportUsage]
         assert float((found.quantized(x) - theirs).abs().max()) < 0.02
         return
     for then in (nn.Identity(), nn.ReLU(), Call(functional.relu), nn.BatchNorm1d(4)):
@@ -173,7 +174,8 @@ class Binary(nn.Module):
 
     def __init__(self, op: Any, layers: bool, number: bool, relu: Any = None) -> None:
         super().__init__()
-        self.one, self.two = (nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)) if layers else (nn.Identity(), nn.Identity())
+        self.one: nn.Module = nn.Conv2d(3, 3, 1) if layers else nn.Identity()
+        self.two: nn.Module = nn.Conv2d(3, 3, 1) if layers else nn.Identity()
         self.op, self.number, self.relu = op, number, nn.Identity() if relu is None else relu
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -183,7 +185,10 @@ class Binary(nn.Module):
         return out
 
 
-OPS = {"add": [operator.add, operator.iadd, torch.add], "mul": [operator.mul, operator.imul, torch.mul]}
+OPS: dict[str, list[Any]] = {
+    "add": [operator.add, operator.iadd, torch.add],
+    "mul": [operator.mul, operator.imul, torch.mul],
+}
 
 
 @pytest.mark.parametrize("layers", some([False, True]))
@@ -222,7 +227,7 @@ def test_add_relu_multiple_uses_of_relu() -> None:
 
     found = run(Twice(), {"": default_qconfig}, torch.randn(3), torch.randn(3)).check(0.1)
     assert (len(found.observers), found.left) == (4, [])
-    traced = torch.jit.trace(found.quantized, found.inputs)
+    traced = jit.trace(found.quantized, found.inputs)
     assert torch.equal(traced(*found.inputs), found.quantized.program(*found.inputs))
 
 

@@ -31,6 +31,7 @@ from quantc.flows.qconfig import default_symmetric_qnnpack_qconfig
 from tests.fx_behaviours import some
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+jit: Any = torch.jit
 
 
 class Net(nn.Module):
@@ -81,6 +82,7 @@ class OnlyOne(nn.Module):
         super().__init__()
         self.how, self.linear = how, nn.Linear(4, 4)
         self.register_buffer("rows", torch.randn(3, 4))
+        self.rows: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         if self.how == "added":
@@ -115,8 +117,9 @@ def test_bytes_of_any_kind_are_quantized(name: str, engine: str, monkeypatch: py
     monkeypatch.setattr(torch.backends.quantized, "engine", engine)
     model, batches = Net().eval(), [images() for _ in range(3)]
     prepared = prepare_fx(model, {"": QConfig(*OBSERVERS[name])}, (batches[0],))
-    for x in batches:
-        prepared(x)
+    for batch in batches:
+        prepared(batch)
+    x = batches[-1]
     reference, quantized = convert_to_reference_fx(prepared), convert_fx(prepared)
     assert all(row.kernel for row in quantized.placed) or engine == "x86"
     assert {"conv", "linear"} <= {row.op for row in quantized.placed}
@@ -313,15 +316,16 @@ def test_original_weights_are_kept_when_asked_for() -> None:
     weight, bias = kept["0_packed_weight_0"]
     expected = model[1](model[0](x))  # the norm is folded into what is quantized
     assert torch.allclose(functional.conv2d(x, weight, bias), expected, atol=1e-5)
-    assert torch.equal(kept["3_packed_weight_0"][0], model[3].weight)
+    assert torch.equal(kept["3_packed_weight_0"][0], model.get_parameter("3.weight"))
     assert kept["3_packed_weight_0"][1] is None
     assert not converted(model, {"": default_qconfig}, x).original_weights_lookup
 
 
 def test_original_weights_of_float16_layers_have_the_names_of_their_modules() -> None:
-    model = nn.Sequential(OrderedDict({"a: 5": nn.Linear(3, 3)}))
+    linear = nn.Linear(3, 3)
+    model = nn.Sequential(OrderedDict({"a: 5": linear}))
     kept = converted(model, {"": float16_dynamic_qconfig}, torch.randn(2, 3), keep_original_weights=True)
-    assert torch.equal(kept.original_weights_lookup["a_5_packed_weight_0"][0], model[0].weight)
+    assert torch.equal(kept.original_weights_lookup["a_5_packed_weight_0"][0], linear.weight)
     trained = prepare_qat_fx(nn.Sequential(nn.Linear(3, 3)), {"": default_qat_qconfig}, (torch.randn(2, 3),))
     trained(torch.randn(2, 3))
     with pytest.raises(CustomConfigError, match="calibrated models only"):
@@ -349,5 +353,5 @@ def test_torchscript_is_refused_where_it_cannot_be_and_traced_where_it_can() -> 
     quantized = convert_fx(prepared)
     with pytest.raises(ModeError, match=r"torch\.jit\.script cannot read"):
         torch.jit.script(quantized)
-    traced = torch.jit.trace(quantized, (x,))
+    traced = jit.trace(quantized, (x,))
     assert torch.equal(traced(x), quantized.program(x))

@@ -118,7 +118,7 @@ def test_out_that_is_a_part_runs_in_every_form(method: Any, shapes: Any) -> None
 @pytest.mark.parametrize("use", [None, 3, torch.int8, nn.Linear, [qc.INT8]])
 def test_a_rule_of_a_config_says_what_becomes_of_a_tensor(use: Any) -> None:
     config = qc.QuantConfig()
-    calls = (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: config.set("0", use),
         lambda: config.set(nn.Linear, use),
         lambda: config.set_all(use),

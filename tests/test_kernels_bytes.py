@@ -457,14 +457,14 @@ def test_what_comes_in_and_is_no_number_is_an_error(value: float) -> None:
     program = _quantized()
     module = qc.lower(program, "x86")
     x = torch.randn(4, 2, 4)
-    expected = module(x)
+    expected, broken = module(x), x.clone()
+    broken[1, 1, 2] = value
     for _ in range(4):  # the last of them from a recording
         assert torch.equal(module(x), expected)
-        broken = x.clone()
-        broken[1, 1, 2] = value
+        given = broken.clone()
         for form in (program, module.program, module):
             with pytest.raises(InputError, match=f"input 'x' holds {'NaN' if math.isnan(value) else 'infinity'}"):
-                form(broken)
+                form(given)
     # the graphs themselves follow torch's op, which has level 0 for NaN, silently
     assert bool(program.module(broken).isfinite().all())
     broken[0, 0, 0], broken[0, 0, 1] = math.inf, -math.inf  # their sum is NaN, and none of them is

@@ -123,7 +123,8 @@ def test_writes_are_not_lost(how: str, backend: str) -> None:
 
 def test_a_call_that_sometimes_writes_to_out_is_the_one_it_is_this_time() -> None:
     def body(model: Any, x: Tensor) -> Any:
-        y, given = model.a(x), {"out": torch.zeros(len(x), 8)} if model.is_on else {}
+        y = model.a(x)
+        given: dict[str, Any] = {"out": torch.zeros(len(x), 8)} if model.is_on else {}
         made = torch.add(y, x, **given)
         return given.get("out", made)
 
