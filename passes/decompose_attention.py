@@ -150,11 +150,11 @@ def _why_not(node: fx.Node) -> str | None:
 def _why_not_heads(node: fx.Node) -> str | None:
     if not argument(node, "enable_gqa"):
         return None
-    for name in ("q", "k", "v"):
-        kind = known_type(argument(node, name))
-        if kind.rank < 3 or not isinstance(kind.shape[-3], int):
-            return f"the number of heads of {name} is dynamic"
-    return None
+    heads = {name: known_type(argument(node, name)).shape[-3:-2] for name in ("q", "k", "v")}
+    if heads["q"] == heads["k"] == heads["v"] != ():
+        return None  # there is nothing to repeat
+    unknown = (name for name, size in heads.items() if not size or not isinstance(size[0], int))
+    return next((f"the number of heads of {name} is dynamic" for name in unknown), None)
 
 
 def _take_apart(program: Program, node: fx.Node, causal: _CausalMasks, dropout: float) -> fx.Node:
@@ -196,9 +196,9 @@ def _repeat(calls: Calls, x: fx.Node, q: fx.Node) -> fx.Node:
     """Each head of `x` as often as the heads of `q` need it."""
     kind = known_type(x)
     heads = known_type(q).shape[-3]
-    repeats = int(heads) // int(kind.shape[-3])
-    if repeats == 1:
+    if heads == kind.shape[-3]:
         return x
+    repeats = int(heads) // int(kind.shape[-3])
     shape = (*kind.shape[:-3], heads, *kind.shape[-2:])
     repeated = TensorType(kind.dtype, shape)
     return calls.call(aten.repeat_interleave.self_int, x, repeats, kind.rank - 3, kind=repeated)

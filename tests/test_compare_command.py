@@ -211,7 +211,7 @@ def test_a_pipe_gets_plain_lines() -> None:
 
 
 def test_inputs_come_from_data_or_the_factory_or_the_examples(saved: Path) -> None:
-    np.savez(saved / "data.npz", np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32))
+    np.savez(saved / "data.npz", np.random.default_rng(0).standard_normal((70, 4)).astype(np.float32))
     assert document("float.qc", "int8.qc", "--data", "data.npz")["batches"] == 3
     assert document("float.qc", "int8.qc", "--data", "data.npz", "--batches", "2")["batches"] == 2
     own = document("pair_models:with_batches", "int8.qc")

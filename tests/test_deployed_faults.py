@@ -94,16 +94,20 @@ def test_layouts_that_runtimes_do_not_read_are_refused_also_after_a_call(target:
     ("odd", "advice"),
     [
         (lambda: image().double(), "give x.to(torch.float32)"),
-        (lambda: image().numpy(), "torch.as_tensor(x)"),
         (lambda: image().tolist(), "a list of 384 values"),
     ],
-    ids=["float64", "numpy", "lists"],
+    ids=["float64", "lists"],
 )
 def test_what_is_no_float32_tensor_says_what_to_do(target: str, odd: Any, advice: str) -> None:
     with pytest.raises(InputError) as caught:
         deployed(target)(odd())
     assert advice in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_arrays_are_taken_for_tensors(target: str) -> None:
+    assert torch.equal(deployed(target)(image().numpy()), deployed(target)(image()))
 
 
 @pytest.mark.parametrize("target", TARGETS)

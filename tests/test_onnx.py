@@ -23,6 +23,9 @@ from quantc.backends.onnx import ONNX, OPENVINO, TENSORRT
 from quantc.decomposed import decomposed_ops
 from quantc.errors import MissingDependencyError, ModeError, UnknownNameError
 from quantc.onnx.dtypes import FLOAT16, FP8_E4M3, INT4, INT8, INT32
+from quantc.onnx.export import export
+from quantc.onnx.module import OnnxModel
+from quantc.onnx.profiles import profile_of
 from quantc.onnx.table import NoOnnxFormError
 from quantc.testing import Check, check_backend
 from tests.onnx_models import ADDED, close, initializers, ops, quantized, seeded
@@ -98,7 +101,8 @@ def test_ranges_hold_at_and_beyond_their_ends(
     scale = float(np.float32(scale))
     x = torch.cat([(torch.arange(-20, 280).float() - zero_point) * scale, torch.tensor([-1e6, 1e6, 0.0])])
     arguments = (scale, zero_point, *ends, torch.uint8)
-    found = qc.lower(one_quantizer(x, *arguments), "onnx", profile=profile)(x)
+    program = one_quantizer(x, *arguments)
+    found = OnnxModel(program, export(program, profile_of(program, profile)))(x)
     wanted = decomposed_ops().quantize_per_tensor(x, *arguments).float()
     levels = found / scale + zero_point
     assert levels.round().min() >= ends[0]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import quantc as qc
@@ -32,8 +33,10 @@ from quantc.errors import (
     QuantcError,
     UnknownNameError,
 )
+from quantc.files import sealed_tensors
 from quantc.hooks import Guard, Reproducer, Verify
 from quantc.observe import Statistics, start
+from quantc.observe.store import STATISTICS, VERSION
 from quantc.outcomes import Quantize, SameAs
 from quantc.pipeline import Pass, Pipeline
 from quantc.program import Program
@@ -361,12 +364,20 @@ def test_a_malformed_config_names_the_field(rule: dict[str, Any], field: str, tm
     assert "rule 1" in str(error.where)
 
 
+def forge(path: Path) -> None:
+    """Another word in the document of a statistics file, sealed as quantc would."""
+    tensors = load_file(path)
+    document = bytes(tensors["document"].numpy()).replace(b'"minmax"', b'"minmux"')
+    tensors["document"] = torch.frombuffer(bytearray(document), dtype=torch.uint8)
+    sealed_tensors.write(path, STATISTICS, tensors, VERSION)
+
+
 def test_malformed_statistics_name_the_field(tmp_path: Path) -> None:
     path = tmp_path / "statistics.safetensors"
     seen = start(INT8)
     seen.update(torch.ones(3))
     Statistics({"relu:out0": seen}).save(path)
-    path.write_bytes(path.read_bytes().replace(b'\\"statistics\\": \\"minmax\\"', b'\\"statistics\\": \\"minmux\\"'))
+    forge(path)
     error = refused(LoadError, lambda: Statistics.load(path))
     assert "'statistics'" in error.what
     assert "relu:out0" in str(error.where)

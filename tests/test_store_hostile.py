@@ -265,7 +265,7 @@ FORGED: dict[str, tuple[Forge, str]] = {
     ),
     "input of another shape": (
         lambda d, t: (t.update({"inputs/0": torch.arange(2.0)}), d["records"]["inputs/0"].update(type="f32[2]")),
-        "input 'x' is f32[2], but the program was captured for f32[2,3,6,6]",
+        "input 'x' is f32[2], but the program was captured for f32[batch,3,6,6]",
     ),
     "constant of other numbers": (lambda _, t: t["constants/conv.bias"].add_(1), "has digest"),
     "constant of no name": (

@@ -89,7 +89,11 @@ def test_buffers_that_share_written_memory_are_refused(tmp_path: Path) -> None:
             self.seen.add_(1)
             return x + self.part.sum()
 
-    program = qc.capture(Shared(), (images(),), method="fx")
+    with pytest.raises(qc.errors.CaptureError, match="shares memory with 'part'"):
+        qc.capture(Shared(), (images(),), method="fx")
+    model = Shared()
+    model.part = torch.zeros(2)
+    program = qc.capture(model, (images(),), method="fx")
     program.root.register_buffer("part", program.root.get_buffer("seen")[:2])
     assert "shares memory with others: part, seen" in refused(program, tmp_path).what
     program.root.register_buffer("part", torch.zeros(2))
@@ -97,7 +101,7 @@ def test_buffers_that_share_written_memory_are_refused(tmp_path: Path) -> None:
 
 
 def test_example_inputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    program = qc.capture(small_model(), (images(),))
+    program = qc.capture(small_model(), (images(),), dynamic_shapes=None)
     program.example_inputs = (images(), images())
     assert "2 example inputs for 1" in refused(program, tmp_path).what
     program.example_inputs = (images()[:1],)

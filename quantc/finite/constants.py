@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx, nn
 
+from quantc.dialect import argument, op_name
 from quantc.errors import DataError, TrainingError
-from quantc.finite.masks import is_mask
+from quantc.finite.masks import ADDED, is_mask
 from quantc.finite.tensors import count_not_finite, why_not_finite
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def _read(program: Program) -> Iterator[tuple[str, Tensor, str, bool]]:
         owner = program.owner(graph)
         prefix = f"{path}/" if path else ""
         for node in graph.nodes:
-            if node.op == "get_attr" and node.users and (tensor := program.tensor(node)) is not None:
-                reader = next(iter(node.users))
+            reader = next((user for user in node.users if not _multiplies_by_zero(user, node)), None)
+            if node.op == "get_attr" and reader is not None and (tensor := program.tensor(node)) is not None:
                 yield (
                     f"{prefix}{node.target}",
                     tensor,
@@ -74,6 +75,12 @@ def _read(program: Program) -> Iterator[tuple[str, Tensor, str, bool]]:
                 part = owner.get_submodule(str(node.target))
                 for name, value in (*part.named_parameters(), *part.named_buffers()):
                     yield f"{prefix}{node.target}.{name}", value, program.describe(node), False
+
+
+def _multiplies_by_zero(user: fx.Node, value: fx.Node) -> bool:
+    """Whether a product adds nothing of a tensor: then torch does not read it."""
+    is_added = user.args[:1] == (value,) and value not in user.args[1:]
+    return is_added and op_name(user) in ADDED and argument(user, "beta") == 0
 
 
 def _fault(name: str, tensor: Tensor, where: str, *, learns: bool) -> DataError | TrainingError:

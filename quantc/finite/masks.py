@@ -36,9 +36,6 @@ def is_mask(node: fx.Node) -> bool:
     while pending:
         value = pending.pop()
         for user in value.users:
-            kind = dtype_of(user)
-            if user.op == "call_function" and kind is not None and not kind.is_floating_point:
-                continue
             if _ends(user, value, ends):
                 found = True
                 continue
@@ -53,8 +50,9 @@ def is_mask(node: fx.Node) -> bool:
 def _ends(user: fx.Node, value: fx.Node, ends: frozenset[str]) -> bool:
     if user.op != "call_function":
         return False
-    name = op_name(user)
-    return name in ends or (name == "sdpa" and value not in user.args[:3])
+    name, kind = op_name(user), dtype_of(user)
+    is_compared = kind is not None and not kind.is_floating_point and "quantize" not in name
+    return is_compared or name in ends or (name == "sdpa" and value not in user.args[:3])
 
 
 def _hands_on(user: fx.Node, value: fx.Node) -> bool:
