@@ -182,12 +182,20 @@ def judge_traced(case: Case) -> bool:
         prepared = _made("prepare", lambda: tracing.prepare(net, case.inputs(), case.backend))
         _compare("prepared", copy.deepcopy(prepared), case, EXACT)
         for call in range(CALLS):
-            prepared.kept.copy_(net.kept)
+            _reset(prepared, net)
             _made("calibrate", partial(prepared, *as_given(case.inputs(call))))
         converted = _made("convert", lambda: tracing.convert(prepared))
-        converted.kept.copy_(net.kept)
+        _reset(converted, net)
         _compare("converted", converted, case, QUANTIZED, TRACED_CALLS)
         return bool(tracing.coverage(converted).rows_for("quantized"))
+
+
+def _reset(model: Any, net: Net) -> None:
+    """Let the buffer be again what it was at first; a write may have given it another shape."""
+    if model.kept.shape == net.kept.shape:
+        model.kept.copy_(net.kept)
+    else:
+        model.kept = net.kept.clone()
 
 
 def _made(step: str, make: Callable[[], Any]) -> Any:

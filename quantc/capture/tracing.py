@@ -108,9 +108,10 @@ def aims_of(traced: fx.GraphModule) -> frozenset[int]:
     for node in traced.graph.nodes:
         if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
-        for row, value in zip(node.target._schema.arguments, node.args, strict=False):
+        for index, row in enumerate(node.target._schema.arguments):
             if row.alias_info is None or not row.alias_info.is_write:
                 continue
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(row.name)
             for aim in value if isinstance(value, list | tuple) else [value]:
                 while isinstance(aim, fx.Node) and aim.op == "call_function" and aim.args:
                     aim = aim.args[0]  # a view of it

@@ -55,7 +55,7 @@ class UnfoldNorm(nn.Module):
 class LiveNorm(Freezable):
     """A batch norm in training; nothing at all once it is folded."""
 
-    def __init__(self, eps: float, momentum: float) -> None:
+    def __init__(self, eps: float, momentum: float | None) -> None:
         super().__init__()
         self.eps = eps
         self.momentum = momentum
@@ -67,7 +67,10 @@ class LiveNorm(Freezable):
             return x
         if counter is not None:
             counter.add_(1)
-        return functional.batch_norm(x, mean, var, gamma, beta, True, self.momentum, self.eps)
+        momentum = self.momentum
+        if momentum is None:  # the average of all batches so far
+            momentum = 0.0 if counter is None else 1.0 / float(counter)
+        return functional.batch_norm(x, mean, var, gamma, beta, True, momentum, self.eps)
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}, momentum={self.momentum}{', frozen' if self.frozen else ''}"

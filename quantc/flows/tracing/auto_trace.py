@@ -143,6 +143,7 @@ class InterceptedLeaf(Intercepted):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run: Run | None = getattr(ACTIVE, "run", None)
         if run is None:
+            _refuse_backward(self._auto_quant_path)  # type: ignore[attr-defined]
             if RECORDINGS:
                 notice(self, self._auto_quant_path)  # type: ignore[arg-type, attr-defined]
             return super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
@@ -237,15 +238,19 @@ def _entered(state: AutoQuantizationState, outer: Frame, run: Run, place: Key) -
 def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of the model from outside."""
     trace = state.trace
+    if trace.phase is Phase.TRAINING:
+        _refuse_backward(state.path or type(module).__name__)
     if trace.phase is Phase.TRACING or not state.contexts:  # in a thread of the model's own
         notice(module, state.path)
         return nn.Module.__call__(module, *args, **kwargs)
     if trace.phase is Phase.CONVERTED and torch.is_grad_enabled():
         _refuse_gradients(args, kwargs)
+    outer = getattr(ACTIVE, "run", None)
+    if outer is not None:  # what the model around gives may be traced there
+        args, kwargs = on_floats((args, kwargs))
     run = Run(trace, state, module)
     if trace.phase is Phase.CONVERTED:
         _refuse_numbers(module, run, args, kwargs)
-    outer = getattr(ACTIVE, "run", None)
     ACTIVE.run = run
     try:
         if run.watch is not None:
@@ -255,6 +260,8 @@ def _start(module: Any, state: AutoQuantizationState, args: tuple[Any, ...], kwa
         state.end(run)
         output = state.module_after_hook(output, run)
         run.check_weights()
+        if run.refused is not None:
+            raise run.refused  # the model has caught it, and gone on without
     finally:
         ACTIVE.run = outer
     if run.watch is not None:
@@ -267,6 +274,16 @@ def _watch_inputs(trace: Trace, watch: Watch, args: Any, kwargs: Any) -> None:
     for index, groups in trace.watched.get(-1, {}).items():
         if index < len(leaves):
             watch.observe(groups, leaves[index], partial("input {}".format, index))
+
+
+def _refuse_backward(where: str) -> None:
+    """Refuse what is computed again on the way back: there is no call of the model then that it is part of."""
+    if torch._C._current_graph_task_id() != -1:
+        raise InputError(
+            f"{where} is computed again on the way back, as by torch.utils.checkpoint: it would be computed otherwise",
+            where=where,
+            advice="train without checkpoints",
+        )
 
 
 def _refuse_gradients(args: Any, kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from quantc.capture.tracing import tensors_in
 from quantc.errors import DataError, InputError
 from quantc.flows.tracing.call_sites import OpSite
+from quantc.flows.tracing.copies import copied
 from quantc.flows.tracing.run import ACTIVE
 from quantc.flows.tracing.trace import Phase
 from quantc.flows.tracing.traced_tensor import floats_of
@@ -105,7 +106,7 @@ def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -
     A batch is what `prepare` takes for an example. Both run as copies: neither statistics nor buffers change. Where the
     two take different ways, because the model looks at numbers, a batch counts up to there, and a note says so.
     """
-    reference, quantized = copy.deepcopy(prepared), copy.deepcopy(converted)
+    reference, quantized = copied(prepared), copied(converted)
     states = state_of(reference), state_of(quantized)
     if states[0].trace.phase is Phase.CONVERTED or states[1].trace.phase is not Phase.CONVERTED:
         raise InputError(
@@ -113,12 +114,21 @@ def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -
             where=f"the first is {states[0].trace.phase.value}, the second {states[1].trace.phase.value}",
             advice="compare(prepared, convert(prepared), batches)",
         )
+    if states[0].trace.phase is Phase.OBSERVING and states[0].trace.made_of != states[1].trace.made_of:
+        raise InputError(
+            "the converted model has other weights than the prepared one",
+            where=type(prepared).__name__,
+            advice="compare(prepared, convert(prepared), batches)",
+        )
     reference.eval()
     totals: dict[int, Total] = {}
     whole, count, parted = Noise(), 0, 0
+    if isinstance(batches, torch.Tensor):
+        raise InputError("batches is a tensor", where="compare", advice="give a list of batches: [x]")
     for batch in batches:
         (args, kwargs), count = examples_in([batch])[0], count + 1
-        expected, result = _logged(reference, args, kwargs)
+        with torch.random.fork_rng(devices=[]):  # both draw the same numbers
+            expected, result = _logged(reference, args, kwargs)
         found, other = _logged(quantized, args, kwargs)
         whole.add(tensors_in(result), tensors_in(other))
         parted += not _add(totals, expected, found)

@@ -45,7 +45,11 @@ def take_back(own: nn.Module, model: nn.Module) -> None:
         rows.append((module, twin))
         memo[id(module)] = twin
         for key, parameter in module._parameters.items():
-            memo[id(parameter)] = twin._parameters.get(key)
+            own_parameter = twin._parameters.get(key)
+            if parameter is not None and own_parameter is not None and not _is_same(parameter, own_parameter):
+                with torch.no_grad():
+                    own_parameter.data.copy_(parameter)
+            memo[id(parameter)] = own_parameter
         for key, buffer in module._buffers.items():
             if not _is_same(buffer, twin._buffers.get(key)):
                 with _Detaching():

@@ -127,7 +127,7 @@ class Compute:
             program.root.requires_grad_(False)
             running = on_kernels(pipelines.lower().run(program), target, Choosing())
             graph_module, self.placed = running.module, running.placed
-        graph_module.train(program.training)
+        graph_module.training = program.training  # not those inside: the program that is trained has them too
         self.body = graph_module
         self.kernel = _only_kernel(graph_module)
         self.in_order = tuple(

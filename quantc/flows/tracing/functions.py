@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from types import FunctionType
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 
@@ -36,6 +38,13 @@ PRODUCTS = frozenset(
 COPIES = frozenset({"cat", "concat", "stack", "clone", "flip", "roll"})
 """Calls that move elements, and whose results never share memory with what they are given."""
 DROPOUT = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
+MODES: dict[str, tuple[int, tuple[str, ...], bool, tuple[tuple[Any, ...], ...]]] = {
+    **dict.fromkeys((*DROPOUT, *(f"{name}_" for name in DROPOUT)), (2, ("training", "train"), True, ())),
+    "batch_norm": (5, ("training",), False, ((0, 6), (1, "momentum"))),
+    "rrelu": (3, ("training",), False, ()),
+}
+"""Functions that compute otherwise in training: where they are told so, by which keywords, what holds if they are not told, and
+where the arguments are that torch's own modules give them by the mode as well."""
 OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
 QUERIES = frozenset(
     {
@@ -95,6 +104,27 @@ def kind_of(func: Any, hooked: frozenset[str]) -> Kind:
     return Kind.COPY if name in COPIES else Kind.OTHER
 
 
+def writes_first(func: Any) -> bool:
+    """Whether a function writes to its first argument, or gives it another shape, in place."""
+    name = name_of(func)
+    is_special = name.startswith("__") and name.endswith("__")
+    return (
+        name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__")
+        if is_special
+        else name.endswith("_")
+    )
+
+
+def says_it_writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call says that it writes: by `out=`, or by its schema."""
+    if kwargs.get("out") is not None:
+        return True
+    schema = getattr(func, "_schema", None)
+    if schema is None and isinstance(func, OpOverloadPacket):
+        return any(getattr(func, name)._schema.is_mutable for name in func.overloads())
+    return schema is not None and bool(schema.is_mutable)
+
+
 def is_product(func: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a call multiplies with a parameter."""
     if getattr(func, "__name__", "") not in PRODUCTS:
@@ -105,6 +135,28 @@ def is_product(func: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
 def gives_back(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of dropout does nothing: then torch gives the very tensor that it is given."""
     return (args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))) is False
+
+
+@dataclass(frozen=True, slots=True)
+class ModeArgument:
+    """The argument that tells a call whether the model trains."""
+
+    name: str
+    path: tuple[Any, ...]
+    value: bool
+    follow: tuple[tuple[Any, ...], ...]
+    """Other arguments that torch's own modules give by the mode."""
+
+
+def mode_argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModeArgument | None:
+    """The argument by which a call is told the mode; None if it computes the same in both."""
+    if (row := MODES.get(name_of(func))) is None:
+        return None
+    index, names, default, follow = row
+    if len(args) > index:
+        return ModeArgument(names[0], (0, index), bool(args[index]), follow)
+    name = next((name for name in names if name in kwargs), names[0])
+    return ModeArgument(name, (1, name), bool(kwargs.get(name, default)), follow)
 
 
 @cache

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from quantc.capture.tracing import tensors_in
 from quantc.errors import InputError, QuantcError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
-from quantc.flows.tracing.functions import is_product
+from quantc.flows.tracing.functions import is_product, mode_argument, writes_first
 from quantc.flows.tracing.slicing import subgraph
 from quantc.flows.tracing.stages import Stage, advance
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
@@ -29,6 +29,11 @@ STATE = "_auto_quant_state"
 """The name under which a module has its state."""
 CONTENT = "content"
 """The name of the tensor that holds, as bytes, what no other tensor does: statistics, or the quantized program."""
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    """Whether an argument that is no tensor is what it was. One that was no tensor may be one now."""
+    return left is right or (not isinstance(left, Tensor) and type(left) is type(right) and bool(left == right))
 
 
 class AutoQuantizationState(nn.Module):
@@ -150,12 +155,14 @@ class AutoQuantizationState(nn.Module):
         expected = [run.step_name(number) for number in sorted(allowed)]
         module = f"{self.path or 'the model'} ({self.kind})"
         by = f" of {leaf}" if leaf else ""
-        return UnseenOpError(
-            f"control flow over quantizable ops that was never seen, in {module}: "
-            f"expected {' or '.join(expected) or 'no quantizable op'}, seen {seen}{by}",
-            where=f"{file.rsplit('/', 1)[-1]}:{line}",
-            advice="give prepare an example that takes this way too: prepare(model, [example, other_example]); "
-            "or leave the module float with a config",
+        return run.refuse(
+            UnseenOpError(
+                f"control flow over quantizable ops that was never seen, in {module}: "
+                f"expected {' or '.join(expected) or 'no quantizable op'}, seen {seen}{by}",
+                where=f"{file.rsplit('/', 1)[-1]}:{line}",
+                advice="give prepare an example that takes this way too: prepare(model, [example, other_example]); "
+                "or leave the module float with a config",
+            )
         )
 
     # -- hooks around a call ---------------------------------------------------------------------------------------
@@ -165,28 +172,63 @@ class AutoQuantizationState(nn.Module):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Observe what a quantized op reads. Arguments that wait to be fused stay as they are."""
         unit = self.trace.units.get(site.number)
-        self._check_derived(unit, args, kwargs, site)
+        if unit is not None:
+            self._check_call(unit, func, args, kwargs, site, run)
         if unit is None:
             rows = self.trace.rounding.get(site.number)
-            return (args, kwargs) if rows is None else self._rounded(on_floats((args, kwargs)), rows, run)
+            if rows is None:
+                return args, kwargs
+            target = floats_of(args[0]) if args and writes_first(func) else None
+            if not isinstance(target, Tensor):
+                return self._rounded(on_floats((args, kwargs)), rows, run)  # type: ignore[no-any-return]
+            # it is written to itself, and no copy; the way back needs what was rounded
+            given = self._rounded(on_floats(((target.clone(), *args[1:]), kwargs)), rows, run)
+            target.copy_(given[0][0])
+            return (args[0], *given[0][1:]), given[1]
         if run.watch is not None:
             for number, path in unit.by_call.get(site.number, ()):
                 x = reach(args, kwargs, path)
                 run.watch.observe(unit.operands[number].groups, floats_of(x), lambda: f"{site.name} at {site.where}")
         return args, kwargs
 
-    def _check_derived(self, unit: Unit | None, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite) -> None:
+    def _check_call(
+        self,
+        unit: Unit,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        site: OpSite,
+        run: Run,
+    ) -> None:
+        """Check that a call gives a fused op the weights, numbers and modes that it computes with."""
+        for path, name in unit.constants[site.number]:
+            if reach(args, kwargs, path) is not run.constants[name]:
+                run.check_weights()
+                raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
+        self._check_derived(unit, args, kwargs, site, run)
+        mode = mode_argument(func, args, kwargs) if run.is_live else None
+        if mode is not None and not run.is_in_mode(unit, site.number, mode.value):
+            raise self.unseen(f"{site.name} with {mode.name}={mode.value} while the model trains", run, site.leaf)
+        for path, value in self.trace.fixed[site.number]:
+            is_mode = mode is not None and (path == mode.path or (bool(site.leaf) and path in mode.follow))
+            if not is_mode and not _is_same(found := reach(args, kwargs, path), value):
+                raise self.unseen(f"{site.name} with {found!r} for {value!r}", run, site.leaf)
+
+    def _check_derived(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run) -> None:
         """Check that what the model computes of its weights, and quantized ops have folded, is what it was."""
-        if unit is None or not unit.derived or self.trace.phase is Phase.TRAINING:
+        if not unit.derived or self.trace.phase is Phase.TRAINING:
             return
         for path, row in unit.derived.get(site.number, ()):
-            found = digest(floats_of(reach(args, kwargs, path)))
+            given = floats_of(reach(args, kwargs, path))
+            found = digest(given) if isinstance(given, Tensor) else repr(given)
             if found != self.trace.made_of.setdefault(row.key, found):
-                raise InputError(
-                    f"{site.name} is given a weight made of {', '.join(row.sources)} that is another than it was, and "
-                    "the quantized op has it as it was",
-                    where=site.where,
-                    advice="compute with the same numbers as when the model was prepared, or prepare it again",
+                raise run.refuse(
+                    InputError(
+                        f"{site.name} is given a weight made of {', '.join(row.sources)} that is another than it was, and "
+                        "the quantized op has it as it was",
+                        where=site.where,
+                        advice="compute with the same numbers as when the model was prepared, or prepare it again",
+                    )
                 )
 
     def _rounded(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
@@ -228,16 +270,8 @@ class AutoQuantizationState(nn.Module):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Check that a quantized op is given the weights it was quantized with."""
         unit = self.trace.units.get(site.number)
-        if unit is None:
-            return args, kwargs
-        for path, name in unit.constants[site.number]:
-            if reach(args, kwargs, path) is not run.constants[name]:
-                run.check_weights()
-                raise self.unseen(f"{site.name} with another tensor than {name}", run, site.leaf)
-        self._check_derived(unit, args, kwargs, site)
-        for path, value in self.trace.fixed[site.number]:
-            if reach(args, kwargs, path) != value:
-                raise self.unseen(f"{site.name} with {reach(args, kwargs, path)!r} for {value!r}", run, site.leaf)
+        if unit is not None:
+            self._check_call(unit, func, args, kwargs, site, run)
         return args, kwargs
 
     def op_convert_function(self, func: Callable[..., Any], site: OpSite, run: Run) -> Callable[..., Any] | None:
@@ -257,7 +291,7 @@ class AutoQuantizationState(nn.Module):
         """What a module is called with: floats, if nothing in it is quantized."""
         if self.is_idle:
             if self.is_whole:
-                run.enter_whole(tensors_in((args, kwargs)))
+                run.enter_whole(tensors_in((args, kwargs)), self.path)
             return on_floats((args, kwargs))  # type: ignore[no-any-return]
         frame = run.frame
         context, parent = frame.context, frame.parent

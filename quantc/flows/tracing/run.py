@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.stamps import is_tracked
 from quantc.capture.tracing import INPUT
+from quantc.errors import QuantcError
 from quantc.finite.masks import is_mask
 from quantc.flows.tracing.call_sites import END, START, Context, Key, OpSite, place_of_call
 from quantc.flows.tracing.functions import name_of
@@ -22,10 +23,12 @@ from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import Escapes, Levels, Traced, floats_of, levels_on, value_of
 from quantc.flows.tracing.units import Rounded, Unit
 from quantc.flows.tracing.weights import Weight, Weights
+from quantc.qat.norms import LiveNorm
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.recording import Recording
 
+Refusal = TypeVar("Refusal", bound=QuantcError)
 ACTIVE = threading.local()
 """`run` is the call of a model that this thread is in, `log` who is told what calls give."""
 HOOKS: Any = torch.nn.modules.module
@@ -74,6 +77,7 @@ class Run:
         self.may_skip = trace.phase is Phase.CONVERTED and self.log is None and not any(map(bool, GLOBAL_HOOKS))
         """Whether modules of torch.nn need not be called where a kernel does their work."""
         self.leaf: LeafCall | None = None
+        self.refused: QuantcError | None = None
         self.escapes = Escapes()
         self.gave_weights = False
         """Whether the memory of a weight was handed out."""
@@ -102,11 +106,16 @@ class Run:
             self.watch.hand_out(tensors)
         self.gave_weights = self.gave_weights or any(id(tensor) in self.bound.names for tensor in tensors)
 
-    def enter_whole(self, tensors: list[Tensor]) -> None:
+    def enter_whole(self, tensors: list[Tensor], path: str) -> None:
         """Tensors are given to a module of which nothing is seen: it may read them, write to them, and keep them."""
         self.hand_out([floats_of(x) for x in tensors])
         if self.recording is not None:
-            self.recording.recorder.read(tensors)
+            self.recording.recorder.read(tensors, f"{path} is kept whole")
+
+    def refuse(self, error: Refusal) -> Refusal:
+        """Remember a refusal: a model that catches it all the same gives no result."""
+        self.refused = self.refused or error
+        return error
 
     def check_weights(self) -> None:
         """Refuse to go on with weights that are other ones than those that were folded or packed."""
@@ -119,6 +128,25 @@ class Run:
         else:
             weights.check()
 
+    # -- modes -----------------------------------------------------------------------------------------------------
+
+    def is_in_mode(self, unit: Unit, call: int, given: bool) -> bool:
+        """In training: whether a fused op computes a call in the mode that it is told. What was frozen in the program is not told."""
+        if call <= unit.trigger:  # it has not run yet
+            self._follow_modes(unit)
+        parts: list[Any] = [self.trace.held.root.get_submodule(name) for name in unit.modes.get(call, ())]
+        return all(part.frozen or part.training == given for part in parts) and bool(parts or not given)
+
+    def _follow_modes(self, unit: Unit) -> None:
+        """In training: let norms and dropout be in the mode of the modules that call them, which may be another than the model's."""
+        for call, names in unit.modes.items():
+            owner: Any = self.bound.module(self.bound.sites[call].leaf)
+            for name in names:
+                part: Any = self.trace.held.root.get_submodule(name)
+                part.training = owner.training
+                if isinstance(part, LiveNorm) and isinstance(owner, nn.modules.batchnorm._BatchNorm):
+                    part.momentum = owner.momentum
+
     # -- fused ops -------------------------------------------------------------------------------------------------
 
     def compute(self, unit: Unit, operands: dict[int, Any]) -> Any:
@@ -129,6 +157,8 @@ class Run:
                 return unit.run_quantized(program, operands, self.trace.target)
             with torch.autocast("cpu", enabled=False):
                 return unit.run_quantized(program, operands, self.trace.target)
+        if self.is_live:
+            self._follow_modes(unit)
         with torch._C.DisableTorchFunctionSubclass():
             return (
                 unit.run_trained(program, operands, self.round) if self.is_live else unit.run_float(program, operands)
@@ -151,7 +181,8 @@ class Run:
     def rounded_once(self, target: str, x: Tensor) -> Tensor:
         """In training: a tensor as it is rounded; the same for all who read it before it is written to, so that it is observed
         once."""
-        key = (target, id(x), x._version, self.escapes.count if is_tracked(x) else object())
+        place = (x.shape, x.stride(), x.storage_offset()) if x.layout is torch.strided else ()
+        key = (target, id(x), _version(x), (self.escapes.count if is_tracked(x) else object(), place))
         if key not in self.rounded:
             self.rounded[key] = (self.trace.held.root.get_submodule(target)(x), x)
         made: Tensor = self.rounded[key][0]
@@ -170,8 +201,8 @@ class Run:
             return x
         made = floats_of(x).clone()
         for (target, _, version, count), (value, held) in list(self.rounded.items()):
-            if held is x and version == x._version:  # it is rounded once, whoever reads it
-                self.rounded[target, id(made), made._version, count] = (value, made)
+            if held is x and version == _version(x):  # it is rounded once, whoever reads it
+                self.rounded[target, id(made), _version(made), count] = (value, made)
         return made
 
     # -- where it is -----------------------------------------------------------------------------------------------
@@ -228,6 +259,11 @@ class Run:
         return found
 
 
+def _version(x: Tensor) -> Any:
+    """How often torch has counted a write; unlike any other where it does not count."""
+    return object() if x.is_inference() else x._version
+
+
 def _dtype(x: Tensor) -> torch.dtype:
     value = value_of(x)
     made: torch.dtype = floats_of(x).dtype if value is None else value.dtype
@@ -251,6 +287,7 @@ class Bound:
 
     def __init__(self, trace: Trace, model: nn.Module, path: str) -> None:
         prefix = f"{path}." if path else ""
+        self.model, self.prefix = model, prefix
         self.constants = {
             f"{prefix}{name}": tensor
             for rows in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
@@ -273,6 +310,14 @@ class Bound:
         self.weights = Weights(self.rows, trace.made_of) if is_settled else None
         if trace.phase is Phase.TRAINING:
             trace.tie(self.constants)
+
+    def module(self, path: str) -> nn.Module:
+        """A module of the whole model, by its path; the one that is called from outside if that lies elsewhere."""
+        return (
+            self.model.get_submodule(path.removeprefix(self.prefix))
+            if path.startswith(self.prefix) and path
+            else self.model
+        )
 
     @property
     def is_loose(self) -> bool:

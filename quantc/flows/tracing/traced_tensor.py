@@ -17,7 +17,7 @@ from torch._C import _autograd
 from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
-from quantc.flows.tracing.functions import SHAPES, hands_out_memory, is_query, name_of
+from quantc.flows.tracing.functions import SHAPES, hands_out_memory, is_query, name_of, says_it_writes
 from quantc.kernels.engines import to_bytes
 
 decomposed: Any = torch.ops.quantized_decomposed
@@ -238,7 +238,8 @@ def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     try:
         with torch._C.DisableTorchFunctionSubclass():
             output = func(*plain_args, **plain_kwargs)
-        escapes = hands_out_memory(func)
+        # torch counts what most functions write, and not what all do
+        escapes = hands_out_memory(func) or says_it_writes(func, kwargs)
     finally:
         for x in given:
             owner = _owner(x)

@@ -114,6 +114,8 @@ class Unit:
     rounders: tuple[fx.Node | None, ...] = ()
     """In training: the node that rounds each operand."""
     trained_root: str = ""
+    modes: dict[int, list[str]] = field(default_factory=dict)
+    """In training: the modules of the program that follow the mode of a call, by name."""
     reading: tuple[int, ...] = ()
     """The operands that are computed with: each tensor once, in order."""
     direct: Compute | None = None
@@ -168,12 +170,19 @@ class Unit:
         last = nodes[self.root]
         behind = [user for user in last.users if user.op == "call_module" and NORMS in str(user.target)]
         self.trained_root = behind[0].name if behind and self.root in self.own else self.root
+        calls = {name: call for call, name in self.makes.items()}
+        self.modes = {}
+        for node in self._between(nodes, self.trained_root):
+            holder, _, name = str(node.target).partition(".")
+            call = calls.get(name.removeprefix("fold_"))
+            if node.op == "call_module" and holder in (NORMS, MODES) and call is not None:
+                self.modes.setdefault(call, []).append(str(node.target))
 
-    def _between(self, nodes: Mapping[str, fx.Node]) -> list[fx.Node]:
-        """The nodes from its operands to its root, the last first."""
+    def _between(self, nodes: Mapping[str, fx.Node], last: str = "") -> list[fx.Node]:
+        """The nodes from its operands to its root, or another that is the last, the last first."""
         wanted = {operand.value for operand in self.operands}
         found: dict[fx.Node, None] = {}
-        pending = [nodes[self.root]]
+        pending = [nodes[last or self.root]]
         while pending:
             node = pending.pop()
             if node not in found and node.name not in wanted:

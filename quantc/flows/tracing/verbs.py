@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,7 +42,7 @@ from quantc.program import Program
 from quantc.quantizer import mode_config, quantizer_of
 
 if TYPE_CHECKING:
-    from quantc.inspect.coverage import Coverage
+    from quantc.inspect.coverage import Coverage, Row
     from quantc.inspect.explain import Explanation
 
 Mode = Literal["static", "dynamic", "weight-only"]
@@ -314,8 +314,26 @@ def to_program(model: nn.Module) -> Program:
 
 
 def coverage(model: nn.Module) -> Coverage:
-    """What became of every op that was seen."""
-    return state_of(model).trace.held.coverage()
+    """What became of every op that was seen, those too that no graph holds."""
+    trace = state_of(model).trace
+    found = trace.held.coverage()
+    return replace(found, rows=(*found.rows, *_whole_calls(trace)))
+
+
+def _whole_calls(trace: Trace) -> Iterator[Row]:
+    """The calls that have no form in ATen, as that of an LSTM on a packed sequence: they run in float."""
+    from quantc.inspect.coverage import Row, Verdict
+    from quantc.inspect.reasons import Why
+
+    for call in trace.calls:
+        if not any(name.startswith("made_") for name in call.makes) or call.number not in trace.sites:
+            continue
+        site = trace.sites[call.number]
+        macs = None if any(call.parameters) else 0
+        reason = f"{call.name} has no form in ATen on what it is given, so it runs as it is"
+        yield Row(
+            f"{call.name}@{call.number}", call.name, Verdict.FLOAT, "", "", "", Why.OPAQUE, reason, site.leaf, site.where, macs, 0,
+        )  # fmt: skip
 
 
 def explain(model: nn.Module, node: fx.Node | str) -> Explanation:
