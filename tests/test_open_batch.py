@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
+from quantc.capture.attempt import Request
 from quantc.capture.fixing import fix_opened
+from quantc.capture.opening import with_open_batch
 from quantc.dump import numbered
-from quantc.errors import InputError
+from quantc.errors import CaptureError, InputError
 from quantc.parse import parse
 from quantc.program import Program
 from tests.agree import assert_same, fingerprint, run
@@ -152,6 +154,21 @@ def test_what_cannot_be_open_is_fixed_and_says_why(forward: Any, example: Any, w
     assert_same(run(program, example).output, run(model, example).output)
 
 
+@pytest.mark.parametrize(("change", "words"), [("mm", "fails"), ("sin", "is not the model")])
+def test_a_program_that_fixed_sizes_do_not_mend_is_refused(change: str, words: str) -> None:
+    model = module(lambda s, x: s.fc(x).relu(), fc=linear)().eval()
+    request = Request((torch.ones(3, 4),), {}, "auto", ())
+
+    def broken(request: Request) -> tuple[Program, list[str]]:
+        program = qc.capture(model, request.args, dynamic_shapes=request.dynamic_shapes)
+        (node,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+        node.target = torch.ops.aten.sin.default if change == "sin" else torch.ops.aten.mm.default
+        return program, []
+
+    with pytest.raises(CaptureError, match=f"on the example inputs the captured program {words}"):
+        with_open_batch(model, request, broken)
+
+
 STILL = {
     "rows of one sample": (lambda s, x: x.reshape(-1, 3) * 2, (X,)),
     "no row at all": (lambda s, x: (x, torch.ones(2)), (X,)),
@@ -257,3 +274,16 @@ def test_onnx_keeps_the_batch_open() -> None:
     lowered = qc.lower(qc.quantize(nn.Linear(6, 4).eval(), (X,), [X], "onnx").program, "onnx")
     assert lowered.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     assert lowered(torch.randn(7, 6)).shape == (7, 4)
+
+
+def test_executorch_keeps_the_batch_open_of_an_example_of_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4)).eval()
+    x = torch.randn(1, 3, 6, 6)
+    program = qc.quantize(model, (x,), [x], backend="executorch").program
+    lowered = qc.lower(program, "executorch", largest={"batch": 8})
+    with torch.no_grad():
+        for size in (1, 2, 8):
+            given = torch.randn(size, 3, 6, 6)
+            assert lowered(given).shape == (size, 4)
+            assert float((lowered(given) - program(given)).abs().max()) < 0.05

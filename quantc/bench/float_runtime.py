@@ -32,5 +32,5 @@ def in_float(target: str, captured: Program) -> FloatRun:
     if target == "executorch":
         from quantc.executorch.lowering import as_pte
 
-        return FloatRun("ExecuTorch", as_pte(program))
+        return FloatRun("ExecuTorch", as_pte(program, largest=None))
     return FloatRun("torch with norms folded", program.module)

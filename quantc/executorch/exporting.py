@@ -58,7 +58,7 @@ def _wrong(what: str, advice: str) -> RefusedError:
 
 def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
     """A program of one's own, exported. Its flat outputs are the tensors that it yields."""
-    inputs = examples_of(program)
+    inputs = _of_several(program, examples_of(program), ranges)
     for _, graph in program.graphs():
         for node in graph.nodes:
             if node.op == "call_function" and "custom" not in node.meta:
@@ -142,6 +142,21 @@ def examples_of(program: Program) -> tuple[Tensor, ...]:
     pairs = zip(program.example_inputs, program.signature.inputs, strict=True)
     # how they lie in memory would be written into the program, which is then called with others: they lie in order
     return tuple(in_order(leaf) for leaf, item in pairs if not item.is_constant)
+
+
+def _of_several(
+    program: Program, inputs: tuple[Tensor, ...], ranges: Mapping[str, tuple[int, int]]
+) -> tuple[Tensor, ...]:
+    """Example inputs whose sizes that vary are not 1: torch.export takes that for a size that does not."""
+    items = [item for item in program.signature.inputs if not item.is_constant]
+    larger = {symbol for symbol, (_, high) in ranges.items() if high > 1}
+    made = []
+    for item, tensor in zip(items, inputs, strict=True):
+        for axis, size in enumerate(() if item.type is None else item.type.shape):
+            if size in larger and tensor.shape[axis] == 1:
+                tensor = tensor.repeat_interleave(2, axis)
+        made.append(tensor)
+    return tuple(made)
 
 
 def _shapes(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Any:
