@@ -21,6 +21,7 @@ from quantc.flows.fx import (
     default_qat_qconfig,
     default_qconfig,
     float16_dynamic_qconfig,
+    get_default_qat_qconfig_mapping,
     get_default_qconfig_mapping,
     prepare_fx,
     prepare_qat_fx,
@@ -28,6 +29,7 @@ from quantc.flows.fx import (
 from quantc.flows.fx.custom_config import CustomConfigError
 from quantc.flows.observers import MinMaxObserver, PerChannelMinMaxObserver, default_weight_observer
 from quantc.flows.qconfig import default_symmetric_qnnpack_qconfig
+from quantc.nn.intrinsic import qat as intrinsic_qat
 from tests.fx_behaviours import some
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -342,6 +344,21 @@ def test_a_model_without_parameters_is_prepared_for_training() -> None:
     prepared = prepare_qat_fx(Twice().train(), {"": default_qat_qconfig}, (x,))
     prepared(x)
     assert float((convert_fx(prepared.eval())(x) - 2 * x).abs().max()) < 0.1
+
+
+def test_norms_are_frozen_by_the_function_that_users_know() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train()
+    x = torch.randn(4, 3, 8, 8)
+    prepared = prepare_qat_fx(model, get_default_qat_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    (mean,) = (buffer for name, buffer in prepared.named_buffers() if name.endswith("running_mean"))
+    before = mean.clone()
+    prepared.apply(intrinsic_qat.freeze_bn_stats)
+    prepared(x)
+    assert torch.equal(before, mean)
+    prepared.apply(intrinsic_qat.update_bn_stats)
+    prepared(x)
+    assert not torch.equal(before, mean)
 
 
 def test_torchscript_is_refused_where_it_cannot_be_and_traced_where_it_can() -> None:

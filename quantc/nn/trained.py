@@ -13,6 +13,7 @@ from torch.nn import functional, init
 
 from quantc.errors import SpecError
 from quantc.nn.weighted import folded
+from quantc.qat.schedule import is_norm_part
 
 CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
 LINEAR = ("in_features", "out_features", "bias")
@@ -221,12 +222,16 @@ class TrainedNorm(Trained):
 
 
 def update_bn_stats(mod: nn.Module) -> None:
-    """For `model.apply`: count running statistics."""
+    """For `model.apply`: count running statistics. Models of the FX flow have norms as parts of a program."""
     if isinstance(mod, TrainedNorm):
         mod.update_bn_stats()
+    elif is_norm_part(mod):
+        mod.frozen = False
 
 
 def freeze_bn_stats(mod: nn.Module) -> None:
     """For `model.apply`: use running statistics as they are."""
     if isinstance(mod, TrainedNorm):
         mod.freeze_bn_stats()
+    elif is_norm_part(mod):
+        mod.frozen = True

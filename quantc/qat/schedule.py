@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch import nn
 
@@ -21,7 +22,7 @@ Trained = Program | nn.Module
 def freeze_norms(trained: Trained) -> int:
     """Let batch norms use the statistics they have, in training too, and fold them as the converted program will. Scale
     and shift are trained on. How many modules that changed."""
-    return _freeze(trained, lambda module: isinstance(module, FoldNorm | LiveNorm) or _is_norm_flag(module))
+    return _freeze(trained, is_norm_part)
 
 
 def freeze_ranges(trained: Trained) -> int:
@@ -30,8 +31,10 @@ def freeze_ranges(trained: Trained) -> int:
     return _freeze(trained, lambda module: isinstance(module, FakeQuantizer))
 
 
-def _is_norm_flag(module: nn.Module) -> bool:
-    return isinstance(module, ModeFlag) and module.op == "batch_norm"
+def is_norm_part(module: nn.Module) -> TypeGuard[Freezable]:
+    """Whether a module of a program that trains is what became of a batch norm."""
+    is_flag = isinstance(module, ModeFlag) and module.op == "batch_norm"
+    return is_flag or isinstance(module, FoldNorm | LiveNorm)
 
 
 def _freeze(trained: Trained, chosen: Callable[[nn.Module], bool]) -> int:
