@@ -338,3 +338,22 @@ def test_coverage_has_calls_that_no_graph_holds() -> None:
         assert (row.verdict, row.module, row.macs) == ("float", "lstm", None)
         assert found.uncounted == (row.node,)
         assert "not counted: 1 ops" in found.headline
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y: Any = self.a(x)
+        y.value, y.buffer, y.root = 3, None, "mine"
+        return self.b(F.relu_(y)) * y.value
+
+
+@torch.no_grad()
+def test_tensors_may_have_attributes_of_any_name() -> None:
+    model = Named().eval()
+    prepared = prepare(model, ROWS[0])
+    prepared(ROWS[0])
+    assert decibels(model(ROWS[0]), convert(prepared)(ROWS[0])) > 25

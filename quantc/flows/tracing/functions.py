@@ -121,7 +121,7 @@ def says_it_writes(func: Any, kwargs: dict[str, Any]) -> bool:
         return True
     schema = getattr(func, "_schema", None)
     if schema is None and isinstance(func, OpOverloadPacket):
-        return any(getattr(func, name)._schema.is_mutable for name in func.overloads())
+        return any(getattr(func, name)._schema.is_mutable for name in func.overloads())  # type: ignore[no-untyped-call]
     return schema is not None and bool(schema.is_mutable)
 
 

@@ -191,7 +191,7 @@ class Run:
     def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
         way back needs what was read, and those who share the memory need what is written."""
-        first = floats_of(args[0]) if type(args[0]) is not Traced or args[0].buffer is not None else None
+        first = floats_of(args[0]) if type(args[0]) is not Traced or args[0]._quantc_buffer is not None else None
         if first is None:
             return args
         return tuple(self._copied(x) if _shares_memory(x, first) else x for x in args)
@@ -272,7 +272,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 def _shares_memory(x: Any, other: Tensor) -> bool:
     if type(x) is Traced:
-        x = None if x.buffer is None else x.buffer.floats
+        x = None if x._quantc_buffer is None else x._quantc_buffer.floats
     if not isinstance(x, Tensor) or x.layout is not torch.strided or other.layout is not torch.strided:
         return False
     return x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

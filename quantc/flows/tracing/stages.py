@@ -165,7 +165,7 @@ def follow(unit: Unit, number: int, func: Callable[..., Any], x: Any, run: Run) 
     """`advance`, for a call that reads but one tensor: in short where that is bytes on the right grid, or the work is done."""
     value = value_of(x)
     is_last, is_written = number == unit.members[-1], number in unit.in_place
-    if torch.is_autocast_enabled("cpu") or (is_written and (type(x) is not Traced or x.buffer is not None)):
+    if torch.is_autocast_enabled("cpu") or (is_written and (type(x) is not Traced or x._quantc_buffer is not None)):
         return advance(unit, number, func, (x,), {}, run)
     if type(value) is Levels:
         index = unit.begins.get(number, -1)
@@ -191,17 +191,17 @@ def follow(unit: Unit, number: int, func: Callable[..., Any], x: Any, run: Run) 
         return advance(unit, number, func, (x,), {}, run)
     if not is_written:
         return traced(made)
-    x.value = made
+    x._quantc_value = made
     return x
 
 
 def _written(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) -> Any:
     """Let a tensor be what a call in place has made of it. If it has memory, it is written there."""
     is_value = not isinstance(made, Tensor)
-    if type(x) is Traced and (x.buffer is None or is_passive):
-        x.value = made if is_value else None
+    if type(x) is Traced and (x._quantc_buffer is None or is_passive):
+        x._quantc_value = made if is_value else None
         if not is_value:
-            x.buffer = Buffer(made)
+            x._quantc_buffer = Buffer(made)
         return x
     if type(x) is not Traced and type(made) is Stage:  # memory of the user's, which a stage of the fused op describes
         call_on_floats(call.func, call.args, call.keywords)
@@ -209,7 +209,7 @@ def _written(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) 
     was_whole = value_of(x) is not None
     with torch._C.DisableTorchFunctionSubclass():
         floats_of(x).copy_(made.floats() if is_value else made)
-    if type(x) is Traced and x.buffer is not None:
-        x.value = made if is_value and was_whole else None
-        x.buffer = Buffer(x.buffer.floats, x.buffer.escapes)
+    if type(x) is Traced and x._quantc_buffer is not None:
+        x._quantc_value = made if is_value and was_whole else None
+        x._quantc_buffer = Buffer(x._quantc_buffer.floats, x._quantc_buffer.escapes)
     return x

@@ -101,9 +101,9 @@ class Traced(Tensor):
     meta device: code that reads it behind torch's back fails, and reads neither bytes nor zeros.
     """
 
-    value: Value | None = None
-    buffer: Buffer | None = None
-    root: Traced | None = None
+    _quantc_value: Value | None = None
+    _quantc_buffer: Buffer | None = None
+    _quantc_root: Traced | None = None
     """For a view of the floats of a tensor that has a value: that tensor. Whoever gets at the memory gets at both."""
 
     @classmethod
@@ -137,9 +137,9 @@ MOST_BODIES = 256
 def traced(value: Value, buffer: Buffer | None = None) -> Traced:
     """A tensor that has a value."""
     made = _body(value.shape)
-    made.value = value
+    made._quantc_value = value
     if buffer is not None:
-        made.buffer = buffer
+        made._quantc_buffer = buffer
     return made
 
 
@@ -157,35 +157,35 @@ def value_of(x: Any) -> Value | None:
     """What a tensor is to quantized ops; None if it is its floats."""
     if type(x) is not Traced:
         return None
-    buffer = x.buffer
-    if buffer is not None and x.value is not None and not buffer.is_intact:
-        x.value = None
-    return x.value
+    buffer = x._quantc_buffer
+    if buffer is not None and x._quantc_value is not None and not buffer.is_intact:
+        x._quantc_value = None
+    return x._quantc_value
 
 
 def floats_of(x: Any) -> Any:
     """What a traced tensor stands for; anything else as it is. Whoever hands the memory on says so: see `released`."""
     if type(x) is not Traced:
         return x
-    if x.buffer is None:
-        if x.value is None:
+    if x._quantc_buffer is None:
+        if x._quantc_value is None:
             raise RuntimeError("a traced tensor holds nothing")
         with torch._C.DisableTorchFunction():
-            made = Buffer(x.value.floats())
-        vars(x).setdefault("buffer", made)  # two threads may look at once, and must see one memory
-    return x.buffer.floats  # type: ignore[union-attr]
+            made = Buffer(x._quantc_value.floats())
+        vars(x).setdefault("_quantc_buffer", made)  # two threads may look at once, and must see one memory
+    return x._quantc_buffer.floats  # type: ignore[union-attr]
 
 
 def released(x: Any) -> Any:
     """The floats of a traced tensor, for code that may do with them what it likes: from now on the tensor is its floats."""
     made = floats_of(x)
     if type(x) is Traced:
-        _owner(x).value = None
+        _owner(x)._quantc_value = None
     return made
 
 
 def _owner(x: Traced) -> Traced:
-    return x if x.root is None else x.root
+    return x if x._quantc_root is None else x._quantc_root
 
 
 def on_floats(x: Any, of: Callable[[Any], Any] = released) -> Any:
@@ -243,20 +243,20 @@ def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     finally:
         for x in given:
             owner = _owner(x)
-            if owner.value is not None and x.buffer is not None:
-                if not escapes and _is_view(output, x.buffer.floats):
+            if owner._quantc_value is not None and x._quantc_buffer is not None:
+                if not escapes and _is_view(output, x._quantc_buffer.floats):
                     view = owner
-                elif escapes or _reaches(output, x.buffer.floats):
-                    owner.value = None
+                elif escapes or _reaches(output, x._quantc_buffer.floats):
+                    owner._quantc_value = None
     if not isinstance(output, Tensor):
         return output
     for x in given:
-        if x.buffer is not None and x.buffer.floats is output:
+        if x._quantc_buffer is not None and x._quantc_buffer.floats is output:
             return x
-    if view is None or view.value is None:
+    if view is None or view._quantc_value is None:
         return with_numbers(output, plain_args)
     made = _body(output.shape)
-    made.buffer, made.root = Buffer(output), view
+    made._quantc_buffer, made._quantc_root = Buffer(output), view
     return made
 
 
@@ -294,7 +294,7 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if type(x) is not Traced:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    value = x.value if x.buffer is None else None
+    value = x._quantc_value if x._quantc_buffer is None else None
     if value is not None:
         name = name_of(func)
         if name in SHAPES:
