@@ -80,6 +80,10 @@ class Annotate(Pass):
         return Outcome(True, notes)
 
 
+BY_CONFIG = "as the config says: "
+"""What the reasons have that come from a config, before the rule."""
+
+
 def _nothing(program: Program, quantizer: Quantizer) -> AnnotationError:
     from quantc.inspect.coverage import why_float
 
@@ -89,9 +93,13 @@ def _nothing(program: Program, quantizer: Quantizer) -> AnnotationError:
     if (floats := _other_floats(program)) and any("only float32 tensors are quantized" in why for why in reasons):
         what = f"{program.name} is in {floats}, and only float32 is quantized: nothing was quantized"
         advice = (
-            'write qc.quantize(model, example_inputs, batches, dtype="float32"), or give dtype= to qc.capture: '
+            'write qc.quantize(model, example_inputs, batches, dtype="float32"), give dtype= to qc.capture, or --dtype float32 to quantc quantize: '
             f"a copy is brought to float32, as by model.float(); else {advice}"
         )
+    rules = dict.fromkeys(row.partition(BY_CONFIG)[2] for row in reasons if BY_CONFIG in row)
+    if rules:
+        what = f"nothing was quantized: the config leaves {program.name} float: {', '.join(rules)}"
+        advice = f"leave that out of the config, or let it name fewer ops; else {advice}"
     if any("capture with example inputs" in reason for reason in reasons):
         advice = f"give example_inputs when capturing or quantizing, so that types are known; else {advice}"
     if not any(node.op == "call_function" for node in program.nodes()):

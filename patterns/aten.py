@@ -6,6 +6,9 @@ value, and a convolution before the norm has a `w` and `b` of its own.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from quantc.errors import suggest
 from quantc.patterns.dsl import op
 
 conv = op("conv1d", "conv2d", "conv3d", args="x w b?")
@@ -83,3 +86,11 @@ copy = op("contiguous", "clone", "detach", args="x")
 pad = op("pad", args="x")
 upsample = op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", args="x")
 upsample_linear = op("upsample_linear1d", "upsample_bilinear2d", "aten.upsample_trilinear3d.vec", args="x")
+
+if not TYPE_CHECKING:  # to type checkers, what is not above is not there
+
+    def __getattr__(name: str) -> Any:
+        """AttributeError for a pattern that there is not, with those that are spelled like it."""
+        known = [found for found, value in globals().items() if type(value) is type(linear)]
+        hint = "" if name.startswith("_") else f": {suggest(name, known, noun='patterns')}"
+        raise AttributeError(f"quantc.patterns.aten has no {name!r}{hint}", name=name)

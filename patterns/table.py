@@ -357,6 +357,12 @@ def _node(program: Program, name: str) -> fx.Node:
 def resolve_node(program: Program, node: fx.Node | str) -> fx.Node:
     """A node given as itself, by name, or by the path of the module whose one op it is."""
     if isinstance(node, str):
+        if not node:
+            raise UnknownNameError(
+                "the name of the node is empty",
+                where=program.name,
+                advice="give the name of a node, or the path of a module",
+            )
         inside = [] if program.has_node(node) else [x for x in program.module_nodes(node) if x.op.startswith("call_")]
         if len(inside) > 1:
             names = ", ".join(found.name for found in inside)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -207,6 +207,18 @@ class Aliasing:
     def is_written(self, node: fx.Node) -> bool:
         """Whether any write reaches the memory of `node`."""
         return self.root(node) in self._last_write
+
+    def writers(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes that write, or may write, to the memory of `node`."""
+        return self._writers.get(self.root(node), [])
+
+    @cached_property
+    def _writers(self) -> dict[fx.Node, list[fx.Node]]:
+        found: dict[fx.Node, list[fx.Node]] = {}
+        for node in self.graph.nodes:
+            for place in written(node, self.owner):
+                found.setdefault(self.root(place), []).append(node)
+        return found
 
     def is_written_after(self, node: fx.Node, moment: fx.Node) -> bool:
         return self._last_write.get(self.root(node), -1) > self.order[moment]

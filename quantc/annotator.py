@@ -54,7 +54,7 @@ class Annotator:
             return f"{value.name} is {kind}, and only float32 tensors are quantized"
         aliasing = self._aliasing[value.graph]
         if aliasing.has_writes and aliasing.is_written(value):
-            return _why_written(value)
+            return _why_written(value, aliasing)
         return None
 
     def why_not_read(self, node: fx.Node) -> str | None:
@@ -65,7 +65,7 @@ class Annotator:
             return None
         own = written(node, aliasing.owner)
         found = (operand for operand in node.all_input_nodes if aliasing.is_written(operand) and operand not in own)
-        return next((_why_written(operand) for operand in found), None)
+        return next((_why_written(operand, aliasing) for operand in found), None)
 
     @cached_property
     def left_out(self) -> dict[fx.Node, str]:
@@ -136,13 +136,19 @@ class Annotator:
         return site
 
 
-def _why_written(value: fx.Node) -> str:
+def _why_written(value: fx.Node, aliasing: Aliasing) -> str:
     """Somebody writes to a tensor, or may do so: modules and functions that are kept whole do what they like."""
-    around = (value, *islice(value.users, MOST_READERS))
-    unknown = next((node for node in around if is_opaque(node) and not writes(node.target)), None)
-    if unknown is None:
+    writers = aliasing.writers(value)
+    if not writers or not all(is_opaque(node) and not writes(node.target) for node in writers):
         return f"{value.name} is written to in place"
-    return f"{unknown.name} is kept whole, and nothing is known of it: it may write to {value.name} in place"
+    near = {value, *islice(value.users, MOST_READERS)}
+    unknown = next((node for node in writers if node in near), writers[0])
+    said = f"{unknown.name} is kept whole, and nothing is known of it: it may"
+    if unknown is value:
+        return f"{said} write to what it gives"
+    if unknown in value.users:
+        return f"{said} write to {value.name} in place; let the model give it a copy, {value.name}.clone()"
+    return f"{said} write to what shares memory with {value.name}; let the model give it a copy, x.clone()"
 
 
 __all__ = ["Annotator", "Claim", "Part"]

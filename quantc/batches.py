@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from quantc.errors import DataError, LoadError, suggest
-from quantc.feeding import check_batches
+from quantc.feeding import check_batches, taken_of
 from quantc.files.regular_file import check_regular
 from quantc.program import Program
 from quantc.signature import Input
@@ -54,15 +54,18 @@ class Data:
     place: str
     arrays: dict[str, Tensor] | None = None
     values: Iterable[Any] | None = None
+    inputs: tuple[int | str, ...] = ()
+    """What the model takes of each batch, where it does not take all."""
 
     @staticmethod
-    def read(data: str) -> Data:
+    def read(data: str, inputs: tuple[int | str, ...] = ()) -> Data:
         path = Path(data)
         if path.suffix in FILES:
-            return Data(data, arrays=_arrays(path))
+            arrays = _arrays(path)
+            return Data(data, arrays=_wanted(arrays, inputs, data) if inputs else arrays)
         if ":" not in data:
             raise LoadError(f"{data!r} is not a source of batches", where=f"--data {data}", advice=KINDS)
-        return Data(data, values=batches_of(data, imported(data)))
+        return Data(data, values=batches_of(data, imported(data)), inputs=inputs)
 
     def batches(self, program: Program) -> Batches:
         """The batches, for a program."""
@@ -70,10 +73,12 @@ class Data:
             return _cut(self.arrays, program, self.place)
         return Batches(self.values if self.values is not None else ())
 
-    def examples(self, model: nn.Module) -> tuple[Any, ...] | None:
+    def examples(self, model: nn.Module) -> tuple[Any, ...] | dict[str, Any] | None:
         """The first batch, as example inputs of a model that comes without; None if there is none."""
         if self.arrays is not None:
             chosen = _by_parameter(self.arrays, model, self.place)
+            if isinstance(chosen, dict):
+                return {name: array[:BATCH_SIZE] for name, array in chosen.items()}
             return tuple(array[:BATCH_SIZE] for array in chosen)
         batches = iter(self.values if self.values is not None else ())
         first = next(batches, None)
@@ -81,22 +86,44 @@ class Data:
             return None
         if batches is self.values:  # it gives each batch once: the first is to come again
             self.values = chain([first], batches)
+        if self.inputs:
+            first = taken_of(first, self.inputs, 0)
+        if isinstance(first, Mapping) and set(first) <= set(signature(model.forward).parameters):
+            return dict(first)
         return first if isinstance(first, tuple) else tuple(first) if isinstance(first, list) else (first,)
 
 
-def _by_parameter(arrays: Mapping[str, Tensor], model: nn.Module, data: str) -> list[Tensor]:
-    """Arrays in the order of the parameters of a model's `forward`."""
-    names = [name for name, parameter in signature(model.forward).parameters.items() if parameter.kind in POSITIONAL]
-    if len(arrays) == 1:
+def _wanted(arrays: dict[str, Tensor], inputs: tuple[int | str, ...], data: str) -> dict[str, Tensor]:
+    """The arrays that --inputs names, or whose place it gives."""
+    found: dict[str, Tensor] = {}
+    for key in inputs:
+        name = list(arrays)[key] if isinstance(key, int) and -len(arrays) <= key < len(arrays) else str(key)
+        if name not in arrays:
+            advice = suggest(name, arrays, noun="arrays")
+            raise LoadError(f"there is no array {name}", where=f"--data {data}, --inputs", advice=advice)
+        found[name] = arrays[name]
+    return found
+
+
+def _by_parameter(arrays: dict[str, Tensor], model: nn.Module, data: str) -> list[Tensor] | dict[str, Tensor]:
+    """Arrays in the order of the parameters of a model's `forward`; by name where some are taken by name alone."""
+    parameters = signature(model.forward).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind in POSITIONAL]
+    named = {name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY}
+    if named & set(arrays) and set(arrays) <= {*names, *named}:
+        return arrays
+    must_be_named = any(parameters[name].default is Parameter.empty for name in named)
+    if len(arrays) == 1 and not must_be_named:
         return list(arrays.values())
     unnamed = [f"arr_{index}" for index in range(len(arrays))]  # what numpy.savez(file, a, b) calls them
-    given = unnamed if set(arrays) == set(unnamed) else [name for name in names if name in arrays]
+    given = unnamed if set(arrays) == set(unnamed) and not must_be_named else [name for name in names if name in arrays]
     if set(given) != set(arrays) or (given is not unnamed and given != names[: len(given)]):
         raise LoadError(
-            f"the arrays are {', '.join(sorted(arrays)) or 'none'}, and the model takes {', '.join(names) or 'no names'}",
+            f"the arrays are {', '.join(sorted(arrays)) or 'none'}, and the model takes "
+            f"{', '.join([*names, *sorted(named)]) or 'no names'}",
             where=f"--data {data}",
-            advice="name the arrays like the parameters of forward, from the first on; or let the factory return "
-            "(model, example_inputs)",
+            advice=f"{_more_than([*names, *named], arrays)}name the arrays like the parameters of forward, from the first on; "
+            "or let the factory return (model, example_inputs)",
         )
     return [arrays[name] for name in given]
 
@@ -180,12 +207,23 @@ def _by_input(arrays: Mapping[str, Tensor], inputs: list[Input], data: str) -> d
     unnamed = [f"arr_{index}" for index in range(len(names))]  # what numpy.savez(file, a, b) calls them
     if set(arrays) == set(unnamed):
         return {name: arrays[given] for name, given in zip(names, unnamed, strict=True)}
-    missing = [name for name in names if name not in arrays] or [name for name in arrays if name not in names]
+    missing = [name for name in names if name not in arrays]
+    advice = _more_than(names, arrays).removesuffix("; or ")
+    if missing:
+        advice = f"name the arrays like the inputs; {missing[0]}: {suggest(missing[0], arrays, noun='arrays')}"
     raise LoadError(
         f"the arrays are {', '.join(sorted(arrays)) or 'none'}, and the program's inputs are {', '.join(names)}",
         where=f"--data {data}",
-        advice=f"name the arrays like the inputs; {missing[0]}: {suggest(missing[0], arrays, noun='arrays')}",
+        advice=advice,
     )
+
+
+def _more_than(names: list[str], arrays: Mapping[str, Tensor]) -> str:
+    """What to do about arrays that are no inputs, such as labels, beside some that are."""
+    known, more = [name for name in names if name in arrays], [name for name in arrays if name not in names]
+    if not known or not more:
+        return ""
+    return f"leave {', '.join(more)} out of the file, or say which to take: --inputs {','.join(known)}; or "
 
 
 def _split(item: Input, array: Tensor, data: str) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ from quantc.distribute import Shard, Team, team_for
 from quantc.errors import CalibrationError, QuantcError
 from quantc.feeding import Inputs, check_batches, leaves_of, picked, samples_in
 from quantc.files.whole_file import check_writable
+from quantc.finite.tensors import count_not_finite, why_not_finite
 from quantc.inserted import read_observers, show_observers
 from quantc.isolation import Isolation
 from quantc.observe.observation import Observation, Order
@@ -166,17 +167,29 @@ class _Run:
                 self.runner.run(inputs)
         except QuantcError as error:
             place = f"batch {number}, {error.where}" if error.where else f"batch {number}"
-            first = self._first_not_finite(number, leaves) if isinstance(error, NotFiniteError) else ""
-            error.where = place + first
+            error.where = place
+            if isinstance(error, NotFiniteError):
+                self._tell_first(error, number, leaves)
             raise
         self.tally.commit(samples_in(leaves))
 
-    def _first_not_finite(self, number: int, leaves: list[Any]) -> str:
-        """Which op was the first to give NaN or infinity: the one that is observed need not be."""
+    def _tell_first(self, error: NotFiniteError, number: int, leaves: list[Any]) -> None:
+        """Say which op was the first to give NaN or infinity, as the one that is observed need not be, and which of its
+        weights holds them."""
         search = FirstNotFinite(self.program)
         with self.isolation.batch(number, leaves) as inputs:
             node = search.run(inputs)
-        return f"; the first to give one is {self.program.describe(node)}" if node is not None else ""
+        if node is None:
+            return
+        error.where = f"{error.where}; the first to give one is {self.program.describe(node)}"
+        for operand in node.all_input_nodes:
+            weight = self.program.tensor(operand)
+            is_mask = not isinstance(weight, torch.nn.Parameter)
+            if weight is not None and why_not_finite(weight, may_be_infinite=is_mask) is not None:
+                count = count_not_finite(weight)
+                error.what = f"{error.what}, as {count} of {weight.numel()} values of {operand.target} are"
+                error.advice = "correct the model: what it was trained or loaded with"
+                return
 
     def _keep(self) -> None:
         whole = self.tally.whole

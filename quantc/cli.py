@@ -31,13 +31,15 @@ from quantc.cli_options import (
 )
 from quantc.compare_command import compare
 from quantc.errors import LoadError, SaveError
-from quantc.refusals import refusing
+from quantc.refusals import Telling, refusing
 from quantc.terminal import Screen
 
 if TYPE_CHECKING:
     from quantc.api import Method
     from quantc.files.outputs import Output
     from quantc.hooks import Guard, Hook
+    from quantc.inspect.explain import Explanation
+    from quantc.patterns.explain import Explanation as TableExplanation
     from quantc.patterns.table import RuleTable
     from quantc.program import DumpFormat, Program
     from quantc.progress import Style
@@ -47,6 +49,7 @@ REPRODUCER = Path("quantc-reproducer")
 SUFFIXES: dict[str, DumpFormat] = {".json": "json", ".dot": "dot", ".graphml": "graphml"}
 
 app = typer.Typer(
+    cls=Telling,
     help="A quantization compiler for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
@@ -145,6 +148,17 @@ def quantize(
             metavar="FILE|MODULE:NAME",
         ),
     ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model takes of each batch: the place or the name of an item, or several: 0, image, ids,mask.",
+            metavar="KEY[,KEY...]",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Cast a copy of the model, and the batches, to this: float32.", metavar="float32"),
+    ] = None,
     held_out: Annotated[
         int | None,
         typer.Option(
@@ -176,13 +190,14 @@ def quantize(
     held out."""
     from quantc.config import QuantConfig
     from quantc.delivery import check_out, deliver
-    from quantc.quantize_job import Wanted, carry_out
+    from quantc.quantize_job import Taken, Wanted, carry_out
     from quantc.registry import BACKENDS
     from quantc.spec import QuantSpec
 
     settings = QuantConfig.load(config) if config is not None else None
     specs = tuple(QuantSpec.parse(text) for text in spec or ())
-    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out)
+    taken = Taken.parse(inputs, dtype)
+    wanted = Wanted(BACKENDS[backend], mode.value, specs, settings, to.value, reduce_range.value, held_out, taken)
     progress: Style = "bar" if sys.stderr.isatty() else "lines"
     say = partial(typer.echo, err=True)
     check_out(out, wanted.backend.name, to.value, say)
@@ -281,13 +296,18 @@ def explain(
 
     With a backend, or for a program that was prepared: what became of the node, and the smallest change that would let
     a rule take it."""
+    from quantc.inspect.explain import folded_into
     from quantc.program import Stage
 
     program = _load(source, method)
     is_table = table is not None or (backend is None and program.stage < Stage.ANNOTATED)
-    explanation = (
-        _table(table, backend).explain(program, node) if is_table else _prepared(program, backend, mode).explain(node)
-    )
+    if is_table:
+        explanation: TableExplanation | Explanation = _table(table, backend).explain(program, node)
+    else:
+        prepared = _prepared(program, backend, mode)
+        if (error := folded_into(program, prepared, node)) is not None:
+            raise error
+        explanation = prepared.explain(node)
     if as_json:
         _print_json(json.loads(explanation.to_json()))
         return

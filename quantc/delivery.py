@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from quantc.bench.float_runtime import FloatRun, in_float
-from quantc.bench.race import EAGER, Forward, quietly_on_one_thread, speed, take_turns
+from quantc.bench.race import EAGER, Forward, quietly_on_one_thread, take_turns
 from quantc.errors import QuantcError
 from quantc.files.endings import check_ending
 from quantc.files.outputs import Output, check_outputs
@@ -161,12 +161,10 @@ def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
             spent = take_turns(steps, (), ROUNDS)
     except QuantcError as error:  # such as a runtime that is not installed: the file can be written all the same
         return done, f"speed not measured: {error.what}"
-    found = Speed(target, min(spent[EAGER]) * 1e3, min(spent[target]) * 1e3, speed(spent[EAGER], spent[target]))
+    best = {name: min(times) * 1e3 for name, times in spent.items()}
+    found = Speed(target, best[EAGER], best[target], why_not=why_not)
     if base is not None:
-        own = spent[base.runtime]
-        times = speed(own, spent[target])
-        found = replace(found, runtime=base.runtime, runtime_before=min(own) * 1e3, runtime_times=times)
-    found = replace(found, why_not=why_not)
+        found = replace(found, runtime=base.runtime, runtime_before=best[base.runtime])
     result = replace(done.result, report=replace(done.result.report, speed=found))
     return replace(done, result=result), ""
 

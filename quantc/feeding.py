@@ -19,7 +19,10 @@ from quantc.finite import check_has_numbers
 from quantc.program import Program
 from quantc.signature import Signature, as_tensors, tensors_in_place_of_arrays
 
-INPUTS = 'write inputs=0, inputs="image", inputs=("ids", "mask"), or inputs=lambda batch: batch[0]'
+INPUTS = (
+    'write inputs=0, inputs="image", inputs=("ids", "mask"), or inputs=lambda batch: batch[0]; '
+    "on the command line --inputs 0, --inputs image, or --inputs ids,mask"
+)
 KINDS = "a batch is a tuple of the model's arguments, a dict of them by name, or its one argument"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -64,18 +67,23 @@ class Picked:
         if callable(self.inputs):
             return self.inputs(batch)
         keys = [self.inputs] if isinstance(self.inputs, int | str) else list(self.inputs or ())
-        try:
-            values = [batch[key] for key in keys]
-        except (KeyError, IndexError, TypeError) as error:
-            held = _listed(batch) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
-            if isinstance(batch, tuple | list):
-                held = f"{len(batch)} items"
-            raise InputError(
-                f"batch {index} has no {str(error) if isinstance(error, KeyError) else repr(keys)}: it holds {held}",
-                where=f"batch {index}, inputs={self.inputs!r}",
-                advice=INPUTS,
-            ) from error
-        return dict(zip(keys, values, strict=True)) if set(keys) == set(self.parameters) else tuple(values)
+        values = taken_of(batch, keys, index)
+        return dict(zip(keys, values, strict=True)) if set(keys) == set(self.parameters) else values
+
+
+def taken_of(batch: Any, keys: Sequence[int | str], index: int) -> tuple[Any, ...]:
+    """The items of a batch that have these places or names. InputError, naming the batch, if it has none such."""
+    try:
+        return tuple(batch[key] for key in keys)
+    except (KeyError, IndexError, TypeError) as error:
+        held = _listed(batch) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        if isinstance(batch, tuple | list):
+            held = f"{len(batch)} items"
+        raise InputError(
+            f"batch {index} has no {str(error) if isinstance(error, KeyError) else repr(list(keys))}: it holds {held}",
+            where=f"batch {index}, inputs={keys[0] if len(keys) == 1 else tuple(keys)!r}",
+            advice=INPUTS,
+        ) from error
 
 
 def picked(batches: Iterable[Any], inputs: Any, program: Program, dtype: torch.dtype | None = None) -> Iterable[Any]:
@@ -98,7 +106,7 @@ def leaves_of(program: Program, batch: Any, index: int) -> list[Any]:
     """The flat inputs of one batch. InputError, naming the batch, if the program does not take it."""
     signature = program.signature
     calls = list(_calls(signature, batch))
-    flat = [pytree.tree_flatten(call) for call in calls]
+    flat = [signature.flatten(*call) for call in calls]
     leaves, spec = next((pair for pair in flat if pair[1] == signature.in_spec), flat[0])
     leaves = as_tensors(leaves) or leaves
     if spec != signature.in_spec and isinstance(batch, Mapping):
@@ -132,7 +140,8 @@ def _line(signature: Signature, batch: Any) -> str:
         return ""
     said = repr(keys[0]) if len(keys) == 1 else repr(tuple(keys))
     return (
-        f"say what the model takes of each batch: qc.calibrate(prepared, batches, inputs={said}), and so in qc.quantize"
+        f"say what the model takes of each batch: qc.calibrate(prepared, batches, inputs={said}), and so in qc.quantize; "
+        f"on the command line --inputs {','.join(map(str, keys))}"
     )
 
 

@@ -24,7 +24,7 @@ from quantc.config import QuantConfig
 from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
 from quantc.feeding import Inputs, batch_of, check_batches, picked
 from quantc.inspect.compare import Comparison, compare
-from quantc.inspect.held_out import parted
+from quantc.inspect.held_out import Outside, outside, parted, sound
 from quantc.inspect.size import size_and_file
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
@@ -76,6 +76,7 @@ def quantize(
     dynamic_shapes: Any = AUTO,
     inputs: Inputs | None = None,
     dtype: str | torch.dtype | None = None,
+    leaf: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
     method: Method = "auto",
     allow_empty: bool = False,
     reduce_range: RangeReduction = "auto",
@@ -83,8 +84,8 @@ def quantize(
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
 
-    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes`, `dtype` and `method` are as `qc.capture` takes them; a
-    Program that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a
+    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes`, `dtype`, `leaf` and `method` are as `qc.capture` takes
+    them; a Program that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a
     tuple of the model's inputs; it is gone through once. Where batches hold more, such as labels, `inputs` says what the model
     takes of each, as in `qc.calibrate`: `inputs=0`. With `dtype` they are cast like the model. `to`, the form of the result, `multiplier`, `style` and `reduce_range` are those of
     `qc.convert`.
@@ -108,6 +109,7 @@ def quantize(
     if isinstance(model, Program):
         _check_no_examples(example_inputs)
         _check_no_cast(dtype)
+        _check_no_leaf(leaf)
         captured = model
     else:
         with steps("capture"):
@@ -118,9 +120,14 @@ def quantize(
                 example_kwargs=example_kwargs,
                 dynamic_shapes=dynamic_shapes,
                 dtype=dtype,
+                leaf=leaf,
             )
+    cast_to = None if dtype is None else as_dtype(dtype)
     if batches is not None:
-        batches = picked(batches, inputs, captured, None if dtype is None else as_dtype(dtype))
+        batches = picked(batches, inputs, captured, cast_to)
+    if held_out is not None and not isinstance(held_out, int):
+        check_batches(held_out)
+        rest["held_out"] = picked(held_out, inputs, captured, cast_to)
     return _warned(quantize_program(captured, batches, backend, **rest))
 
 
@@ -182,8 +189,10 @@ def quantize_program(
         measured, is_held_out = watched.first, False
     elif batches is not None and kept is None:
         measured = list(islice(batches, KEPT))
+    far: tuple[Outside, ...] = ()
     if kept is not None:
-        measured, is_held_out = list(kept), True
+        measured, is_held_out = sound(kept, captured), True
+        far = outside(prepared, measured) if calibration is not None else ()
     with steps("convert"):
         program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range)
     with steps("compare"):
@@ -205,6 +214,7 @@ def quantize_program(
         log=tuple(program.log),
         measured_on=measured_on,
         is_held_out=is_held_out,
+        outside=far,
     )
     return Result(program, prepared, captured, report)
 
@@ -279,6 +289,15 @@ def _check_no_cast(dtype: Any) -> None:
             "dtype is for models, and a Program was given",
             where=f"dtype={dtype!r}",
             advice='write qc.capture(model, example_inputs, dtype="float32") first',
+        )
+
+
+def _check_no_leaf(leaf: Any) -> None:
+    if leaf != ():
+        raise InputError(
+            "leaf is for models, and a Program was given",
+            where=f"leaf={leaf!r}",
+            advice="write qc.capture(model, example_inputs, leaf=...) first",
         )
 
 

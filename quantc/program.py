@@ -224,11 +224,10 @@ class Program:
         return (with_checked_norms(self) if learns else self.graph), self.root
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if (tensors := as_tensors(leaves)) is not None:
-            leaves = tensors
-            args, kwargs = pytree.tree_unflatten(leaves, spec)
+        leaves, spec = self.signature.flatten(args, kwargs)
+        leaves = as_tensors(leaves) or leaves
         self.signature.check(leaves, spec)
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
         check_has_numbers(self, leaves)
         module = self.module
         if (self.stage >= Stage.QUANTIZED or self.is_live) and not torch.compiler.is_compiling():

@@ -12,9 +12,11 @@ from torch.export import Dim
 
 from quantc.api import Form, Method, capture
 from quantc.batches import Data, batches_of
+from quantc.capture.casting import as_dtype
 from quantc.config import QuantConfig
-from quantc.errors import CalibrationError
+from quantc.errors import AnnotationError, CalibrationError
 from quantc.example import Digits, digits_cnn, digits_data
+from quantc.feeding import picked
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.one_call import Mode, Result, Steps, quantize_program
 from quantc.program import Program
@@ -73,26 +75,51 @@ class Done:
         return self.result.report.to_html(self.extra)
 
 
-def find(source: str | None, data: str | None, method: Method) -> Job:
+@dataclass(frozen=True)
+class Taken:
+    """What the model takes of each batch, and what it is cast to together with them; empty and None for all as it is."""
+
+    inputs: tuple[int | str, ...] = ()
+    dtype: str | None = None
+
+    @staticmethod
+    def parse(inputs: str | None, dtype: str | None) -> Taken:
+        """From `0`, `image` or `ids,mask`."""
+        keys = [] if inputs is None else [key.strip() for key in inputs.split(",")]
+        if not all(keys):
+            raise typer.BadParameter("give a place or a name, or several: 0, image, ids,mask", param_hint="--inputs")
+        if dtype is not None:
+            as_dtype(dtype)
+        return Taken(tuple(int(key) if key.lstrip("-").isdigit() else key for key in keys), dtype)
+
+    def of(self, batches: Iterable[Any], program: Program, *, is_picked: bool = False) -> Iterable[Any]:
+        """Batches for a program; `is_picked` of which only the inputs are left already."""
+        keys = None if is_picked or not self.inputs else self.inputs
+        return picked(batches, keys, program, None if self.dtype is None else as_dtype(self.dtype))
+
+
+def find(source: str | None, data: str | None, method: Method, taken: Taken) -> Job:
     """The job of a SOURCE and a --data; without SOURCE, the embedded example with its own data."""
     if source is None:
-        return _example(data, method)
-    given = None if data is None else Data.read(data)
-    loaded = load_all(source, method, None if given is None else given.examples)
+        return _example(data, method, taken)
+    given = None if data is None else Data.read(data, taken.inputs)
+    loaded = load_all(source, method, None if given is None else given.examples, taken.dtype)
+    program = loaded.program
     if given is not None:
-        batches = given.batches(loaded.program)
-        return Job(loaded.program, batches.values, batches.notes)
-    return Job(loaded.program, None if loaded.batches is None else batches_of(source, loaded.batches))
+        batches = given.batches(program)
+        return Job(program, taken.of(batches.values, program, is_picked=given.arrays is not None), batches.notes)
+    return Job(program, None if loaded.batches is None else taken.of(batches_of(source, loaded.batches), program))
 
 
-def _example(data: str | None, method: Method) -> Job:
+def _example(data: str | None, method: Method, taken: Taken) -> Job:
     model, inputs = digits_cnn()
     batches, held_out = digits_data()
     program = capture(model, inputs, method, dynamic_shapes=({0: Dim("batch")},))
     if data is None:
         return Job(program, batches, held_out=held_out)
-    given = Data.read(data).batches(program)
-    return Job(program, given.values, given.notes, held_out)
+    read = Data.read(data, taken.inputs)
+    given = read.batches(program)
+    return Job(program, taken.of(given.values, program, is_picked=read.arrays is not None), given.notes, held_out)
 
 
 @dataclass(frozen=True)
@@ -109,6 +136,7 @@ class Wanted:
     reduce_range: RangeReduction = "auto"
     held_out: int | None = None
     """How many of the last batches to measure on, and not to calibrate with."""
+    taken: Taken = Taken()
 
     @property
     def whole_config(self) -> QuantConfig:
@@ -130,7 +158,7 @@ def carry_out(
     """Quantize, and measure on held-out images where there are some; `say` is told what is going on."""
     steps = Steps(lambda name: say(f"{name} ..."))
     with steps("capture"):
-        job = find(source, data, method)
+        job = find(source, data, method, wanted.taken)
     for note in job.notes:
         say(f"note: {note}")
     try:
@@ -146,6 +174,13 @@ def carry_out(
             held_out=wanted.held_out,
             progress=progress,
         )
+    except AnnotationError as error:
+        if job.program.example_inputs is None and "capture with example inputs" in (error.where or ""):
+            error.advice = (
+                "give --data FILE.npz or --data package.module:name, whose first batch is then the example inputs; or let "
+                f"{source} be a function that returns (model, example_inputs)"
+            )
+        raise
     except CalibrationError as error:
         if job.batches is not None:
             raise

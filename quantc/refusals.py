@@ -6,15 +6,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
 from quantc.errors import QuantcError
 
 P = ParamSpec("P")
+USAGE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+"""What typer raises for wrong usage, of which this is one kind: it has no public name."""
+GIVEN = "quantc.given"
+"""Where the context of a call has its arguments."""
 REFUSED = 1
 STANDARD_OUTPUT = "-"
 """The file name that stands for it."""
@@ -27,9 +32,6 @@ def refusing(command: Callable[P, None]) -> Callable[P, None]:
     def told(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except typer.BadParameter as error:
-            _document(kwargs, {"type": "BadParameter", "what": error.message, "where": error.param_hint})
-            raise  # typer adds how the command is used, and leaves with 2
         except BrokenPipeError:
             raise  # whoever read our output has had enough; typer leaves quietly
         except (QuantcError, OSError) as error:
@@ -40,6 +42,47 @@ def refusing(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(REFUSED) from error
 
     return told
+
+
+class Telling(TyperGroup):
+    """The commands, which tell wrong usage in a document as well, where one was asked for: then typer has its say."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        given = list(args)
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except USAGE as error:
+            _tell_usage(error, given)
+            raise
+        context.meta[GIVEN] = given
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except USAGE as error:
+            _tell_usage(error, ctx.meta[GIVEN])
+            raise
+
+
+def _tell_usage(error: Any, args: Sequence[str]) -> None:
+    where = getattr(error, "param_hint", None) or " ".join(getattr(getattr(error, "param", None), "opts", ())) or None
+    context = getattr(error, "ctx", None)
+    advice = None if context is None else f"{context.command_path} --help says how it is used"
+    data = {
+        "type": type(error).__name__,
+        "what": error.message or error.format_message(),
+        "where": where,
+        "advice": advice,
+    }
+    _document({"as_json": _is_asked_for(args)}, data)
+
+
+def _is_asked_for(args: Sequence[str]) -> bool:
+    """Whether a command line asks for a document on standard output. That of `bench` names a file otherwise."""
+    if "--json" not in args:
+        return f"--json={STANDARD_OUTPUT}" in args
+    return args[0] != "bench" or args[args.index("--json") + 1 :][:1] == [STANDARD_OUTPUT]
 
 
 def error_data(error: QuantcError | OSError) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -15,6 +16,7 @@ from quantc.formats import Timing
 from quantc.inspect.compare import Comparison, Layer
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
+from quantc.inspect.held_out import Outside
 from quantc.inspect.noise import shown
 from quantc.inspect.size import Size
 from quantc.inspect.techniques import HEAD as TECHNIQUE
@@ -29,6 +31,8 @@ MeasuredOn = Literal["batches", "example inputs"]
 EXAMPLES = "the example inputs"
 SLOWER = 0.97
 """How many times as fast a program is that is told to be slower: less than this is chance."""
+DIGITS = 4
+"""How many significant digits times have."""
 WORTH_TELLING = 0.9
 """A program that is saved smaller than it is in memory by this much has integers of few bits."""
 
@@ -50,16 +54,28 @@ class Speed:
     before: float
     """Milliseconds of the float model in torch, the best of all rounds."""
     after: float
-    times: float
-    """How many times faster, the median over the rounds."""
     runtime: str = ""
     """What runs the float program in the same way as the quantized one; empty where that was not measured."""
     runtime_before: float | None = None
     """Milliseconds of the float program there."""
-    runtime_times: float | None = None
-    """How many times faster than that, the median over the rounds."""
     why_not: str = ""
     """Why the float program was not measured there."""
+
+    def __post_init__(self) -> None:
+        """Times are kept as they are shown, so that what is shown is their quotient."""
+        for name in ("before", "after", "runtime_before"):
+            spent = getattr(self, name)
+            object.__setattr__(self, name, None if spent is None else float(f"{spent:.{DIGITS}g}"))
+
+    @property
+    def times(self) -> float:
+        """How many times faster than the float model in torch."""
+        return _quotient(self.before, self.after)
+
+    @property
+    def runtime_times(self) -> float | None:
+        """How many times faster than the float program on the same runtime."""
+        return None if self.runtime_before is None else _quotient(self.runtime_before, self.after)
 
     @property
     def against(self) -> tuple[tuple[str, float, float], ...]:
@@ -69,6 +85,9 @@ class Speed:
             ("torch", self.before, self.times),
             *((name, spent, times) for name, spent, times in own if spent is not None and times is not None),
         )
+
+    def to_data(self) -> dict[str, Any]:
+        return {**asdict(self), "times": self.times, "runtime_times": self.runtime_times}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -80,13 +99,13 @@ class Speed:
 
     def __str__(self) -> str:
         told = [
-            f"{1 / times:.2f} times slower than float in {name} ({spent:.2f} ms)"
+            f"{1 / times:.2f} times slower than float in {name} ({_shown(spent)} ms)"
             if times < SLOWER
-            else f"{times:.2f} times as fast as float in {name} ({spent:.2f} ms)"
+            else f"{times:.2f} times as fast as float in {name} ({_shown(spent)} ms)"
             for name, spent, times in self.against
         ]
         more = f"; {self.why_not}" if self.why_not else ""
-        return f"{self.after:.2f} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
+        return f"{_shown(self.after)} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +145,8 @@ class Report:
     """What the comparison is of: batches, or the inputs the model was captured with where none were given."""
     is_held_out: bool = True
     """Whether calibration saw nothing of what the comparison is of."""
+    outside: tuple[Outside, ...] = ()
+    """Inputs of what was held out that are far from what calibration saw."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -138,9 +159,10 @@ class Report:
             "comparison": None if self.comparison is None else self.comparison.to_data(),
             "measured_on": None if self.comparison is None else self.measured_on,
             "held_out": None if self.comparison is None else self.is_held_out,
+            "outside": [asdict(each) for each in self.outside],
             "thresholds": {"model_dB": MODEL_DB, "op_dB": OP_DB, "vanished": VANISHED},
             "size": self.size.to_data(),
-            "speed": None if self.speed is None else asdict(self.speed),
+            "speed": None if self.speed is None else self.speed.to_data(),
             "steps": [asdict(step) for step in self.steps],
             "log": [asdict(entry) for entry in self.log],
         }
@@ -193,7 +215,8 @@ class Report:
         """What is likely to be wrong with the numbers, or slower than before: said before everything else."""
         found = () if self.comparison is None else findings(self.comparison, self._measured)
         slower = () if self.speed is None else self.speed.warnings
-        return (*found, *self.coverage.warnings, *slower)
+        far = (each.told(self._measured) for each in self.outside)
+        return (*far, *found, *self.coverage.warnings, *slower)
 
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
         """Print it, with more lines at the top if there are any."""
@@ -255,6 +278,15 @@ class Report:
 def _layer_cells(layer: Layer, techniques: Mapping[str, str]) -> tuple[str, ...]:
     technique = techniques.get(layer.node, "")
     return layer.node, layer.op, layer.rule, technique, layer.module, shown(layer.local), shown(layer.sqnr)
+
+
+def _quotient(before: float, after: float) -> float:
+    return before / after if after else math.inf
+
+
+def _shown(milliseconds: float) -> str:
+    """A time with all its digits."""
+    return f"{milliseconds:.{DIGITS}g}"
 
 
 def _counted(batches: int, kind: str = "") -> str:

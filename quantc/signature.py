@@ -89,8 +89,15 @@ class Signature:
         return InputError(
             f"{name} is arranged as {_shape_of(ours)}, but the program was captured with {_shape_of(theirs)}",
             where=f"input {name!r}",
-            advice="give it in the arrangement of the example inputs, dicts in the same order of keys",
+            advice="give it in the arrangement of the example inputs, dicts with the same keys",
         )
+
+    def flatten(self, args: Any, kwargs: Any) -> tuple[list[Any], pytree.TreeSpec]:
+        """The flat inputs of a call, and their arrangement. Keywords and dicts may have their keys in any order."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec == self.in_spec:
+            return leaves, spec
+        return pytree.tree_flatten(_in_order((args, kwargs), self.in_spec))
 
     def check(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
         """Raise InputError unless flat inputs fit: a program specialised to a size must not run on another."""
@@ -120,6 +127,19 @@ class Signature:
                     f"size {symbol} is {size}, outside the captured range {low}..{'' if high is None else high}",
                     advice=ADVICE,
                 )
+
+
+def _in_order(value: Any, spec: pytree.TreeSpec) -> Any:
+    """A tree whose dicts have the order of keys that a tree of such an arrangement has; as it is where it is another."""
+    if spec.is_leaf() or type(value) is not spec.type or type(value) not in (dict, list, tuple):
+        return value
+    if isinstance(value, dict):
+        if value.keys() != set(spec.context):
+            return value
+        return {key: _in_order(value[key], child) for key, child in zip(spec.context, spec.children(), strict=True)}
+    if len(value) != spec.num_children:
+        return value
+    return type(value)(_in_order(item, child) for item, child in zip(value, spec.children(), strict=True))
 
 
 def as_tensors(leaves: Sequence[Any]) -> list[Any] | None:

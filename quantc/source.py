@@ -5,7 +5,8 @@
 - a `.txt` file with a program's text (and its tensors beside it, see `quantc.text_files`);
 - `package.module:name`: a model, or a function that gives one. The model comes with example inputs: the function
   gives `(model, example_inputs)`, or the model has them as its attribute `example_inputs`, or they are the first of the
-  batches in --data. With `(model, example_inputs, batches)` it also says what to calibrate with;
+  batches in --data. A dict is of keyword arguments. With `(model, example_inputs, batches)` it also says what to calibrate
+  with;
 - nothing: the example that is built in.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ READERS: dict[str, Callable[[Path], Program]] = {".qc": load_saved, ".pt2": capt
 """Who reads the files that go by a suffix."""
 
 
+OTHERS = {".pte": "ExecuTorch", ".onnx": "ONNX runtimes"}
+"""Files that are written and not read as programs."""
+
+
 class Loaded(NamedTuple):
     """A program, batches to calibrate it with if they came with it, and the module it was captured from if any was."""
 
@@ -48,23 +53,43 @@ def load(source: str | None, method: Method = "auto") -> Program:
     return load_all(source, method).program
 
 
-Examples = Callable[[nn.Module], "tuple[Any, ...] | None"]
-"""Where the example inputs of a model come from that has none."""
+Examples = Callable[[nn.Module], "tuple[Any, ...] | dict[str, Any] | None"]
+"""Where the example inputs of a model come from that has none: positional ones, or keyword arguments."""
 
 
-def load_all(source: str | None, method: Method = "auto", examples: Examples | None = None) -> Loaded:
+def load_all(
+    source: str | None, method: Method = "auto", examples: Examples | None = None, dtype: str | None = None
+) -> Loaded:
     """The program of a SOURCE, captured if need be, and the batches that come with it. `examples` is asked for example
-    inputs where a model comes without."""
+    inputs where a model comes without; `dtype` is what a model is cast to."""
     if source is None:
-        return _captured(EXAMPLE, method, examples)
+        return _captured(EXAMPLE, method, examples, dtype)
     path = Path(source)
     if path.suffix in READERS:
         if not path.is_file():
             raise LoadError(f"there is no file {source}", where=f"the source {source}", advice=KINDS)
+        _check_no_cast(source, dtype)
         return Loaded(READERS[path.suffix](path))
+    if (runtime := OTHERS.get(path.suffix)) is not None:
+        raise LoadError(
+            f"{source} is a file for {runtime}, and no program can be read from it",
+            where=f"the source {source}",
+            advice=f"give the program it was written from, {path.with_suffix('.qc')} beside it; "
+            f"quantc compare A {source} runs the file itself"
+            + (", and quantc.executorch.load(path) in Python" if path.suffix == ".pte" else ""),
+        )
     if ":" not in source:
         raise LoadError(f"{source!r} is not a source of programs", where=f"the source {source}", advice=KINDS)
-    return _captured(source, method, examples)
+    return _captured(source, method, examples, dtype)
+
+
+def _check_no_cast(source: str, dtype: str | None) -> None:
+    if dtype is not None:
+        raise LoadError(
+            f"{source} holds a program, and only models are cast",
+            where=f"--dtype {dtype}",
+            advice="leave --dtype out, or give the model: package.module:name",
+        )
 
 
 def imported(place: str) -> Any:
@@ -101,10 +126,12 @@ def called(place: str, factory: Any, gives: str = "(model, example_inputs)") -> 
         ) from error
 
 
-def _captured(place: str, method: Method, examples: Examples | None) -> Loaded:
+def _captured(place: str, method: Method, examples: Examples | None, dtype: str | None) -> Loaded:
     value = imported(place)
     if callable(value) and not isinstance(value, nn.Module):
         value = called(place, value)
+    if isinstance(value, Program | ExportedProgram):
+        _check_no_cast(place, dtype)
     if isinstance(value, Program):
         return Loaded(value)
     if isinstance(value, ExportedProgram):
@@ -121,4 +148,9 @@ def _captured(place: str, method: Method, examples: Examples | None) -> Loaded:
         inputs = getattr(model, "example_inputs", None)
     if inputs is None and examples is not None:
         inputs = examples(model)
-    return Loaded(capture(model, inputs, method=method), batches, model)
+    named: dict[str, Any] | None = None
+    if isinstance(inputs, Mapping):
+        named = dict(inputs)
+        inputs = None
+    program = capture(model, inputs, method=method, example_kwargs=named, dtype=dtype)
+    return Loaded(program, batches, model)

@@ -18,9 +18,10 @@ from quantc.observed import data_groups, observed_tensors
 from quantc.program import Program
 from quantc.runner import Runner, Watch
 from quantc.spec import QuantSpec
+from quantc.types import dtype_of
 
-ADVICE = (
-    "look for the op that makes them and correct the model or the data; "
+ADVICE = "look for the op that makes them and correct the model or the data"
+MASK = (
     "if this is a mask of minus infinity, leave the op that reads it float: QuantConfig().set_node({reader!r}, FLOAT)"
 )
 
@@ -29,12 +30,19 @@ class NotFiniteError(DataError):
     """NaN or infinity where a tensor is observed."""
 
     def __init__(self, node: fx.Node, where: str, count: int, of: int) -> None:
+        reader = next((user.name for user in node.users if _computes(user)), None)
         super().__init__(
             f"{count} of {of} values are NaN or infinite",
             where=where,
-            advice=ADVICE.format(reader=next(iter(node.users), node).name),
+            advice=ADVICE if reader is None else f"{ADVICE}; {MASK.format(reader=reader)}",
         )
         self.node = node
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether a node yields numbers that could be quantized, rather than a size."""
+    dtype = dtype_of(node)
+    return node.op.startswith("call_") and dtype is not None and dtype.is_floating_point
 
 
 @dataclass(frozen=True)

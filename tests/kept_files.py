@@ -74,7 +74,7 @@ def converted_eagerly(seed: int) -> nn.Module:
     fused = eager.fuse_modules(given, ["conv", "norm", "relu"])
     made = eager.prepare(fused)
     made(images(seed))
-    return eager.convert(made)  # type: ignore[no-any-return]
+    return eager.convert(made)
 
 
 def converted_by_fx(seed: int) -> nn.Module:

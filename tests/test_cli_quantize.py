@@ -74,6 +74,30 @@ def number():
     return 3
 
 listed = batches()
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, *, x, scale):
+        return self.fc(x) * scale
+
+named_alone = Named().eval()
+half = nn.Linear(4, 3).half().eval()
+plain_alone = plain()[0]
+
+def named():
+    return Named().eval(), {"x": torch.ones(2, 4), "scale": torch.ones(2, 1)}
+
+def pairs():
+    return [(x, torch.arange(2)) for x in batches()]
+
+def rows():
+    return [{"image": x, "label": torch.arange(2)} for x in batches()]
+
+def halves():
+    return [x.half() for x in batches()]
 """
 
 
@@ -317,6 +341,8 @@ def test_the_program_what_it_was_lowered_to_and_a_report_are_written(folder: Pat
     assert f"{found['comparison']['sqnr']:.1f} dB" in page
     assert found["speed"]["target"] == "x86"
     assert min(found["speed"][key] for key in ("before", "after", "times")) > 0
+    assert found["speed"]["times"] == found["speed"]["before"] / found["speed"]["after"]
+    assert f"{found['speed']['times']:.2f} times as fast as float in torch" in page or found["speed"]["times"] < 0.97
     assert found["not_lowered"] is None
 
 
@@ -493,3 +519,64 @@ def test_the_integer_form_is_not_written_in_onnx() -> None:
         "quantize_models:any_size", "--data", "quantize_models:batches", "--to", "integer", "--out", "model.onnx"
     )
     assert "integer form" in text
+
+
+# -- what the model takes of the data ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["plain", "plain_alone"])
+@pytest.mark.parametrize(("data", "inputs"), [("pairs", "0"), ("rows", "image")])
+def test_inputs_says_what_the_model_takes_of_each_batch(source: str, data: str, inputs: str) -> None:
+    wanted = report(f"quantize_models:{source}", "--data", "quantize_models:batches")
+    found = report(f"quantize_models:{source}", "--data", f"quantize_models:{data}", "--inputs", inputs)
+    assert found["calibration"]["batches"] == 3
+    assert found["comparison"]["sqnr"] == wanted["comparison"]["sqnr"]
+
+
+def test_inputs_picks_arrays_of_a_file(folder: Path) -> None:
+    np.savez(folder / "labelled.npz", x=samples(8), y=np.arange(8))
+    for inputs in ("x", "0"):
+        assert report("quantize_models:plain", "--data", "labelled.npz", "--inputs", inputs)["held_out"] is False
+    assert "did you mean x?" in refuse("quantize_models:plain", "--data", "labelled.npz", "--inputs", "X")
+    assert "there is no array 7" in refuse("quantize_models:plain", "--data", "labelled.npz", "--inputs", "7")
+
+
+def test_arrays_that_are_no_inputs_are_to_be_left_out(folder: Path) -> None:
+    np.savez(folder / "labelled.npz", a=samples(8), b=samples(8, 3), y=np.arange(8))
+    told = refuse("quantize_models:two", "--data", "labelled.npz")
+    assert "leave y out of the file, or say which to take: --inputs a,b" in told
+    assert "did you mean y" not in told
+    assert report("quantize_models:two", "--data", "labelled.npz", "--inputs", "a,b")["calibration"]["batches"] > 0
+
+
+def test_batches_with_labels_name_the_option() -> None:
+    assert "on the command line --inputs 0" in refuse("quantize_models:plain", "--data", "quantize_models:pairs")
+    assert "--inputs image" in refuse("quantize_models:plain", "--data", "quantize_models:rows")
+    told = refuse("quantize_models:plain", "--data", "quantize_models:rows", "--inputs", "picture")
+    assert "batch 0 has no 'picture': it holds image, label" in told
+    assert quantc("quantize_models:plain", "--data", "quantize_models:pairs", "--inputs", "0,").exit_code == 2
+
+
+def test_dtype_casts_the_model_and_the_batches() -> None:
+    args = ("quantize_models:half", "--data", "quantize_models:halves")
+    assert "--dtype float32" in refuse(*args)
+    assert report(*args, "--dtype", "float32")["coverage"]["counts"]["quantized"] > 0
+    assert "cast to float32 or not at all" in refuse(*args, "--dtype", "float16")
+    assert "only models are cast" in refuse("quantize_models:fixed", "--dtype", "float32")
+
+
+def test_keyword_only_models_take_arrays_by_name(folder: Path) -> None:
+    np.savez(folder / "named.npz", x=samples(8), scale=samples(8, 1))
+    for source in ("named", "named_alone"):
+        found = report(f"quantize_models:{source}", "--data", "named.npz")
+        assert found["coverage"]["counts"]["quantized"] > 0
+    np.savez(folder / "unnamed.npz", samples(8), samples(8, 1))
+    told = refuse("quantize_models:named_alone", "--data", "unnamed.npz")
+    assert "the model takes scale, x" in told
+    assert "name the arrays like the parameters of forward" in told
+
+
+def test_a_model_alone_is_told_where_examples_come_from() -> None:
+    told = refuse("quantize_models:plain_alone")
+    assert "give --data FILE.npz or --data package.module:name" in told
+    assert "(model, example_inputs)" in told

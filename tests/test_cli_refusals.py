@@ -24,6 +24,10 @@ def plain():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval(), (torch.ones(2, 4),)
 
+def normed():
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.ReLU()
+    return nn.Sequential(*layers).eval(), (torch.ones(2, 3, 8, 8),)
+
 def zeros():
     return [torch.full((2, 4), float("nan"))]
 """
@@ -140,3 +144,60 @@ def test_all_that_goes_with_an_error_is_in_its_document(error: QuantcError) -> N
     assert data["details"] == ["one", "other"]
     assert data["notes"] == ["to see it again: run it"]
     assert data["advice"] is None
+
+
+# -- what a new user met -------------------------------------------------------------------------------------------
+
+
+def test_a_norm_that_was_folded_says_into_what() -> None:
+    told = quantc("explain", "refused_models:normed", "1", "--backend", "x86")
+    assert told.exit_code == 1
+    assert "1 is batch_norm, and was folded into the weights of conv2d" in told.stderr
+    assert "ask for conv2d" in told.stderr
+    dropped = quantc("explain", "refused_models:normed", "2", "--backend", "x86")
+    assert "2 is dropout, and was left out" in dropped.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--backend", "x86")])
+def test_an_empty_name_is_refused(options: tuple[str, ...]) -> None:
+    told = quantc("explain", "refused_models:plain", "", *options)
+    assert told.exit_code == 1
+    assert "the name of the node is empty" in told.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+@pytest.mark.parametrize("name", ["model.pte", "model.onnx"])
+def test_files_for_other_runtimes_name_who_reads_them(command: str, name: str) -> None:
+    told = quantc(command, name)
+    assert told.exit_code == 1
+    assert "model.qc beside it" in told.stderr
+    assert f"quantc compare A {name}" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("inspect", "--bogus", "--json"),
+        ("inspect", "a.qc", "b.qc", "--json"),
+        ("quantize", "--held-out", "many", "--json"),
+        ("quantize", "--mode", "statik", "--json"),
+        ("explain", "--json"),
+        ("quantise", "--json"),
+        ("--bogus", "inspect", "--json"),
+        ("bench", "--bogus", "--json", "-"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_that_the_parser_finds_is_told_in_json(args: tuple[str, ...]) -> None:
+    result = quantc(*args)
+    assert result.exit_code == 2
+    error = told(result)
+    assert error["type"]
+    assert error["what"]
+    assert "Usage: " in result.stderr
+
+
+def test_wrong_usage_prints_no_document_unasked() -> None:
+    for args in (("inspect", "--bogus"), ("bench", "--bogus", "--json", "bench.json")):
+        result = quantc(*args)
+        assert (result.exit_code, result.stdout) == (2, "")

@@ -213,7 +213,7 @@ def test_train_and_eval_keep_every_attribute() -> None:
     assert not torch.equal(program(x), program(x))
     after = {name: int(value) for name, value in program.state_dict().items() if name.endswith("tracked")}
     assert {after[name] - counted[name] for name in after} == {2}
-    momenta = sorted(child.momentum for child in program.root.modules() if isinstance(child, LiveNorm))
+    momenta = sorted(child.momentum or 0.0 for child in program.root.modules() if isinstance(child, LiveNorm))
     assert momenta == pytest.approx([0.1, 0.1, 0.3])
     module.eval()  # a module that somebody holds follows its own mode
     assert torch.equal(module(x), module(x))

@@ -146,7 +146,7 @@ class Numbers(nn.Module):
         self.other = nn.Parameter(torch.zeros(8))
 
     def forward(self, x: Tensor) -> Any:
-        y = F.conv2d(x, self.conv.weight, self.conv.bias, padding=self.conv.padding)  # type: ignore[arg-type]
+        y = F.conv2d(x, self.conv.weight, self.conv.bias, padding=self.conv.padding)
         return self.last(F.hardtanh(y, -self.limit, self.limit))
 
 
@@ -263,7 +263,8 @@ def test_what_is_computed_again_on_the_way_back_is_refused(is_reentrant: bool) -
 class Handing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.then = nn.Linear(8, 8), None
+        self.a = nn.Linear(8, 8)
+        self.then: Any = None
 
     def forward(self, x: Tensor) -> Any:
         y = F.relu(self.a(x))
@@ -275,7 +276,7 @@ def test_a_traced_tensor_is_handed_to_another_converted_model() -> None:
     first, second = prepare(Handing().eval(), ROWS[0]), prepare(dropping().eval(), ROWS[0])
     expected = second(first(ROWS[0]))
     one, other = convert(first), convert(second)
-    one.then = other  # type: ignore[assignment]
+    one.then = other
     assert decibels(expected, one(ROWS[0])) > 25
 
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import quantc as qc
-from quantc.errors import AnnotationError, CaptureError, InputError
+from quantc.errors import AnnotationError, CaptureError, DataError, InputError
+from quantc.inspect.coverage import Verdict
+from quantc.patterns import aten
 from tests.agree import fingerprint
 from tests.edge_models import module
 
@@ -165,3 +168,162 @@ def test_errors_about_keywords_show_the_call() -> None:
     for args, kwargs in (((X, X), {}), ((X,), {}), ((), {"x": X, "mask": X}), ((X,), {"mask": X, "y": X})):
         with pytest.raises(InputError, match=r"call it with \(x, mask=mask\)"):
             program(*args, **kwargs)
+
+
+# -- what a new user met -------------------------------------------------------------------------------------------
+
+
+class Gate(nn.Module):
+    """Decides by the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if bool(x.sum() > 0) else -x
+
+
+class Gated(nn.Module):
+    def __init__(self, *, copies: bool = False) -> None:
+        super().__init__()
+        self.before, self.gate, self.copies = nn.Linear(6, 6), Gate(), copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        gated: Tensor = self.gate(y.clone() if self.copies else y)
+        return gated
+
+
+class OfDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        y: Tensor = self.fc(batch["a"]) - batch["b"]
+        return y
+
+
+def test_quantize_takes_leaves() -> None:
+    result = qc.quantize(Gated(copies=True).eval(), (X,), [X], leaf=Gate)
+    assert [str(node.target) for node in result.captured.opaque()] == ["gate"]
+    by_name = qc.quantize(Gated(copies=True).eval(), (X,), [X], leaf="gate")
+    assert by_name(X).shape == X.shape
+    with pytest.raises(InputError, match="leaf is for models, and a Program was given"):
+        qc.quantize(result.captured, None, [X], leaf=Gate)
+
+
+def test_a_leaf_may_write_and_a_copy_is_the_way_out() -> None:
+    program = qc.capture(Gated().eval(), (X,), leaf=Gate)
+    row = qc.prepare(program, "x86", allow_empty=True).coverage().row("linear")
+    assert row is not None
+    assert "gate is kept whole, and nothing is known of it: it may write to linear in place" in row.reason
+    assert "let the model give it a copy, linear.clone()" in row.reason
+    copied = qc.capture(Gated(copies=True).eval(), (X,), leaf=Gate)
+    found = qc.prepare(copied, "x86").coverage().row("linear")
+    assert found is not None
+    assert found.verdict is Verdict.QUANTIZED
+
+
+def test_an_input_that_no_one_writes_to_is_not_said_to_be_written_to() -> None:
+    model = module(lambda s, x, ids: s.fc(x) + s.gate(ids), fc=lambda: nn.Linear(6, 6), gate=Gate)().eval()
+    prepared = qc.prepare(qc.capture(model, (X, X.clone()), leaf=Gate), "x86", allow_empty=True)
+    reasons = [row.reason for row in prepared.coverage().rows]
+    assert not any("is written to in place" in reason for reason in reasons)
+    assert any("gate is kept whole" in reason and "shares memory with x" in reason for reason in reasons)
+
+
+def test_a_tensor_that_is_written_to_is_said_to_be() -> None:
+    model = module(lambda s, x, y: (s.fc(x), y.add_(1))[0], fc=lambda: nn.Linear(6, 6))().eval()
+    row = qc.prepare(qc.capture(model, (X, X.clone())), "x86", allow_empty=True).coverage().row("linear")
+    assert row is not None
+    assert "is written to in place" in row.reason
+
+
+@pytest.mark.parametrize("method", ["export", "fx"])
+def test_the_order_of_keys_does_not_matter(method: Any) -> None:
+    model = OfDict().eval()
+    a, b = X, X + 1
+    result = qc.quantize(model, ({"a": a, "b": b},), [{"b": b, "a": a}], method=method)
+    wanted = result({"a": a, "b": b})
+    for made in (result, qc.lower(result.program, "x86")):
+        for _ in range(3):
+            torch.testing.assert_close(made({"b": b, "a": a}), wanted, rtol=0, atol=0.1)
+    assert torch.equal(result.captured({"b": b, "a": a}), model({"a": a, "b": b}))
+    with pytest.raises(InputError, match=r"batch is arranged as \{a: \*\}"):
+        result({"a": a})
+
+
+def test_the_order_of_keywords_does_not_matter() -> None:
+    model = module(lambda s, *, a, b: s.fc(a) - b, fc=lambda: nn.Linear(6, 6))().eval()
+    a, b = X, X + 1
+    result = qc.quantize(model, None, [{"b": b, "a": a}], example_kwargs={"a": a, "b": b})
+    assert torch.equal(result.captured(b=b, a=a), model(a=a, b=b))
+    assert torch.equal(result(b=b, a=a), result(a=a, b=b))
+    lowered = qc.lower(result.program, "x86")
+    assert torch.equal(lowered(b=b, a=a), lowered(a=a, b=b))
+    with pytest.raises(InputError, match=r"call it with \(a=a, b=b\)"):
+        result(a=a, c=b)
+
+
+def test_example_inputs_in_a_dict_are_keywords() -> None:
+    with pytest.raises(CaptureError, match="example_inputs is a dict") as caught:
+        qc.capture(network(), {"input": X})  # type: ignore[arg-type]
+    assert "example_kwargs=" in str(caught.value.advice)
+
+
+def test_nan_in_the_data_names_no_size_to_leave_float() -> None:
+    model = module(lambda s, x: s.fc(x).view(x.shape[0], 2, 3), fc=lambda: nn.Linear(6, 6))().eval()
+    broken = X.clone()
+    broken[0, 0] = float("nan")
+    with pytest.raises(DataError, match="1 of 60 values are NaN or infinite") as caught:
+        qc.quantize(model, (X,), [broken])
+    assert "sym_size" not in str(caught.value)
+    assert "set_node('linear', FLOAT)" in str(caught.value.advice)
+
+
+@pytest.mark.parametrize(("layer", "name"), [(0, "weight"), (0, "bias"), (1, "weight")])
+def test_nan_in_a_weight_is_named_while_calibrating(layer: int, name: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 4)).eval()
+    with torch.no_grad():
+        getattr(model[layer], name).view(-1)[0] = float("nan")
+    with pytest.raises(DataError, match=rf"1 of \d+ values of {layer}\.{name}") as caught:
+        qc.quantize(model, (X,), [X])
+    assert str(caught.value.advice).startswith("correct the model")
+
+
+def test_a_config_that_leaves_all_float_is_named_first() -> None:
+    with pytest.raises(AnnotationError) as caught:
+        qc.quantize(network(), (X,), [X], config=qc.QuantConfig().set_all(qc.FLOAT))
+    assert caught.value.what.startswith("nothing was quantized: the config leaves Sequential float: everything")
+    assert str(caught.value.advice).startswith("leave that out of the config")
+
+
+def test_packed_sequences_are_told_once_with_the_flow_that_takes_them() -> None:
+    class Packs(nn.Module):
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False).data
+
+    with pytest.raises(CaptureError) as caught:
+        qc.capture(Packs(), (torch.ones(2, 3, 4), torch.tensor([3, 2])), "fx")
+    assert caught.value.what.count("packed sequences have sizes") == 1
+    assert "quantc.flows.tracing" in str(caught.value.advice)
+
+
+def test_a_pattern_that_there_is_not_suggests_one() -> None:
+    with pytest.raises(AttributeError, match=r"no 'lineer': did you mean linear\?"):
+        getattr(aten, "lineer")  # noqa: B009
+    assert not hasattr(aten, "__path__")
+
+
+def test_held_out_data_far_from_what_calibration_saw_is_said_first() -> None:
+    with pytest.warns(UserWarning, match="not like that calibrated with"):
+        report = qc.quantize(network(), (X,), [X * 0.01], held_out=[X]).report
+    first = report.warnings[0]
+    assert first.startswith("the data measured on is not like that calibrated with: ")
+    assert "of input input_1 over 1 held-out batch lies far outside of what calibration saw" in first
+    assert str(report).startswith(f"warning: {first[:30]}")
+    assert report.to_data()["outside"][0]["share"] > 0.5
+
+
+def test_held_out_data_of_the_same_kind_is_not_outside() -> None:
+    rows = torch.split(torch.randn(400, 6, generator=torch.Generator().manual_seed(1)), 40)
+    assert not qc.quantize(network(), (X,), rows, held_out=3).report.outside
+    assert not qc.quantize(network(), (X,), rows, held_out=3, mode="dynamic").report.outside

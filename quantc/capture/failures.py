@@ -25,7 +25,7 @@ WAYS_OUT = (
     "or capture only the submodules you want to quantize; "
     "or rewrite the line, for instance with torch.where or torch.cond "
     f"(the constructs that export supports are listed at {CATALOGUE}); "
-    "or use the dynamic tracing flow, which follows Python control flow as it runs"
+    "or use the dynamic tracing flow, quantc.flows.tracing, which follows Python control flow as it runs"
 )
 TRY_EXPORT = f"use method='export', which runs the model on stand-ins for real tensors; or {WAYS_OUT}"
 SHAPES_ADVICE = (
@@ -37,6 +37,7 @@ EXAMPLES_ADVICE = (
     "(and example_kwargs for keywords)"
 )
 PACKING = frozenset({"pack_padded_sequence", "pad_packed_sequence", "pack_sequence"})
+PACKED = "packed sequences have sizes that depend on the data"
 TRACED = ("proxies.Value", "'Value'", "Proxy(", "incompatible function arguments")
 """Signs that torch was handed a traced value where it wanted a tensor."""
 ENDS = re.compile(r"\s*\((?:unhinted|Size-like).*$")
@@ -83,7 +84,10 @@ def _not_running(model: nn.Module, error: Exception) -> CaptureError:
     is_about_dtypes = bool(floats) and any(word in str(error) for word in ("dtype", "data type", "scalar type"))
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
     known = f"is in {names} and " if is_about_dtypes else ""
-    way = 'give dtype="float32", which only is quantized, and a copy is brought to it with its example inputs; or '
+    way = (
+        'give dtype="float32", on the command line --dtype float32, which only is quantized, and a copy is brought to it '
+        "with its example inputs; or "
+    )
     return CaptureError(
         f"{type(model).__name__} {known}does not run on the example inputs: {first_line(error)}",
         where=user_line_of_error(error) or forward_line(model),
@@ -99,7 +103,7 @@ def _reason(error: Exception, method: str) -> tuple[str, str]:
     if isinstance(error, RefusedError) and "dynamic size" in text:
         return text, SHAPES_ADVICE
     if not PACKING.isdisjoint(frame.name for frame in traceback.extract_tb(error.__traceback__)):
-        return f"packed sequences have sizes that depend on the data ({text})", WAYS_OUT
+        return text if PACKED in text else f"{PACKED} ({text})", WAYS_OUT
     if isinstance(error, GuardOnDataDependentSymNode):
         return f"a branch or a Python number depends on the data ({ENDS.sub('', text)})", WAYS_OUT
     if method == "fx" and any(sign in text for sign in TRACED):

@@ -46,7 +46,9 @@ def check_examples(model: nn.Module, args: Any, kwargs: Any) -> None:
         raise CaptureError(
             f"example_inputs is a {type(args).__name__}",
             where="example_inputs",
-            advice="pass a tuple of positional arguments, even for one input: (x,)",
+            advice="give arguments by name as example_kwargs=, and a dict that is one argument in a tuple: (batch,)"
+            if isinstance(args, Mapping)
+            else "pass a tuple of positional arguments, even for one input: (x,)",
         )
     if not isinstance(kwargs, Mapping):
         raise CaptureError(
@@ -61,7 +63,8 @@ def check_examples(model: nn.Module, args: Any, kwargs: Any) -> None:
         raise CaptureError(
             "an example input is a PackedSequence, whose sizes depend on the data",
             where=forward_line(model),
-            advice="pass padded tensors and lengths, and keep the module that packs them whole with leaf=",
+            advice="pass padded tensors and lengths, and keep the module that packs them whole with leaf=; or take "
+            "the tracing flow, quantc.flows.tracing, which runs the model as it is",
         )
     odd = next(
         (x for x in leaves if isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_nested)), None

@@ -46,7 +46,7 @@ class Calling:
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The flat inputs, which fit."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = self.signature.flatten(args, kwargs)
         leaves = as_tensors(leaves) or leaves
         self.signature.check(leaves, spec)
         check_device(leaves, self.signature)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
@@ -22,6 +22,7 @@ from quantc.inspect.noise import as_data, shown, together
 from quantc.inspect.size import Size, size
 from quantc.isolation import Isolation
 from quantc.program import Program, Stage
+from quantc.qdq import belongs_to_qdq, is_quantize
 from quantc.sites import Origin
 from quantc.types import TensorType
 
@@ -57,6 +58,8 @@ class Vanished:
     node: str
     module: str
     share: float
+    readers: tuple[str, ...] = ()
+    """The nodes that read it quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +235,20 @@ def _vanished(quantized: Program, lockstep: Lockstep) -> Iterator[Vanished]:
     for name, (zeros, count) in lockstep.vanished.items():
         if zeros:
             origin = quantized.origins.get(named[name]) or Origin()
-            yield Vanished(name, origin.module_path, zeros / count)
+            yield Vanished(name, origin.module_path, zeros / count, tuple(_quantized_readers(named[name])))
+
+
+def _quantized_readers(node: fx.Node) -> list[str]:
+    """The nodes that read a tensor through quantize and dequantize ops."""
+    found: dict[str, None] = {}
+    pending = [user for user in node.users if is_quantize(user)]
+    while pending:
+        for user in pending.pop().users:
+            if belongs_to_qdq(user):
+                pending.append(user)
+            elif user.op != "output":
+                found[user.name] = None
+    return list(found)
 
 
 def _notes(quantized: Program, lockstep: Lockstep) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from quantc.dialect import op_name
-from quantc.errors import QuantcError
+from quantc.errors import QuantcError, UnknownNameError
 from quantc.formats import Timing
 from quantc.inspect.changes import Change
 from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared, ops_of
@@ -24,6 +24,7 @@ from quantc.places import operand_nodes
 from quantc.program import Program
 from quantc.requests import is_dynamic
 
+NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
 SHOWN = 6
 """How many ops of a module are named."""
 
@@ -98,7 +99,7 @@ def explain(program: Program, node: fx.Node | str) -> Explanation:
         name = node if isinstance(node, str) else node.name
         return explain(as_inference_has_it(program), name)
     judge = Judge(program)
-    inside = _ops_at(judge.program, node) if isinstance(node, str) else []
+    inside = _ops_at(judge.program, node) if isinstance(node, str) and node else []
     if not isinstance(node, str) or program.has_node(node) or not inside:
         found = resolve_node(program, node)
         path = next((path for path, graph in program.graphs() if graph is found.graph), "")
@@ -114,6 +115,30 @@ def explain(program: Program, node: fx.Node | str) -> Explanation:
     rows = [_explained(program, judge, path, op) for path, op in inside]
     first = next((row for row in rows if row.verdict is Verdict.FLOAT), rows[0])
     return replace(first, others=tuple(row for row in rows if row is not first))
+
+
+def folded_into(captured: Program, prepared: Program, name: str) -> UnknownNameError | None:
+    """What to say of a name that a captured program has, and a prepared one has no more; None if it is not so."""
+    if not name or prepared.has_node(name) or prepared.module_nodes(name):
+        return None
+    nodes = [captured.node(name)] if captured.has_node(name) else captured.module_nodes(name)
+    gone = next((node for node in nodes if node.op.startswith("call_")), None)
+    if gone is None:
+        return None
+    taker: fx.Node | None = gone
+    while taker is not None and not prepared.has_node(taker.name):
+        taker = next(iter(operand_nodes(taker)), None)
+    if taker is None or not taker.op.startswith("call_"):
+        return None
+    is_norm = op_name(gone) in NORMS
+    into = (
+        f"folded into the weights of {taker.name}"
+        if is_norm
+        else f"left out: inference does without it after {taker.name}"
+    )
+    return UnknownNameError(
+        f"{name} is {op_name(gone)}, and was {into}", where=captured.describe(gone), advice=f"ask for {taker.name}"
+    )
 
 
 def _ops_at(program: Program, path: str) -> list[tuple[str, fx.Node]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 
 from quantc.inspect.compare import Comparison, Layer, Vanished
 from quantc.inspect.noise import shown
+from quantc.selectors import AnySelector, ByEdge, ByModule, ByNode
 
 MODEL_DB = 20.0
 """The SQNR below which a whole model is likely to give other answers: a tenth of the signal's amplitude is noise."""
@@ -63,8 +65,8 @@ def _counted(found: Sequence[object], noun: str) -> str:
 
 def _named(found: Sequence[Layer | Vanished]) -> str:
     """The worst of them, each with the line of a config that leaves it float; the first in TOML as well."""
-    told = [f"{_where(each)}, {_cost(each)}: {config_line(each.module, each.node)}" for each in found[:MOST_NAMED]]
-    told[0] += f", in TOML {toml_line(found[0].module, found[0].node)}"
+    told = [f"{_where(each)}, {_cost(each)}: {config_line(_selectors(each))}" for each in found[:MOST_NAMED]]
+    told[0] += f", in TOML {toml_line(_selectors(found[0]))}"
     more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
     return "; ".join([*told, *more])
 
@@ -77,12 +79,36 @@ def _cost(each: Layer | Vanished) -> str:
     return f"{each.share:.0%} of its numbers" if isinstance(each, Vanished) else _decibels(each.local or 0.0)
 
 
-def config_line(module: str, node: str) -> str:
-    """What leaves a module float, or a node that is in none."""
-    return f'QuantConfig().set("{module}", FLOAT)' if module else f'QuantConfig().set_node("{node}", FLOAT)'
+def _selectors(each: Layer | Vanished) -> list[AnySelector]:
+    """What a config names to leave an op float, or a tensor for those who read it."""
+    if isinstance(each, Vanished) and each.readers:
+        return [ByEdge(producer=each.node, consumer=reader) for reader in each.readers]
+    return [ByModule(path=each.module) if each.module else ByNode(node=each.node)]
 
 
-def toml_line(module: str, node: str) -> str:
+def config_line(selectors: Sequence[AnySelector]) -> str:
+    """The Python that leaves what is selected float."""
+    return "QuantConfig()" + "".join(f".{_call(select)}" for select in selectors)
+
+
+def _call(select: AnySelector) -> str:
+    match select:
+        case ByEdge():
+            return f'set_edge("{select.producer}", "{select.consumer}", FLOAT)'
+        case ByNode():
+            return f'set_node("{select.node}", FLOAT)'
+        case ByModule():
+            return f'set("{select.path}", FLOAT)'
+        case _:
+            raise TypeError(f"there is no line for {select}")
+
+
+def toml_line(selectors: Sequence[AnySelector]) -> str:
     """The same in a config file."""
-    select = f'by = "module", path = "{module}"' if module else f'by = "node", node = "{node}"'
-    return f'rules = [{{ select = {{ {select} }}, use = "FLOAT" }}]'
+    rows = []
+    for select in selectors:
+        given = ", ".join(
+            f"{name} = {json.dumps(value)}" for name, value in select.model_dump(exclude_none=True).items()
+        )
+        rows.append(f'{{ select = {{ {given} }}, use = "FLOAT" }}')
+    return f"rules = [{', '.join(rows)}]"

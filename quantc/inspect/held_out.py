@@ -3,11 +3,75 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from operator import length_hint
 from typing import Any
 
-from quantc.errors import CalibrationError, InputError
-from quantc.feeding import check_batches
+import torch
+from torch import Tensor
+
+from quantc.coarse import extremes_of
+from quantc.errors import CalibrationError, DataError, InputError
+from quantc.feeding import check_batches, leaves_of
+from quantc.finite import Watch
+from quantc.observed import observed_tensors
+from quantc.plan import Group
+from quantc.program import Program
+
+MARGIN = 0.25
+"""By how much of its width a calibrated range may be left on either side: other data of the same kind leaves it a little."""
+FAR = 0.01
+"""Which share of the values of an input may lie farther outside than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """An input of which much lies far outside of the range that calibration saw."""
+
+    name: str
+    share: float
+    """Of its values: how many do."""
+    calibrated: tuple[float, float]
+    measured: tuple[float, float]
+
+    def told(self, measured_on: str) -> str:
+        """In a sentence."""
+        calibrated, measured = (f"{low:.3g}..{high:.3g}" for low, high in (self.calibrated, self.measured))
+        return (
+            f"the data measured on is not like that calibrated with: {self.share:.0%} of input {self.name} over {measured_on} "
+            f"lies far outside of what calibration saw, {measured} against {calibrated}; give both the same preprocessing "
+            "before looking at ops"
+        )
+
+
+def outside(prepared: Program, batches: Iterable[Any]) -> tuple[Outside, ...]:
+    """The inputs of a calibrated program that batches leave the range of by far, the farthest first."""
+    ranges = {node: _range(prepared, groups) for node, groups in observed_tensors(prepared).items()}
+    places = enumerate(prepared.graph.find_nodes(op="placeholder"))
+    watched = {index: (node.name, found) for index, node in places if (found := ranges.get(node)) is not None}
+    seen: dict[int, list[Tensor]] = {}
+    for number, batch in enumerate(batches):
+        leaves = leaves_of(prepared, batch, number)
+        for index in watched:
+            if isinstance(leaves[index], Tensor) and leaves[index].numel():
+                seen.setdefault(index, []).append(leaves[index].detach().flatten())
+    rows = [_outside(*watched[index], torch.cat(parts)) for index, parts in seen.items()]
+    return tuple(sorted((row for row in rows if row.share > FAR), key=lambda row: -row.share))
+
+
+def _range(prepared: Program, groups: Iterable[Group]) -> tuple[float, float] | None:
+    """The widest of the ranges that calibration saw for a tensor."""
+    found = [extremes_of(prepared.plan.statistics.get(group.name)) for group in groups]
+    lows, highs = [low for low, _ in found if low is not None], [high for _, high in found if high is not None]
+    return (min(lows), max(highs)) if lows and highs else None
+
+
+def _outside(name: str, calibrated: tuple[float, float], values: Tensor) -> Outside:
+    low, high = calibrated
+    margin = MARGIN * (high - low)
+    far = (values < low - margin) | (values > high + margin)
+    return Outside(name, float(far.double().mean()), calibrated, (float(values.min()), float(values.max())))
 
 
 def parted(
@@ -18,6 +82,8 @@ def parted(
         return batches, None
     if not isinstance(held_out, int):
         check_batches(held_out)
+        if isinstance(held_out, Sized) and length_hint(held_out, 1) == 0:
+            raise _none_held_out()
         return batches, held_out
     if isinstance(held_out, bool) or held_out < 1:
         raise _wrong(f"held_out is {held_out!r}", "give a number of batches, or batches of their own")
@@ -25,6 +91,24 @@ def parted(
         raise _wrong(f"held_out is {held_out}, and there are no batches to keep so many of", "give batches as well")
     last = Last(batches, held_out)
     return First(last), last
+
+
+def sound(held_out: Iterable[Any], captured: Program) -> list[Any]:
+    """Batches to measure a program on, as they are; there is one at least, and none holds NaN or infinity."""
+    found, watch = list(held_out), Watch.of(captured)
+    if not found:
+        raise _none_held_out()
+    for number, batch in enumerate(found):
+        leaves = leaves_of(captured, batch, number)
+        try:
+            watch.check(leaves)
+        except InputError as error:
+            raise DataError(
+                f"held-out batch {number}: {error.what}",
+                where=f"held_out=, batch {number}, {error.where}",
+                advice="correct the data: what is measured on such a batch says nothing",
+            ) from error
+    return found
 
 
 class Last:
@@ -70,6 +154,10 @@ class First:
 
     def __len__(self) -> int:
         return max(len(self.last.batches) - self.last.count, 0)  # type: ignore[arg-type]  # TypeError, as len() has it
+
+
+def _none_held_out() -> InputError:
+    return _wrong("held_out holds no batch", "give a number of batches, or batches of their own")
 
 
 def _wrong(what: str, advice: str) -> InputError:

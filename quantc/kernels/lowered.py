@@ -127,7 +127,7 @@ class Lowered(nn.Module):
         leaves: Sequence[Any] = args
         signature = self._program.signature
         if kwargs or shapes not in self._checked:
-            leaves, spec = pytree.tree_flatten((args, kwargs))
+            leaves, spec = signature.flatten(args, kwargs)
             if (tensors := as_tensors(leaves)) is not None:
                 given, named = pytree.tree_unflatten(tensors, spec)
                 return self._checked_call(given, named)
@@ -155,8 +155,8 @@ class Lowered(nn.Module):
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What torch.compile sees, one op that it does not look into; and torch.export, the portable program."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
         signature = self._program.signature
+        leaves, spec = signature.flatten(args, kwargs)
         signature.check(leaves, spec)
         if torch.compiler.is_exporting():
             return portable_module(self)(*args, **kwargs)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.graph import CodeGen
-from torch.utils import _pytree as pytree
 
 from quantc.constants import forget_unread
 from quantc.dialect import may_alias
@@ -255,7 +254,7 @@ def _flat(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _leaves(program: Program, inputs: tuple[Any, ...]) -> list[Any]:
-    leaves, spec = pytree.tree_flatten((inputs, {}))
+    leaves, spec = program.signature.flatten(inputs, {})
     program.signature.check(leaves, spec)
     return leaves
 
