@@ -102,7 +102,7 @@ QUICK = (
 def test_scales_and_results_are_those_of_the_export_flow(name: str, backend: str, mode: Any) -> None:
     model, example = build(name)
     config = mode_config(quantizer_of(backend), mode) if mode != "static" else None
-    program = qc.prepare(qc.capture(model, example, method="export"), backend, config=config)
+    program = qc.prepare(qc.capture(model, example, method="export", dynamic_shapes=None), backend, config=config)
     prepared = prepare(model, example, backend=backend, mode=mode)
     batches = [pytree.tree_map(another, example) for _ in range(3)]
     with torch.no_grad():

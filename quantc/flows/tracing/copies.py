@@ -33,6 +33,13 @@ def copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
 
 
+def changed(own: nn.Module, model: nn.Module) -> frozenset[str]:
+    """The parameters and buffers of a copy that are no longer those of the model, by name."""
+    before = {name: tensor for rows in (model.named_parameters(), model.named_buffers()) for name, tensor in rows}
+    now = {name: tensor for rows in (own.named_parameters(), own.named_buffers()) for name, tensor in rows}
+    return frozenset(name for name, tensor in before.items() if not _is_same(tensor, now.get(name)))
+
+
 def take_back(own: nn.Module, model: nn.Module) -> None:
     """Let a copy that was run be again as the model is of which it is a copy: what it has kept of the runs is gone."""
     twins = dict(own.named_modules(remove_duplicate=False))

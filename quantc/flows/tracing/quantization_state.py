@@ -257,6 +257,8 @@ class AutoQuantizationState(nn.Module):
         run: Run,
     ) -> Any:
         """Observe what a call gave, where what is quantized reads it."""
+        if run.watch is not None and not self.trace.calls[site.number].computes and type(output) is Tensor:
+            run.watch.copy(output, tensors_in(on_floats((args, kwargs), floats_of)))
         watched = self.trace.watched.get(site.number)
         if watched and run.watch is not None:
             results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]

@@ -340,6 +340,13 @@ class Watch:
                 if stamp.shares_memory(tensor):
                     stamp.watch()
 
+    def copy(self, made: Tensor, of: Iterable[Tensor]) -> None:
+        """A call that computes nothing has made a tensor of others, as `cat` of one does: what was counted is not counted again."""
+        for source in of:
+            if source.shape == made.shape and torch.equal(source, made):
+                groups = [group for group, number in self.seen if number == id(source)]
+                self.seen.update({(group, id(made)): Stamp(made) for group in groups})
+
     def observe(self, groups: Iterable[str], x: Any, where: Callable[[], str]) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return

@@ -26,7 +26,7 @@ from quantc.flows.tracing.auto_trace import (
     own_class,
 )
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
-from quantc.flows.tracing.copies import copied, take_back
+from quantc.flows.tracing.copies import changed, copied, take_back
 from quantc.flows.tracing.grouping import FOLDED, Units
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
@@ -82,7 +82,7 @@ def prepare(
     leaves = leaf_selector(own, leaf)
     whole = [name for name, module in own.named_modules() if name and leaves.selects(module, name)] if leaf else []
     recording = add_auto_observation(own, examples, trace, whole)
-    written = recording.recorder.written()
+    written = recording.recorder.written() | changed(own, model)
     take_back(own, model)
     _say_what_threads_did(recording)
     _note_what_is_not_followed(recording)
