@@ -46,6 +46,8 @@ THROUGH = (
     | {"aten.masked_fill.Tensor", "aten.triu.default", "aten.tril.default"}
 )
 """Ops that hand a mask on, beside those that preserve values. Not among them: what bounds its result, as softmax."""
+ADDED = frozenset({"baddbmm", "addmm"})
+"""Products that add their first operand, and hand it on."""
 SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default"})
 
 
@@ -55,12 +57,13 @@ def why_not_without_mask(match: Match) -> str | None:
     for name, bound in match.bindings.items():
         if _is_far(bound):
             return f"{name} is {bound!r}, which is as far away as a mask"
-    operands = list(_operands(match))
+    added = _added(match)
+    operands = [*_operands(match), *added]
     for value in operands:
         reason = why_masked(match.program, value)
         if reason is not None:
             return reason
-    return _why_not_before_softmax(match, operands)
+    return _why_not_before_softmax(match, added or operands)
 
 
 def why_masked(program: Program, value: fx.Node) -> str | None:
@@ -90,6 +93,14 @@ def _operands(match: Match) -> Iterator[fx.Node]:
                 yield value
 
 
+def _added(match: Match) -> list[fx.Node]:
+    """What products before a softmax add: anywhere else it is a bias, which may be of any size."""
+    products = [node for node in match.nodes if target_name(node.target) in ADDED]
+    if not products or _softmax_after(match.root) is None:
+        return []
+    return [node.args[0] for node in products if isinstance(node.args[0], fx.Node)]
+
+
 def _back(value: fx.Node) -> Iterator[_Step]:
     """A tensor and what it is made of, through ops that would hand a mask on."""
     layer = [_Step(value, False)]
@@ -101,17 +112,23 @@ def _back(value: fx.Node) -> Iterator[_Step]:
             if step.node.op != "call_function" or not _hands_on(step.node.target):
                 continue
             is_added = step.is_added or _adds(step.node.target)
-            for source in step.node.all_input_nodes:
+            for source in _handed_on(step.node):
                 if source not in seen and len(seen) < MOST_NODES:
                     seen.add(source)
                     following.append(_Step(source, is_added))
         layer = following
 
 
+def _handed_on(node: fx.Node) -> list[fx.Node]:
+    """The operands that a result may be a mask by. The factors of a product are none."""
+    is_product = target_name(node.target) in ADDED
+    return [source for source in node.all_input_nodes if not is_product or source is node.args[0]]
+
+
 @cache
 def _hands_on(target: Any) -> bool:
     known = BY_TARGET.get(target)
-    return (known is not None and Trait.PRESERVES_VALUES in known.traits) or target_name(target) in THROUGH
+    return (known is not None and Trait.PRESERVES_VALUES in known.traits) or target_name(target) in THROUGH | ADDED
 
 
 @cache
@@ -121,7 +138,7 @@ def _fills(target: Any) -> bool:
 
 @cache
 def _adds(target: Any) -> bool:
-    return target_name(target) in SUMS
+    return target_name(target) in SUMS | ADDED
 
 
 @cache

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from quantc.calibration_report import CalibrationReport, counted, rows_of
 from quantc.checkpoint import Checkpoint, notes_for, plan_digest, program_digest
 from quantc.coarse import COARSE, coarse_groups
 from quantc.distribute import Shard, Team, team_for
-from quantc.errors import CalibrationError, QuantcError
+from quantc.errors import CalibrationError, QuantcError, SaveError
 from quantc.feeding import Inputs, check_batches, leaves_of, picked, samples_in
+from quantc.files.regular_file import as_path
 from quantc.files.whole_file import check_writable
 from quantc.finite.tensors import count_not_finite, why_not_finite
 from quantc.inserted import read_observers, show_observers
@@ -303,7 +303,7 @@ def _checkpoint(prepared: Program, team: Team, path: str | os.PathLike[str] | No
     """The checkpoint of this process: each has a file of its own."""
     if path is None:
         return None
-    place = Path(path)
+    place = as_path(path, SaveError)
     if team.size > 1:
         place = place.with_name(f"{place.name}.{team.rank}-of-{team.size}")
     identity = {

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
+from quantc.errors import UnknownNameError
 from quantc.formats import Scheme
 from quantc.layout import extremes
 from quantc.observe.average import MovingAverage
@@ -18,6 +19,7 @@ from quantc.observe.minmax import MinMax
 from quantc.observe.observation import Observation
 from quantc.observed import data_groups
 from quantc.places import Places
+from quantc.plan import Group
 from quantc.program import Program
 from quantc.qdq import belongs_to_qdq
 from quantc.spec import QuantSpec
@@ -65,14 +67,21 @@ def coarse_groups(program: Program) -> Iterator[Coarse]:
         reach = None if low is None or high is None else coarse_reach(spec, low, high)
         if low is None or high is None or reach is None:
             continue
-        yield Coarse(group.name, _where(program, places.value(group.places[0])), low, high, spec.eps, *reach)
+        yield Coarse(group.name, _where(program, places, group), low, high, spec.eps, *reach)
 
 
-def _where(program: Program, node: fx.Node) -> str:
-    """The node that makes a tensor: in a quantized program, the one before it was quantized."""
-    while belongs_to_qdq(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return program.describe(node)
+def _where(program: Program, places: Places, group: Group) -> str:
+    """The node that makes a tensor: in a quantized program, the one before it was quantized. In integer form it may have
+    become part of another: then where the tensor is read, or the name of the group."""
+    for site in group.places:
+        try:
+            node = places.value(site)
+        except UnknownNameError:
+            continue
+        while belongs_to_qdq(node) and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        return program.describe(node)
+    return group.name
 
 
 def coarse_reach(spec: QuantSpec, low: float, high: float) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from quantc.errors import ConfigError, LoadError, QuantcError, suggest
-from quantc.files.regular_file import read_text
+from quantc.files.regular_file import as_path, read_text
 from quantc.files.sealed_data import MAX_BYTES, SEAL, parse_json, parse_toml, sealed, unsealed
 from quantc.files.whole_file import write_text
 from quantc.formats import Role, Timing
@@ -170,14 +170,14 @@ class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
 
     def save(self, path: Path | str) -> None:
         """Write a `.toml` or `.json` file, whole or not at all. Its entry `seal` shows damage: remove it to edit the file."""
-        path = Path(path)
+        path = as_path(path, ConfigError)
         data = sealed(self.model_dump(mode="json", exclude_none=True))
         write_text(path, json.dumps(data, indent=2) + "\n" if _is_json(path) else to_toml(data))
 
     @staticmethod
     def load(path: Path | str) -> QuantConfig:
         """Read a `.toml` or `.json` file."""
-        path = Path(path)
+        path = as_path(path, ConfigError)
         parse = parse_json if _is_json(path) else parse_toml
         try:
             data = parse(read_text(path, "write a .toml or .json file", most=MAX_BYTES))

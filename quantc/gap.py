@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from math import inf
 from typing import Any
 
@@ -52,15 +53,34 @@ class Gap:
 
 
 def gap(before: Any, after: Any, preserves: Preserves, tolerance: Tolerance) -> Gap | None:
-    """The difference between two values, or None if it is allowed. Sequences are compared item by item."""
+    """The difference between two values, or None if it is allowed. What has parts is compared part by part."""
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
         return _tensor_gap(before, after, preserves, tolerance)
-    if isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
-        found = (gap(left, right, preserves, tolerance) for left, right in zip(before, after, strict=True))
+    left, right = _parts(before), _parts(after)
+    if left is not None and right is not None and left.keys() == right.keys():
+        found = (gap(part, right[name], preserves, tolerance) for name, part in left.items())
         return next((item for item in found if item is not None), None)
-    if type(before) is type(after) and (before is after or before == after):
+    if type(before) is type(after) and (before is after or _are_equal(before, after)):
         return None
     return Gap(inf, 0.0, f"was {_short(before)}, is {_short(after)}")
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """The items of a sequence or mapping, and the fields of a dataclass, whose own comparison cannot have tensors in it."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in fields(value)}
+    return None
+
+
+def _are_equal(before: Any, after: Any) -> bool:
+    try:
+        return bool(before == after)
+    except Exception:  # noqa: BLE001 - what an object's comparison raises says that the two cannot be told to be the same
+        return False
 
 
 def distance(left: torch.Tensor, right: torch.Tensor) -> float:

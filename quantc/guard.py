@@ -178,8 +178,9 @@ def undisturbed(program: Program, seed: int) -> Iterator[dict[str, torch.Tensor]
         try:
             yield tensors
         finally:
-            for name, tensor in tensors.items():
-                tensor.copy_(saved[name])
+            with torch.no_grad():  # a program may have turned gradients on, as its model does
+                for name, tensor in tensors.items():
+                    tensor.copy_(saved[name])
 
 
 def _tensors(root: nn.Module, *, parameters: bool) -> dict[str, torch.Tensor]:

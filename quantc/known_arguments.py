@@ -23,8 +23,8 @@ class KnownArguments:
     @staticmethod
     def kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
         """What has to be the same for arguments to fit as others did; None unless they are plain tensors, one after the
-        other, none of which wants a gradient."""
-        if kwargs or not all(type(x) is Tensor and not x.requires_grad for x in args):
+        other, none of which wants a gradient or has no one shape."""
+        if kwargs or not all(type(x) is Tensor and not (x.requires_grad or x.is_nested) for x in args):
             return None
         return tuple((x.shape, x.dtype, x.device, x.layout) for x in args)
 

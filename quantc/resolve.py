@@ -157,7 +157,8 @@ class _Index:
     def learn_types(self, program: Program) -> None:
         """The class of each module that has an op of its own."""
         for origin in program.origins.rows.values():
-            self.types[origin.module_path] = origin.module_type
+            if origin.module_type:  # in nested graphs it may be lost where the path is known
+                self.types[origin.module_path] = origin.module_type
 
     def rules_for(self, full_name: str, node: fx.Node, program: Program) -> list[int]:
         origin = program.origins.get(node)

@@ -33,6 +33,40 @@ def evaluate(expression: str, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
+def least(expression: str, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
+    """A number that an expression over sizes is never below; None where that cannot be told from their ranges."""
+    try:
+        return _least(_tree(expression), ranges)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _least(tree: ast.expr, ranges: Mapping[str, tuple[int, int | None]]) -> int:
+    """What only grows with its parts is never below what their least values give."""
+    match tree:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name) if name in ranges:
+            return ranges[name][0]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _least(left, ranges) + _least(right, ranges)
+        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(value=int(number))):
+            return _least(left, ranges) - number
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            factors = _least(left, ranges), _least(right, ranges)
+            if min(factors) >= 0:
+                return factors[0] * factors[1]
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(number))) if number > 0:
+            return _least(left, ranges) // number
+        case ast.Call(func=ast.Name(id="FloorDiv"), args=[left, ast.Constant(value=int(number))]) if number > 0:
+            return _least(left, ranges) // number
+        case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if name in CALLS:
+            return CALLS[name](*(_least(argument, ranges) for argument in args))
+        case _:
+            pass
+    raise ValueError(ast.dump(tree))
+
+
 def _value(tree: ast.expr, sizes: Mapping[str, int]) -> int:
     match tree:
         case ast.Constant(value=int(number)):

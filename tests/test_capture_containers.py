@@ -144,10 +144,16 @@ def test_types_of_outputs_are_kept(name: str, method: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", "export", "fx"])
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", HIDING)
 def test_outputs_that_would_become_builtins_are_refused(name: str, method: Any) -> None:
     with pytest.raises(CaptureError, match="not a known type" if method == "export" else "register"):
-        qc.capture(Giving(REFUSED[name]).eval(), (torch.randn(4, 8),), method)
+        qc.capture(Giving(HIDING[name]).eval(), (torch.randn(4, 8),), method)
+
+
+@pytest.mark.parametrize("sizes", ["auto", None])
+def test_a_dataclass_is_refused_whichever_sizes_are_open(sizes: str | None) -> None:
+    with pytest.raises(CaptureError, match="returns a Pair, and torch does not know that it holds tensors"):
+        qc.capture(Giving(Pair).eval(), (torch.randn(4, 8),), dynamic_shapes=sizes)
 
 
 def test_a_counter_without_tensors_is_refused_too() -> None:

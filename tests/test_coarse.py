@@ -136,6 +136,17 @@ def test_only_zeros_are_told_as_such() -> None:
     assert any("calibration saw only zeros" in str(row) for row in report.coarse)
 
 
+@pytest.mark.parametrize("backend", ["x86", "qnnpack", "executorch"])
+def test_an_op_that_became_part_of_another_is_told_in_integer_form_too(backend: str) -> None:
+    torch.manual_seed(0)
+    convs = nn.Conv2d(8, 16, 3, bias=False), nn.Conv2d(16, 8, 3, bias=False)
+    model = nn.Sequential(convs[0], nn.ReLU(), convs[1]).eval()
+    x = torch.randn(2, 8, 12, 12) * 1e-2
+    with pytest.warns(UserWarning, match="the smallest scale allowed"):
+        result = qc.quantize(model, (x,), [(x,)], backend=backend, to="integer")
+    assert any(row.where.startswith("conv2d") for row in coarse_groups(result.program))
+
+
 def test_it_is_known_after_loading(tmp_path: Path) -> None:
     tiny = X * 1e-6
     qc.quantize(layer(), (tiny,), [tiny]).save(tmp_path / "model.qc")

@@ -103,6 +103,22 @@ class Nested(nn.Module):
         return torch.cond(x.mean() > 0, inner, lambda x: self.c(x) + self.a(x), (x,))
 
 
+class Literals(nn.Module):
+    """Branches with tensors of their own: a literal, and what an assignment writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Any:
+        def assigned(x: Tensor) -> Tensor:
+            y: Tensor = self.b(x).sin()
+            y[:, 1:3] = 0
+            return y
+
+        return torch.cond(x.mean() > 0, lambda x: self.a(x) + torch.tensor(3.0), assigned, (x,))
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, what it is fed for a seed, and in which nested graphs how many ops hold int8 weights."""
@@ -139,6 +155,7 @@ CASES = {
         lambda: (either_sign(8, 12),),
         {"true_graph_0/true_graph_0": 1, "true_graph_0/false_graph_0": 1, "false_graph_0": 2},
     ),
+    "literals": Case(Literals, lambda: (either_sign(8, 12),), {"true_graph_0": 1, "false_graph_0": 1}),
 }
 
 
@@ -311,6 +328,18 @@ def test_a_nested_graph_goes_as_a_whole_with_what_is_in_it() -> None:
 def test_a_module_inside_a_branch_goes_by_its_name() -> None:
     result = quantized(named("cond"), qc.QuantConfig().set("sparse", FLOAT))
     assert int8_weights(result) == {"true_graph_0": 1, "": 1}
+
+
+@pytest.mark.parametrize("method", ["export", "export-strict"])
+def test_a_module_inside_a_branch_goes_by_its_class(method: Any) -> None:
+    case = named("nested")
+    program = qc.capture(case.model(), case.batch(0), method)
+    config = qc.QuantConfig().set(nn.Linear, FLOAT).set("c", UINT8)
+    prepared = qc.prepare(program, "x86", config=config)
+    qc.calibrate(prepared, [case.batch(seed) for seed in CALIBRATION], progress="silent")
+    assert int8_weights(qc.convert(prepared)) == {"false_graph_0": 1}
+    of_all = {origin.class_name for node, origin in program.origins.rows.items() if node.graph is not program.graph}
+    assert of_all == {"Linear", "Nested"}
 
 
 def test_a_nested_graph_that_is_not_there_is_an_error() -> None:

@@ -132,6 +132,15 @@ def test_files_of_earlier_versions_take_tensors_one_after_the_other() -> None:
     assert "an older quantc wrote it" in str(caught.value)
 
 
+def test_files_of_earlier_versions_say_nothing_of_rows() -> None:
+    metadata = lowered().metadata
+    assert metadata is not None
+    data = json.loads(metadata.to_text())
+    for row in data["inputs"]:
+        del row["masks_rows"]
+    assert not any(row.masks_rows for row in read_metadata(json.dumps(data), "model.pte").inputs)
+
+
 def test_a_class_that_is_not_known_here_leaves_tensors_flat() -> None:
     given = batch()
     for text in ('(({"x": *, "more": nowhere:Box(*)},), {"factor": *})',):

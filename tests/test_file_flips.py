@@ -80,8 +80,8 @@ def read_times(path: Path) -> Any:
 
 
 def read_pte(path: Path) -> Any:
-    """What ExecuTorch reads of it: what its header says, and nothing after it."""
-    return unsealed(path.read_bytes(), str(path))[:PTE]
+    """What ExecuTorch reads of it."""
+    return unsealed(path.read_bytes(), str(path))
 
 
 def write_all(folder: Path) -> dict[str, Case]:
@@ -106,7 +106,7 @@ def write_all(folder: Path) -> dict[str, Case]:
     times = Times(folder / "kernel-times.json", new={f"work {index}": index / 7 for index in range(40)})
     times.write()
     Snapshot.of(converted).write(folder / "dump.txt")
-    header = b"\x10\0\0\0" + MAGIC + HEADER + struct.pack("<IQQQ", 0, PTE, 0, 0)
+    header = b"\x10\0\0\0" + MAGIC + HEADER + struct.pack("<IQQQ", 32, PTE, 0, 0)
     (folder / "model.pte").write_bytes(sealed(header + bytes(range(256)) * 8))
     return {
         "statistics": Case(folder / "statistics.safetensors", read_statistics, 6),
@@ -182,7 +182,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(name: str, cases: dict[str,
 def test_ten_thousand_flipped_bits(name: str, cases: dict[str, Case]) -> None:
     found = outcomes(cases[name], share(cases, name, WHOLE), seed=1)
     assert set(found) <= {"refused", "same"}, found
-    if name not in ("toml", "json", "times", "dump", "pte"):
+    if name not in ("toml", "json", "times", "dump"):
         assert set(found) == {"refused"}  # every bit of a container counts
 
 
@@ -210,6 +210,21 @@ def test_what_is_cut_short_is_refused(cases: dict[str, Case]) -> None:
             finally:
                 case.path.write_bytes(whole)
             assert end == len(whole) - 1, (name, end)  # the last line break of a text says nothing
+
+
+def test_every_length_but_its_own_is_refused_of_a_pte(cases: dict[str, Case]) -> None:
+    whole = cases["pte"].path.read_bytes()
+    content = unsealed(whole, "model.pte")
+    assert len(content) == PTE
+    assert unsealed(content, "model.pte") == content  # as others write them; that quantc does not, `qc.load` looks at
+    others = [whole[:-count] for count in range(1, len(whole) - PTE)]
+    others += [whole + bytes(count) for count in (1, 7, 40, 4096)] + [whole + whole[-40:], content + b"x", whole[:-8]]
+    others += [
+        whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in range(len(whole) - 40, len(whole))
+    ]
+    for other in others:
+        with pytest.raises(LoadError):
+            unsealed(other, "model.pte")
 
 
 def test_a_damaged_state_of_a_traced_model_is_refused() -> None:

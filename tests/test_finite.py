@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import quantc as qc
 from quantc.errors import AnnotationError, DataError, InputError, QuantcError
 from quantc.feeding import batch_of
 from quantc.finite import check_scales
-from quantc.finite.masks import is_mask
+from quantc.finite.masks import is_mask, masks_rows
 from quantc.flows import eager, pt2e, tracing
 from quantc.flows.fx import convert_fx, get_default_qconfig_mapping, prepare_fx
 from quantc.flows.pt2e import XNNPACKQuantizer, get_symmetric_quantization_config
@@ -472,6 +473,99 @@ def test_a_mask_among_the_inputs_may_be_infinite_and_nothing_else(backend: str, 
                     form(*given)
             with pytest.raises(InputError, match="'x' holds infinity"):
                 form(x * math.inf, mask)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_that_is_masked_out_as_a_whole_is_refused_where_softmax_makes_nan_of_it(
+    backend: str, by_hand: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 5, 8), torch.triu(torch.full((5, 5), -math.inf), 1)
+    empty, upwards = mask.clone(), mask.clone()
+    empty[2], upwards[2, 1] = -math.inf, math.inf
+    program = qc.capture(Masked(by_hand).eval(), (x, mask))
+    assert bool(program(x, empty).isnan().any()) == by_hand
+    made = qc.prepare(program, backend)
+    qc.calibrate(made, [(x, mask)], progress="silent")
+    quantized = qc.convert(made)
+    lowered = qc.lower(quantized, backend)
+    path = tmp_path / {"executorch": "lowered.pte", "onnx": "lowered.onnx"}.get(backend, "lowered.qc")
+    lowered.save(path)
+    forms = [quantized, qc.convert(made, to="integer"), lowered, *([qc.load(path)] if backend != "onnx" else [])]
+    for form in forms:
+        for _ in range(4):  # the last from a recording, where there are some
+            torch.testing.assert_close(form(x, mask), program(x, mask), atol=0.2, rtol=0)
+            if not by_hand:  # attention gives zeros for such a row
+                torch.testing.assert_close(form(x, empty), program(x, empty), atol=0.2, rtol=0)
+                continue
+            with pytest.raises(InputError, match="'mask' holds a row of minus infinity alone: softmax gives NaN"):
+                form(x, empty)
+            with pytest.raises(InputError, match="'mask' holds infinity"):
+                form(x, upwards)
+
+
+ROWS: dict[str, tuple[bool, Callable[[Tensor, Tensor], Tensor]]] = {
+    "added": (True, lambda scores, mask: scores + mask),
+    "taken from": (True, lambda scores, mask: mask - scores),
+    "laid out anew": (True, lambda scores, mask: scores + mask.reshape(2, 5)[:, None, :]),
+    "of heads": (
+        True,
+        lambda scores, mask: scores + mask.expand(-1, 5, -1).contiguous().transpose(0, 1).transpose(1, 0),
+    ),
+    "by a product": (True, lambda scores, mask: torch.baddbmm(mask, scores, scores.mT)),
+    "subtracted": (False, lambda scores, mask: scores - mask),
+    "added times minus one": (False, lambda scores, mask: torch.add(scores, mask, alpha=-1)),
+    "bounded": (False, lambda scores, mask: scores + mask.clamp(min=-1e4)),
+    "filled": (False, lambda scores, mask: scores + mask.masked_fill(mask < -1e30, -9.0)),
+    "turned": (False, lambda scores, mask: scores + mask.mT),
+    "joined": (False, lambda scores, mask: torch.cat([scores, mask.expand(-1, 5, -1)], -1)),
+    "of another axis": (False, lambda scores, mask: (scores + mask).transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_looked_at_where_they_stay_rows(name: str) -> None:
+    expected, join = ROWS[name]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return join(x, mask).softmax(-1)
+
+    program = qc.capture(Model().eval(), (torch.randn(2, 5, 5), torch.zeros(2, 1, 5)), dynamic_shapes=None)
+    (entry,) = [node for node in program.graph.find_nodes(op="placeholder") if node.name == "mask"]
+    assert is_mask(entry)
+    assert masks_rows(entry) == expected
+
+
+class Padded(nn.Module):
+    """Torch's attention with a mask of padding among its inputs."""
+
+    def __init__(self, needs_weights: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.needs_weights = needs_weights
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        made: Tensor = self.attention(x, x, x, key_padding_mask=padding, need_weights=self.needs_weights)[0]
+        return made
+
+
+@pytest.mark.parametrize("needs_weights", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_of_padding_is_followed_through_torchs_attention(backend: str, needs_weights: bool) -> None:
+    torch.manual_seed(0)
+    x, padding = torch.randn(3, 5, 16), torch.zeros(3, 5)
+    padding[0, 3:] = -math.inf
+    program = qc.capture(Padded(needs_weights).eval(), (x, padding))
+    assert program.signature.opened  # the size of the batch is asked of the mask
+    made = qc.prepare(program, backend)
+    qc.calibrate(made, [(x, padding)], progress="silent")
+    quantized = qc.convert(made)
+    for form in (quantized, qc.convert(made, to="integer"), qc.lower(quantized, backend)):
+        torch.testing.assert_close(form(x, padding), program(x, padding), atol=0.1, rtol=0)
+        with pytest.raises(InputError, match="'x' holds infinity"):
+            form(x * math.inf, padding)
 
 
 def test_the_check_is_of_the_call_and_not_in_the_graph() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf, nan
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -280,3 +282,18 @@ def test_other_shapes_dtypes_and_kinds_are_gaps() -> None:
     assert str(gap((one, 1), (one, 2), CLOSELY, Tolerance())) == "was int(1), is int(2)"
     assert gap([one, (3,)], [one.clone(), (3,)], EXACTLY, Tolerance()) is None
     assert gap(torch.tensor([5]), torch.tensor([6]), CLOSELY, Tolerance()) is not None
+
+
+@dataclass
+class Pair:
+    u: Any
+    v: Any
+
+
+def test_objects_are_compared_part_by_part() -> None:
+    one, two = torch.ones(2), torch.zeros(2)
+    assert gap(Pair(one, {"k": two}), Pair(one.clone(), {"k": two.clone()}), EXACTLY, Tolerance()) is None
+    assert str(gap(Pair(one, two), Pair(one, one), EXACTLY, Tolerance())) == "differs by 1 (allowed: 0)"
+    assert gap({"a": one}, {"b": one}, EXACTLY, Tolerance()) is not None
+    hidden = SimpleNamespace(u=one), SimpleNamespace(u=one.clone())
+    assert gap(*hidden, EXACTLY, Tolerance()) is not None  # their comparison raises

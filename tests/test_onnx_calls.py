@@ -18,6 +18,7 @@ from quantc.engines.sessions import OnnxRuntime
 from quantc.onnx.export import export
 from quantc.onnx.profiles import PROFILES
 from quantc.onnx.table import entries
+from quantc.symbols import least
 from tests import onnx_draws, onnx_draws_layers, onnx_draws_moves, onnx_draws_sizes
 from tests.onnx_calls import DRAWERS, Case, Verdict, difference, drawn, verdict_of
 from tests.test_onnx_ops import Function, check
@@ -156,3 +157,44 @@ def test_what_the_search_found(name: str) -> None:
     module = Function(function).eval()
     program = qc.pipelines.inference().run_on_copy(qc.capture(module, inputs))
     check(module, program, *inputs)
+
+
+SQUEEZED: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda x: x.squeeze(),
+    "first": lambda x: x.squeeze(0),
+    "several": lambda x: x.squeeze((0, 1)),
+    "of-a-sum": lambda x: torch.cat([x, x[:1]]).narrow(0, 0, x.shape[0]).squeeze(0),
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_squeeze_of_a_size_that_varies_is_refused(name: str) -> None:
+    program = qc.capture(Function(SQUEEZED[name]).eval(), (torch.randn(4, 5),))
+    assert program.signature.ranges == {"batch": (1, None)}
+    with pytest.raises(qc.QuantcError, match="no ONNX form") as caught:
+        export(program, PROFILES["onnxruntime"])
+    assert "takes axis 0 away depends on a size that varies (batch)" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_squeeze_of_a_size_from_two_on_takes_nothing_away(name: str) -> None:
+    module = Function(SQUEEZED[name]).eval()
+    program = qc.capture(module, (torch.randn(4, 5),), dynamic_shapes=({0: Dim("batch", min=2, max=32)},))
+    for size in (2, 7):
+        check(module, program, torch.randn(size, 5))
+
+
+def test_least_values_of_sizes() -> None:
+    ranges = {"a": (2, None), "b": (3, 8)}
+    told = {
+        "a": 2,
+        "2*a + 1": 5,
+        "a*b": 6,
+        "b - 1": 2,
+        "b//2": 1,
+        "Max(1, a)": 2,
+        "a - b": None,
+        "c": None,
+        "a +": None,
+    }
+    assert {text: least(text, ranges) for text in told} == told

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import quantc as qc
-from quantc.errors import AnnotationError, CaptureError, DataError, InputError
+from quantc.errors import AnnotationError, CaptureError, ConfigError, DataError, InputError, LoadError, SaveError
 from quantc.inspect.coverage import Verdict
 from quantc.patterns import aten
 from tests.agree import fingerprint
@@ -327,3 +327,26 @@ def test_held_out_data_of_the_same_kind_is_not_outside() -> None:
     rows = torch.split(torch.randn(400, 6, generator=torch.Generator().manual_seed(1)), 40)
     assert not qc.quantize(network(), (X,), rows, held_out=3).report.outside
     assert not qc.quantize(network(), (X,), rows, held_out=3, mode="dynamic").report.outside
+
+
+NO_PATHS: dict[str, Any] = {
+    "None": None,
+    "a number": 3,
+    "bytes": b"model.qc",
+    "a list": ["model.qc"],
+    "a model": nn.Linear(2, 2),
+}
+
+
+@pytest.mark.parametrize("name", NO_PATHS)
+def test_what_is_no_path_is_refused_by_every_reader_and_writer(name: str) -> None:
+    given = NO_PATHS[name]
+    result = qc.quantize(network(), (X[:4],), [X])
+    with pytest.raises(LoadError, match="is no path"):
+        qc.load(given)
+    for made in (result, result.program, qc.lower(result.program, "x86"), qc.lower(result.program, "onnx")):
+        with pytest.raises(SaveError, match="is no path"):
+            made.save(given)
+    for use in (qc.QuantConfig().save, qc.QuantConfig.load):
+        with pytest.raises(ConfigError, match="is no path"):
+            use(given)

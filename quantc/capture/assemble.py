@@ -128,6 +128,8 @@ def _copied_root(
     if tensors is Tensors.SHARED:
         memo |= {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
     root = nn.Module()
+    whole: set[str] = set()
+    """The modules that are there as they are, such as the graphs of branches."""
     for name, tensor in source.named_parameters(remove_duplicate=False):
         place(root, name, _copied(tensor, memo))
     for name, buffer in source.named_buffers(remove_duplicate=False):
@@ -136,15 +138,15 @@ def _copied_root(
         place(root, name, _copied(buffer, memo), is_saved=is_saved)
     for node in graph.nodes:
         target = str(node.target)
-        if node.op not in ("get_attr", "call_module") or (
-            attribute(root, target) is not None and node.op == "get_attr"
-        ):
+        if node.op not in ("get_attr", "call_module"):
             continue
         value = constants.get(target) if target in constants else attribute(source, target)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and attribute(root, target) is None:
             place(root, target, _copied(value, memo), is_saved=False)
-        elif isinstance(value, nn.Module):
+        elif isinstance(value, nn.Module) and (node.op == "call_module" or target not in whole):
+            # its tensors, if it has any, have made a plain module of that name
             place(root, target, copied_module(value, memo))
+            whole.add(target)
     return root
 
 

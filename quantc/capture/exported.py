@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +26,7 @@ from quantc.capture.proxies import RefusedError
 from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
 from quantc.capture.sources import user_line_of_trace
 from quantc.dialect import higher_order_name
+from quantc.nesting import called_graphs, form_of
 from quantc.program import Program, attribute
 from quantc.signature import Signature
 from quantc.sites import Origin
@@ -33,7 +35,7 @@ CHATTY = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
 """Loggers that report a failed export in full."""
 NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 CALL_INDEX = re.compile(r"@\d+")
-STRICT_ROOT = re.compile(r"^L\['self'\]\.?|^L__self___?")
+STRICT_ROOT = re.compile(r"^L\['self'\]\.?|^L__self___?|^_export_root(?:\.|$)")
 
 
 def export(
@@ -150,6 +152,8 @@ def from_exported(
         origin_of=origin_from_meta,
         mode_source=model,
     )
+    if model is not None:
+        _name_nested(program, model)
     refuse_rebinding(program)
     refuse_shared_memory(program, partial(attribute, model if model is not None else module))
     return program
@@ -189,7 +193,39 @@ def origin_from_meta(node: fx.Node) -> Origin | None:
     return Origin(clean_path(path), kind_name, file, line)
 
 
+def _name_nested(program: Program, model: nn.Module) -> None:
+    """Say which module an op in a nested graph belongs to, which export forgets: that of the weights it reads, which
+    reach the graph as operands of the call, or else the module that calls the graph."""
+    given: dict[fx.Node, str] = {}
+    """The inputs of nested graphs that stand for tensors of the model, by the names of these."""
+    for _, graph in program.graphs():
+        for call in graph.nodes:
+            form = form_of(call)
+            operands = form.operands(call.args) if form is not None else []
+            for module in called_graphs(program, call):
+                for entry, operand in zip(module.graph.find_nodes(op="placeholder"), operands, strict=False):
+                    if isinstance(operand, fx.Node) and (operand.op == "get_attr" or operand in given):
+                        given[entry] = given.get(operand, str(operand.target))
+                for node in module.graph.nodes:
+                    if node.op not in ("placeholder", "get_attr", "output"):
+                        _name(program, node, call, given, model)
+
+
+def _name(program: Program, node: fx.Node, call: fx.Node, given: dict[fx.Node, str], model: nn.Module) -> None:
+    own, outer = program.origins.get(node) or Origin(), program.origins.get(call)
+    if own.module_type:
+        return
+    weight = None if form_of(node) is not None else next((given[x] for x in node.all_input_nodes if x in given), None)
+    if weight is not None:
+        path = weight.rpartition(".")[0]
+        kind = type(attribute(model, path) if path else model)
+        program.origins[node] = replace(own, module_path=path, module_type=f"{kind.__module__}.{kind.__qualname__}")
+    elif outer is not None:
+        program.origins[node] = replace(own, module_path=outer.module_path, module_type=outer.module_type)
+
+
 def clean_path(path: str) -> str:
-    """`L['self'].layer1[0]` (strict) and `layer1.0@1` (second call) both name `layer1.0`."""
+    """`L['self'].layer1[0]` (strict), `_export_root.layer1.0` (in its nested graphs) and `layer1.0@1` (second call) all
+    name `layer1.0`."""
     path = STRICT_ROOT.sub("", CALL_INDEX.sub("", path))
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")

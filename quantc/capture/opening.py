@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.attempt import Request
 from quantc.capture.dimensions import leaf_names
-from quantc.capture.failures import first_line
+from quantc.capture.failures import WAYS_OUT, first_line
+from quantc.capture.sources import forward_line
 from quantc.capture.statefulness import kept
 from quantc.capture.twins import Tensors, cloned_inputs, twin
 from quantc.errors import CaptureError
@@ -35,6 +36,8 @@ SYMBOL = "batch"
 """The name of the size that is opened."""
 Make = Callable[[Request], tuple[Program, list[str]]]
 """Captures what is asked for, and gives notes for the log."""
+FAILS, DIFFERS = "the captured program fails", "the captured program is not the model"
+"""How the reasons begin that may have nothing to do with sizes."""
 OTHER, NEXT = 3, 2
 """The size that a batch is tried at besides one and the example's; the next where that is the example's."""
 
@@ -85,7 +88,9 @@ def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Pro
     except CaptureError as error:
         return _fixed(request, make, first_line(error))
     if (reason := why_fixed(program, model, args, kwargs, batch)) is not None:
-        return _fixed(request, make, reason)
+        fixed, found = _fixed(request, make, reason)
+        _refuse_broken(fixed, model, args, kwargs, batch, reason)
+        return fixed, found
     if program.fixed_mode:
         fixed, found = _fixed(request, make, f"with an open batch {program.fixed_mode}")
         if not fixed.fixed_mode:
@@ -110,6 +115,26 @@ def _hushed() -> Iterator[None]:
 def _fixed(request: Request, make: Make, reason: str) -> tuple[Program, list[str]]:
     program, notes = make(replace(request, dynamic_shapes=None))
     return program, [*notes, f"sizes are fixed to those of the example inputs: {reason}"]
+
+
+def _refuse_broken(
+    program: Program, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, reason: str
+) -> None:
+    """CaptureError where the program failed its check with open sizes, and fails it on the example with fixed ones too.
+
+    Results that differ are no fault of a model that draws random numbers."""
+    if not reason.startswith((FAILS, DIFFERS)):
+        return
+    with _undisturbed(model):
+        trial = _Trial(model, args, kwargs, batch)
+        found = trial.why_wrong(program, batch.size)
+        if found is None or not (found.startswith(FAILS) or (found.startswith(DIFFERS) and trial.repeats_itself())):
+            return
+    raise CaptureError(
+        f"{type(model).__name__} was captured by {program.method}, but on the example inputs {found}",
+        where=forward_line(model),
+        advice=WAYS_OUT,
+    )
 
 
 def why_fixed(
@@ -153,11 +178,19 @@ class _Trial:
         )
         return found
 
-    def run(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], *, evaluated: bool = False) -> list[Any]:
+    def run(
+        self, inputs: tuple[tuple[Any, ...], dict[str, Any]], *, evaluated: bool = False, seed: int = 0
+    ) -> list[Any]:
         runnable = twin(self.model, Tensors.COPIED)
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         args, kwargs = cloned_inputs(inputs)
         return pytree.tree_leaves((runnable.eval() if evaluated else runnable)(*args, **kwargs))
+
+    def repeats_itself(self) -> bool:
+        """Whether the model gives the same with other random numbers."""
+        inputs = self.inputs(self.batch.size)
+        first, second = self.run(inputs), self.run(inputs, seed=1)
+        return gap(first, second, Preserves.EXACTLY, Tolerance()) is None
 
     def why_wrong(self, program: Program, size: int) -> str | None:
         inputs = self.inputs(size)
@@ -170,9 +203,9 @@ class _Trial:
                 args, kwargs = cloned_inputs(inputs)
                 actual = pytree.tree_leaves(program(*args, **kwargs))
         except Exception as error:  # noqa: BLE001 - so may the program, which was captured with another one
-            return f"the captured program fails ({first_line(error)})"
+            return f"{FAILS} ({first_line(error)})"
         found = gap(expected, actual, Preserves.CLOSELY, Tolerance())
-        return None if found is None else f"the captured program is not the model ({found})"
+        return None if found is None else f"{DIFFERS} ({found})"
 
     def why_mixed(self, size: int, other: int) -> str | None:
         """Whether a sample's results depend on the others in its batch, tried in eval mode."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from quantc.errors import InputError, QuantcError
+from quantc.errors import InputError, QuantcError, SaveError
 from quantc.executorch.container import sealed
 from quantc.executorch.delegation import Delegation
 from quantc.executorch.metadata import Metadata, convention_in
 from quantc.executorch.running import Running
 from quantc.files.endings import check_ending
+from quantc.files.regular_file import as_path
 from quantc.files.whole_file import write_bytes
 from quantc.finite.inputs import Watch, Watched
 from quantc.known_arguments import KnownArguments
@@ -60,7 +60,9 @@ class Pte:
         self._running: Running | None = None
         self._known = KnownArguments()
         tensors = enumerate(metadata.inputs if metadata else ())
-        self._watch = Watch(tuple(Watched(at, item.name, item.is_mask) for at, item in tensors if item.is_rounded))
+        self._watch = Watch(
+            tuple(Watched(at, item.name, item.is_mask, item.masks_rows) for at, item in tensors if item.is_rounded)
+        )
         """The tensors that are looked at for NaN: the delegate makes a number of it."""
 
     @property
@@ -195,8 +197,9 @@ class Pte:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the `.pte` file, whole or not at all."""
-        check_ending(Path(path), (".pte",), "an ExecuTorch program")
-        write_bytes(Path(path), sealed(self.content))
+        place = as_path(path, SaveError)
+        check_ending(place, (".pte",), "an ExecuTorch program")
+        write_bytes(place, sealed(self.content))
 
     def delegation(self) -> Delegation:
         """Which quantized ops a delegate took, which fell back, and why."""

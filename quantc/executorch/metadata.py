@@ -35,6 +35,8 @@ class InputData(BaseModel):
     """Whether it must be finite: no grid has a level for NaN."""
     is_mask: bool = False
     """Whether it may be infinite all the same."""
+    masks_rows: bool = False
+    """Whether no row of it may be minus infinity alone; files of earlier versions do not say."""
 
 
 class Metadata(BaseModel):
@@ -81,6 +83,7 @@ def metadata_of(
                 shape=[*item.type.shape],
                 is_rounded=place in watched,
                 is_mask=place in watched and watched[place].may_be_infinite,
+                masks_rows=place in watched and watched[place].masks_rows,
             )
             for place, item in enumerate(program.signature.inputs)
             if not item.is_constant and item.type is not None

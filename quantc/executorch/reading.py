@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from quantc.errors import LoadError
 from quantc.executorch.artifact import Pte, read_back
 from quantc.executorch.container import ADVICE, unsealed
 from quantc.executorch.running import Running
-from quantc.files.regular_file import read_bytes
+from quantc.files.regular_file import as_path, read_bytes
 
 
 def load(path: str | os.PathLike[str]) -> Pte:
     """A `.pte` file, to be run; LoadError if it is none, damaged, or cut short. Files that others wrote will do."""
-    place = Path(path)
-    content = unsealed(read_bytes(place, ADVICE), str(place))
+    place = as_path(path, LoadError)
+    data = read_bytes(place, ADVICE)
+    content = unsealed(data, str(place))
     running = Running(content, str(place))
-    return read_back(content, running.metadata(), str(place))
+    metadata = running.metadata()
+    if metadata is not None and len(content) == len(data):
+        raise LoadError("the file has lost its seal: it was cut short", where=str(place), advice=ADVICE)
+    return read_back(content, metadata, str(place))

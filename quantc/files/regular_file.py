@@ -5,11 +5,24 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from quantc.errors import LoadError, QuantcError
 
 MAX_TEXT = 1 << 30
 """Bytes of the largest text that is read."""
+
+
+def as_path(given: Any, error: type[QuantcError]) -> Path:
+    """What is given as a path; an error if it is none."""
+    try:
+        return Path(given)
+    except TypeError as fault:
+        raise error(
+            f"a {type(given).__name__} is no path",
+            where=f"path={given!r:.60}",
+            advice='give the path of a file, as text or as pathlib.Path: "model.qc"',
+        ) from fault
 
 
 def check_regular(path: str | os.PathLike[str], advice: str, error: type[QuantcError] = LoadError) -> Path:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quantc.errors import InputError
-from quantc.finite.masks import is_mask
-from quantc.finite.tensors import why_not_finite
+from quantc.finite.masks import is_mask, masks_rows
+from quantc.finite.tensors import EMPTY_ROW, why_not_finite
 
 if TYPE_CHECKING:
     from quantc.program import Program
@@ -26,6 +26,8 @@ class Watched:
     name: str
     may_be_infinite: bool = False
     """Whether it is a mask."""
+    masks_rows: bool = False
+    """Whether its rows go into a softmax that makes NaN of one that is masked out as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Watch:
             kind = None if item.type is None else item.type.dtype
             if item.is_constant or not entry.users or (kind is not None and not _is_float(kind)):
                 continue
-            found.append(Watched(place, item.name, is_mask(entry)))
+            may_be_infinite = is_mask(entry)
+            found.append(Watched(place, item.name, may_be_infinite, may_be_infinite and masks_rows(entry)))
         return Watch(tuple(found))
 
     @property
@@ -53,7 +56,9 @@ class Watch:
         """InputError, naming the input, where flat inputs hold NaN or infinity."""
         for item in self.inputs:
             leaf = leaves[item.place]
-            if isinstance(leaf, Tensor) and (why := why_not_finite(leaf, may_be_infinite=item.may_be_infinite)):
+            if isinstance(leaf, Tensor) and (
+                why := why_not_finite(leaf, may_be_infinite=item.may_be_infinite, masks_rows=item.masks_rows)
+            ):
                 raise not_finite(f"input {item.name!r}", why)
 
 
@@ -63,6 +68,12 @@ def _is_float(kind: torch.dtype) -> bool:
 
 def not_finite(what: str, why: str) -> InputError:
     """The error for an input that is not finite."""
+    if why == EMPTY_ROW:
+        return InputError(
+            f"{what} holds {why}: softmax gives NaN for it",
+            where=what,
+            advice="leave a position of every row open, or compute with F.scaled_dot_product_attention: it gives zeros",
+        )
     return InputError(
         f"{what} holds {why}, for which a grid has no level",
         where=what,

@@ -6,10 +6,12 @@ finite again. In any other tensor infinity is a fault, as NaN is.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
-from quantc.dialect import Trait, op_name, traits_of
-from quantc.types import dtype_of
+from quantc.dialect import Trait, argument, op_name, traits_of
+from quantc.types import dtype_of, tensor_type
 
 SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default", "aten._softmax.default"})
 HANDS_ON = frozenset(
@@ -28,6 +30,22 @@ BOUNDS = frozenset(
 """Ops that get rid of infinity where it is a constant: the beginning of a maximum, or what is masked out of one."""
 
 
+OF_ITS_SIZE = frozenset(
+    {"sym_size", "aten.sym_numel.default", "aten.sym_stride.int"}
+    | {f"aten.{name}_like.default" for name in ("zeros", "ones", "full", "empty", "rand", "randn")}
+    | {f"aten.new_{name}.default" for name in ("zeros", "ones", "full", "empty")}
+)
+"""Ops that ask a tensor for its size or type, and read none of its numbers."""
+ROW_BY_ROW = frozenset({"softmax", "log_softmax", "aten._softmax.default", "aten._log_softmax.default"})
+"""Softmaxes for which a row of minus infinity is NaN. The others, and attention, give zeros."""
+KEEPS_LAST_AXIS = frozenset(
+    {"expand", "repeat", "cast", "contiguous", "clone", "detach", "aten.lift_fresh_copy.default"}
+)
+"""Ops of which the last axis is that of what they read, or one number of it in each place."""
+KEEPS_LAST_SIZE = frozenset({"reshape", "flatten", "unflatten", "squeeze", "aten.view.default", "aten.squeeze.dims"})
+"""Ops that lay tensors out in order: with the same size of the last axis they have the same rows."""
+
+
 def is_mask(node: fx.Node) -> bool:
     """Whether all that is made of a tensor goes into softmaxes, or is no float. A constant may also be a bound."""
     ends = SOFTMAX | BOUNDS if node.op == "get_attr" else SOFTMAX
@@ -36,6 +54,8 @@ def is_mask(node: fx.Node) -> bool:
     while pending:
         value = pending.pop()
         for user in value.users:
+            if user.op == "call_function" and op_name(user) in OF_ITS_SIZE:
+                continue
             if _ends(user, value, ends):
                 found = True
                 continue
@@ -45,6 +65,50 @@ def is_mask(node: fx.Node) -> bool:
                 seen.add(user)
                 pending.append(user)
     return found
+
+
+def masks_rows(node: fx.Node) -> bool:
+    """Whether the rows of a tensor, along its last axis, are added to rows of which a softmax is made: one that is all
+    minus infinity makes NaN of them, and so does plus infinity."""
+    pending, seen = [node], {node}
+    while pending:
+        value = pending.pop()
+        for user in value.users:
+            if user.op != "call_function" or user in seen:
+                continue
+            if op_name(user) in ROW_BY_ROW and _is_last(argument(user, "dim"), value):
+                return True
+            if _keeps_rows(user, value):
+                seen.add(user)
+                pending.append(user)
+    return False
+
+
+def _keeps_rows(user: fx.Node, value: fx.Node) -> bool:
+    name, is_first = op_name(user), user.args[:1] == (value,)
+    before, after = tensor_type(value), tensor_type(user)
+    if name in KEEPS_LAST_AXIS:
+        return is_first
+    if name == "add":
+        return argument(user, "alpha") == 1 or is_first
+    if name == "sub":
+        return is_first and value not in user.args[1:]
+    if name in ADDED:
+        return is_first and argument(user, "beta") == 1
+    if before is None or after is None or not (before.rank and after.rank):
+        return False
+    if name in KEEPS_LAST_SIZE:
+        return before.shape[-1] == after.shape[-1]
+    if name == "unsqueeze":
+        return not _is_last(argument(user, "dim"), user)
+    if name == "transpose":
+        return not any(_is_last(argument(user, dim), value) for dim in ("dim0", "dim1"))
+    return name == "permute" and _is_last(argument(user, "dims")[-1], value)
+
+
+def _is_last(axis: Any, value: fx.Node) -> bool:
+    kind = tensor_type(value)
+    return axis == -1 or (kind is not None and axis == kind.rank - 1)
 
 
 def _ends(user: fx.Node, value: fx.Node, ends: frozenset[str]) -> bool:

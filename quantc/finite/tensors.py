@@ -11,23 +11,39 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from quantc.errors import DataError
 
+EMPTY_ROW = "a row of minus infinity alone"
+"""What a mask must not hold: of such a row softmax makes NaN."""
 
-def why_not_finite(x: Tensor, *, may_be_infinite: bool = False) -> str | None:
-    """What a tensor holds that is not finite: "NaN" or "infinity". None for integers, and for tensors without numbers."""
+
+def why_not_finite(x: Tensor, *, may_be_infinite: bool = False, masks_rows: bool = False) -> str | None:
+    """What a tensor holds that is not finite: "NaN" or "infinity". None for integers, and for tensors without numbers.
+
+    A mask may hold minus infinity; one of which the last axis goes into a softmax, in no row alone."""
     if not (x.is_floating_point() or x.is_complex()) or x.is_meta or isinstance(x, FakeTensor) or _is_traced():
         return None
     x = x.detach()
     while is_functorch_wrapped_tensor(x):  # inside of torch.vmap there is no number to look at
-        x = get_unwrapped(x)
+        x, masks_rows = get_unwrapped(x), False
     if x.dtype.itemsize == 1:
         x = x.float()  # there are no sums of bytes
     # one number that is not finite makes the sum so; to add up takes a tenth of the time that looking at each would
     total = x.sum()
     if math.isfinite(abs(total.item())):
         return None
+    if may_be_infinite and masks_rows and not x.is_complex():
+        return _why_no_mask(x.amax(-1))
     if bool(x.isnan().any()):
         return "NaN"
     return "infinity" if not may_be_infinite and bool(x.isinf().any()) else None
+
+
+def _why_no_mask(highest: Tensor) -> str | None:
+    """The same of a mask, by the largest number of each row."""
+    if bool(highest.isfinite().all()):
+        return None
+    if bool(highest.isnan().any()):
+        return "NaN"
+    return "infinity" if bool(highest.isposinf().any()) else EMPTY_ROW
 
 
 def _is_traced() -> bool:

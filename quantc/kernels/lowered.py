@@ -123,7 +123,9 @@ class Lowered(nn.Module):
         return made[0] if self._yields_one else pytree.tree_unflatten(list(made), self._program.signature.out_spec)
 
     def _checked_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shapes = tuple((x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) else None for x in args)
+        shapes = tuple(
+            (x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) and not x.is_nested else None for x in args
+        )
         leaves: Sequence[Any] = args
         signature = self._program.signature
         if kwargs or shapes not in self._checked:

@@ -147,7 +147,9 @@ def _with_own_errors(run: Run, line: Run) -> Run:
 def look_of(leaves: Sequence[Any]) -> Hashable:
     """What the ops of a call depend on, numbers aside; None if there is more than plain tensors."""
     for leaf in leaves:
-        if (type(leaf) is not Tensor and type(leaf) is not nn.Parameter) or leaf.layout is not torch.strided:
+        if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:
+            return None
+        if leaf.layout is not torch.strided or leaf.is_nested:
             return None
     return tuple([(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves])
 

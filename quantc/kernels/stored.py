@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from quantc.errors import LoadError, UnknownNameError
+from quantc.files.regular_file import as_path
 from quantc.kernels.lowered import raised
 from quantc.kernels.table import kernels_for
 from quantc.program import Program
@@ -23,7 +24,7 @@ def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
     A `.pte` file comes as `quantc.executorch.Pte`, to be run on ExecuTorch's runtime. `portable=True` gives the program of a lowered module instead. LoadError, naming the field, on anything that
     `save` did not write. Nothing is unpickled, and nothing in the file is executed.
     """
-    place = Path(path)
+    place = as_path(path, LoadError)
     if place.suffix.lower() == ".onnx":
         raise LoadError(
             "an ONNX file holds no program of quantc's",

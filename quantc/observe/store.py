@@ -18,9 +18,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from torch import Tensor
 
-from quantc.errors import LoadError, PluginError, QuantcError, UnknownNameError
+from quantc.errors import LoadError, PluginError, QuantcError, SaveError, UnknownNameError
 from quantc.files import sealed_tensors
 from quantc.files.endings import check_ending
+from quantc.files.regular_file import as_path
 from quantc.files.sealed_tensors import Kind
 from quantc.formats import Granularity
 from quantc.frozen import faults_of
@@ -83,8 +84,9 @@ class Statistics:
 
     def save(self, path: Path | str) -> None:
         """Write a file, whole or not at all: an interruption leaves the file that was there before."""
-        check_ending(Path(path), (".safetensors",), "statistics")
-        self.write(Path(path))
+        place = as_path(path, SaveError)
+        check_ending(place, (".safetensors",), "statistics")
+        self.write(place)
 
     def write(self, path: Path) -> None:
         """Write a file under whatever name."""
@@ -113,8 +115,9 @@ class Statistics:
     @staticmethod
     def load(path: Path | str) -> Statistics:
         """Read a file that `save` wrote. LoadError, naming the field, on anything else."""
+        place = as_path(path, LoadError)
         try:
-            tensors = sealed_tensors.read(Path(path), STATISTICS)
+            tensors = sealed_tensors.read(place, STATISTICS)
         except LoadError as error:
             raise LoadError(f"{path} does not read: {error.what}", where=str(path), advice=error.advice) from error
         return _decoded(path, tensors)

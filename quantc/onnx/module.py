@@ -14,8 +14,10 @@ from quantc.deployed import Deployed
 from quantc.engines.calling import Calling
 from quantc.engines.fusions import Fusions, fusions_of
 from quantc.engines.sessions import OnnxRuntime, Session
+from quantc.errors import SaveError
 from quantc.extras import is_installed
 from quantc.files.endings import check_ending
+from quantc.files.regular_file import as_path
 from quantc.files.whole_file import whole_file, write_bytes
 from quantc.onnx.dtypes import onnx_module
 from quantc.onnx.export import LARGEST_MESSAGE, Exported, export
@@ -61,7 +63,7 @@ class OnnxModel(Deployed):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a file, whole or not at all. One too large for a file has its weights beside it."""
-        target = Path(path)
+        target = as_path(path, SaveError)
         check_ending(target, (".onnx",), "an ONNX model")
         if self.proto.ByteSize() > LARGEST_MESSAGE:
             self._save_apart(target)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from quantc.onnx.table import Call, Value, writes
+from quantc.symbols import least
 from quantc.types import TensorType, TupleType, type_of
 
 PADDING = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -133,8 +134,21 @@ def squeeze(call: Call) -> Value:
     source: Any = call.node.args[0]
     kind = call.type(source)
     given: Any = call.node.args[1] if len(call.node.args) > 1 else range(kind.rank)
-    axes = [axis for axis in call.axes(given, kind.rank) if kind.rank and kind.shape[axis] == 1]
+    listed = call.axes(given, kind.rank) if kind.rank else []
+    for axis in listed:
+        if _may_be_one(call, kind.shape[axis]):
+            what = f"whether {call.node.name} takes axis {axis} away depends on a size that varies ({kind.shape[axis]})"
+            raise call.refuse(f"{what}: name the axes to squeeze, or capture with a size that starts at 2")
+    axes = [axis for axis in listed if kind.shape[axis] == 1]
     return call.emit("Squeeze", call.read(source), call.writer.numbers(axes)) if axes else call.read(source)
+
+
+def _may_be_one(call: Call, size: int | str) -> bool:
+    """Whether a size that varies can be 1, for which torch's squeeze has one axis less."""
+    if isinstance(size, int):
+        return False
+    found = least(size, call.translation.program.signature.ranges)
+    return found is None or found < 2
 
 
 @writes("unsqueeze")

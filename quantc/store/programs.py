@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from quantc.capture.archive_members import inside
 from quantc.digests import constants
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
 from quantc.files.endings import check_ending
+from quantc.files.regular_file import as_path
 from quantc.frozen import faults_of
 from quantc.observe.registry import absent_allowed
 from quantc.parse import parse
@@ -82,10 +82,11 @@ class _Document(_Data):
 
 def save(program: Program, path: str | os.PathLike[str], lowered: Lowering | None = None) -> None:
     """Write a program to a file, whole or not at all. SaveError, naming the node, if it holds what a file cannot."""
-    check_ending(Path(path), (".qc",), "a program of quantc's, which qc.load reads")
+    place = as_path(path, SaveError)
+    check_ending(place, (".qc",), "a program of quantc's, which qc.load reads")
     program.verify()
     stored, digests = contents(program, lowered)
-    container.write(Path(path), stored, digests, container.VERSION if lowered is None else container.LOWERED)
+    container.write(place, stored, digests, container.VERSION if lowered is None else container.LOWERED)
 
 
 def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -120,7 +121,7 @@ def load(path: str | os.PathLike[str]) -> Program:
 
 def read(path: str | os.PathLike[str]) -> tuple[Program, Lowering | None]:
     """The program in a file, and how it was lowered, if it was."""
-    place = Path(path)
+    place = as_path(path, LoadError)
     with inside(str(place)):
         stored = container.read(place)
         try:
