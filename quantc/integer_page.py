@@ -137,7 +137,7 @@ from op to op. `multiplier="fixed"` changes nothing here. Quantizing is as in th
 xz`, and per token `round(x · (1/sx) + xz)`, as torch's op for tokens has it.
 
 How many steps a bias is depends on the input, so it is added in float64, whatever its size. What is added and is no
-constant vector is added in float. An empty batch gives an empty result. NaN, infinity, and a range wider than float32 can
+constant vector is added in float. An empty batch, where sizes allow one, gives an empty result. NaN, infinity, and a range wider than float32 can
 measure have no scale: all that shares it becomes NaN.
 """
 
