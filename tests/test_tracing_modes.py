@@ -358,3 +358,19 @@ def test_tensors_may_have_attributes_of_any_name() -> None:
     prepared = prepare(model, ROWS[0])
     prepared(ROWS[0])
     assert decibels(model(ROWS[0]), convert(prepared)(ROWS[0])) > 25
+
+
+class Filling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        x.mul_(2.0)
+        return self.a(x)
+
+
+def test_examples_are_left_as_they_are() -> None:
+    x = ROWS[0].clone()
+    prepare(Filling().eval(), [x, x])
+    assert torch.equal(x, ROWS[0])

@@ -257,8 +257,9 @@ def test_the_order_of_keywords_does_not_matter() -> None:
     result = qc.quantize(model, None, [{"b": b, "a": a}], example_kwargs={"a": a, "b": b})
     assert torch.equal(result.captured(b=b, a=a), model(a=a, b=b))
     assert torch.equal(result(b=b, a=a), result(a=a, b=b))
-    lowered = qc.lower(result.program, "x86")
-    assert torch.equal(lowered(b=b, a=a), lowered(a=a, b=b))
+    for target in ("x86", "onnx", "executorch"):
+        lowered: Any = qc.lower(result.program, target)
+        assert torch.equal(lowered(b=b, a=a), lowered(a=a, b=b))
     with pytest.raises(InputError, match=r"call it with \(a=a, b=b\)"):
         result(a=a, c=b)
 

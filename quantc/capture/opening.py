@@ -83,7 +83,7 @@ def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Pro
     if isinstance(batch, str):
         return _fixed(request, make, batch)
     try:
-        with _hushed():
+        with hushed():
             program, notes = make(replace(request, dynamic_shapes=batch.shapes))
     except CaptureError as error:
         return _fixed(request, make, first_line(error))
@@ -101,7 +101,7 @@ def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Pro
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
+def hushed() -> Iterator[None]:
     """Keep torch from logging, as errors, that a size cannot be open: an attempt may fail."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level

@@ -84,7 +84,7 @@ class Pte:
         if kind in self._known:
             made = self._run(args)
         else:
-            leaves, spec = pytree.tree_flatten((args, kwargs))
+            leaves, spec = self._signature.flatten(args, kwargs)
             leaves = as_tensors(leaves) or leaves
             self._signature.check(leaves, spec)
             pairs = zip(self._signature.inputs, leaves, strict=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.api import capture
 from quantc.capture.leaves import leaf_selector
+from quantc.capture.opening import hushed
 from quantc.errors import CaptureError, InputError
 from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
 from quantc.flows.fx.open_sizes import Shapes, batch_dimensions, shapes_of, tensors_in, with_stand_ins
@@ -92,24 +91,12 @@ def _is_size(leaf: Any) -> bool:
 
 def _attempt(model: nn.Module, examples: tuple[Any, ...], leaves: list[Leaf], sizes: Any) -> Program | None:
     try:
-        with _hushed():
+        with hushed():
             program = capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=sizes)
             program.signature.check(*pytree.tree_flatten((examples, {})))
     except (CaptureError, InputError):
         return None
     return program
-
-
-@contextmanager
-def _hushed() -> Iterator[None]:
-    """Keep torch from logging, as errors, that a size cannot be open: that is what an attempt is for."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _has_sizes(value: Any) -> bool:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from quantc.capture.tracing import tensors_in
+from quantc.capture.twins import cloned_inputs
 from quantc.errors import InputError
 from quantc.finite.inputs import not_finite
 from quantc.finite.tensors import why_not_finite
@@ -350,8 +351,8 @@ def add_auto_observation(
     root.contexts.append(trace.context)
     types = {name: own_class(type(module)) for name, module in model.named_modules()}
     recording = Recording(model, trace, types, Interception)
-    for args, kwargs in examples:
-        recording.run(model, args, kwargs)
+    for example in examples:
+        recording.run(model, *cloned_inputs(example))  # the model may write to them
     return recording
 
 
