@@ -10,6 +10,8 @@ from quantc.digests import state_digest
 from quantc.errors import AnnotationError, QuantcError
 from quantc.program import Program, Stage
 
+VERSION = version("quantc")
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -29,7 +31,7 @@ class Provenance:
     def of(program: Program) -> Provenance:
         plan = program.plan
         return Provenance(
-            quantc=version("quantc"),
+            quantc=VERSION,
             program=program.name,
             backend="" if plan.quantizer is None else plan.quantizer.name,
             config=_digest("" if plan.config is None else plan.config.model_dump_json()),

@@ -38,6 +38,10 @@ CONSTANTS = "constants/"
 INPUTS = "inputs/"
 
 
+WRITTEN_BY = f"quantc {version('quantc')}, torch {torch.__version__}"
+"""Asked once: who saves may no longer be allowed to read where packages are."""
+
+
 class _Data(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -98,7 +102,7 @@ def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[st
         tensors.add(f"{CONSTANTS}{name}", tensor)
     names = {node: name for name, node in _nodes(program).items()}
     document = _Document(
-        written_by=f"quantc {version('quantc')}, torch {torch.__version__}",
+        written_by=WRITTEN_BY,
         text=program.dump("text"),
         log=[_Log(name=row.name, seconds=row.seconds, changed=row.changed, notes=[*row.notes]) for row in program.log],
         origins=_origins(program, names),
