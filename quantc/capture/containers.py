@@ -31,13 +31,15 @@ def refuse_unknown_containers(leaves: Iterable[Any]) -> None:
     """Refuse outputs in containers that torch does not know: a subclass of dict, list or tuple would come back as that, and
     of tensors in any other object nobody knows."""
     for leaf in leaves:
+        if issubclass(type(leaf), fx.Proxy):  # it says that it is what it stands for, as the state of an LSTM
+            continue
         if isinstance(leaf, dict | list | tuple):
             kind = next(base.__name__ for base in (dict, list, tuple) if isinstance(leaf, base))
             raise RefusedError(
                 f"the model returns a {type(leaf).__qualname__}, which torch does not know: a program would return a {kind}; "
                 f"return a {kind}, or register the class ({REGISTER})"
             )
-        if not isinstance(leaf, torch.Tensor | fx.Proxy) and _holds_tensors(leaf, DEPTH):
+        if not isinstance(leaf, torch.Tensor) and _holds_tensors(leaf, DEPTH):
             raise RefusedError(
                 f"the model returns a {type(leaf).__qualname__}, and torch does not know that it holds tensors; "
                 f"return a plain dict, list, tuple or NamedTuple of them, or register the class ({REGISTER})"
