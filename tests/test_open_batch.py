@@ -87,8 +87,9 @@ def test_an_open_batch_costs_no_bit_quantized_or_lowered(backend: str) -> None:
         args, kwargs = case.example()
         if kwargs or case.name in FIXED or case.name == "inplace_writes_input":
             continue
+        batches = [case.example(seed=seed)[0] for seed in range(4)]  # both branches of a cond
         given = [
-            qc.quantize(case.model(), args, [args], backend, dynamic_shapes=how, allow_empty=True)
+            qc.quantize(case.model(), args, batches, backend, dynamic_shapes=how, allow_empty=True)
             for how in ("auto", None)
         ]
         if not all(row.rule for made in given for row in made.prepared.coverage().rows if row.verdict == "quantized"):
