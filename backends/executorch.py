@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends import parts
 from quantc.backends.claims import in_delegate
 from quantc.backends.parts import product, rule
-from quantc.capability import Capability
-from quantc.formats import DType, Offer, PerChannel, Role, Scheme, Timing
 from quantc.passes.duplicate_dq import DuplicateDq
 from quantc.passes.split_mean import SplitMean
 from quantc.patterns import aten
@@ -21,8 +20,9 @@ from quantc.patterns.checks import one_of
 from quantc.patterns.dsl import any_of, op, optional
 from quantc.patterns.leaves import const, value
 from quantc.patterns.table import RuleTable
-from quantc.quantizer import Backend
-from quantc.spec import FLOAT32_EPS, INT8, INT8_NARROW_WEIGHT, INT8_TOKEN, INT8_WEIGHT_ONLY
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, Offer, PerChannel, Role, Scheme, Timing
+from quantc.spec.spec import FLOAT32_EPS, INT8, INT8_NARROW_WEIGHT, INT8_TOKEN, INT8_WEIGHT_ONLY
 
 SMALLEST_SCALE = 2.0**-12
 ACT = INT8.but(observe="mse")

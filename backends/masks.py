@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.dialect import BY_TARGET, Trait, target_name
+from quantc.ir.dialect import BY_TARGET, Trait, target_name
+from quantc.ir.program import Program
+from quantc.ir.types import dtype_of
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
-from quantc.program import Program
-from quantc.types import dtype_of
 
 NO_MASK = "no-mask"
 """The name of the condition."""

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends import parts
 from quantc.backends.parts import product, rule
-from quantc.capability import Capability
-from quantc.dialect import is_op
-from quantc.formats import DType, Offer, Role, Scheme, Timing
+from quantc.ir.dialect import is_op
 from quantc.passes.snap_bias import SnapBias
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule, RuleTable
-from quantc.quantizer import Backend
-from quantc.spec import FLOAT32_EPS, INT8, UINT8_DYNAMIC
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, Offer, Role, Scheme, Timing
+from quantc.spec.spec import FLOAT32_EPS, INT8, UINT8_DYNAMIC
 
 after = op("relu", "clamp", args="_")
 both = {"x": "act", "y": "act", "out": "act"}

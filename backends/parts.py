@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quantc.backends import masks
-from quantc.capability import Capability
-from quantc.dialect import argument
-from quantc.formats import DType, Offer, PerChannel, PerTensor, Role, Scheme, Timing
-from quantc.outcomes import Fixed
+from quantc.ir.decisions import Fixed
+from quantc.ir.dialect import argument
+from quantc.ir.types import tensor_type
 from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.passes.decompose_einsum import DecomposeEinsum
 from quantc.passes.fold_constants import FoldConstants
@@ -19,9 +18,10 @@ from quantc.patterns.leaves import const, number
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule
-from quantc.pipeline import Pass
-from quantc.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT_ONLY, UINT8, UINT8_DYNAMIC, QuantSpec
-from quantc.types import tensor_type
+from quantc.pipeline.pipeline import Pass
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, Offer, PerChannel, PerTensor, Role, Scheme, Timing
+from quantc.spec.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT_ONLY, UINT8, UINT8_DYNAMIC, QuantSpec
 
 # -- roles ---------------------------------------------------------------------------------------------------------
 

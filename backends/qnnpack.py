@@ -5,14 +5,14 @@ Every op of the table yields a quantized tensor, so that whole regions compute o
 
 from __future__ import annotations
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends import parts
 from quantc.backends.claims import on_kernels
 from quantc.backends.parts import product, rule
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
-from quantc.quantizer import Backend
-from quantc.spec import UINT8
+from quantc.spec.spec import UINT8
 
 after = op("relu", "clamp", args="_")
 alone = {"x": "act", "out": "act"}

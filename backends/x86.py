@@ -8,14 +8,14 @@ want; sums, products and averages of elements compute on what comes quantized, b
 
 from __future__ import annotations
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends import parts
 from quantc.backends.claims import on_kernels
 from quantc.backends.parts import product, rule
-from quantc.formats import Offer
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
-from quantc.quantizer import Backend
+from quantc.spec.formats import Offer
 
 after_conv = op("relu", "clamp", "hardswish", "silu", args="_")
 after_linear = op("relu", "clamp", "hardswish", "silu", "gelu", "leaky_relu", "tanh", "sigmoid", "elu", args="_")

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.bench.networks import resnet18
-from quantc.isolation import Isolation
+from quantc.calibration.accumulator import Tally
+from quantc.calibration.interpreter import Runner
+from quantc.calibration.state_isolation import Isolation
+from quantc.ir.program import Program
 from quantc.passes.insert_observers import InsertObservers
-from quantc.program import Program
-from quantc.runner import Runner
-from quantc.spec import UINT8
-from quantc.tally import Tally
+from quantc.spec.spec import UINT8
 
 Forward = Callable[[Tensor], object]
 EAGER = "eager float"

@@ -29,10 +29,10 @@ from torch import Tensor, fx, nn
 
 import quantc as qc
 from quantc import pipelines
-from quantc.kernels import costs
-from quantc.kernels.packed import Kernel, Work
-from quantc.kernels.table import Call, NoKernelError, Placement, kernels_for
-from quantc.kernels.tuning import processor
+from quantc.targets.kernels import costs
+from quantc.targets.kernels.packed import Kernel, Work
+from quantc.targets.kernels.table import Call, NoKernelError, Placement, kernels_for
+from quantc.targets.kernels.tuning import processor
 
 PRODUCTS = ("conv", "conv_transpose", "linear", "matmul")
 """The ops of the integer form that are timed."""

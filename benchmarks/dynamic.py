@@ -26,10 +26,10 @@ from quantc.backends.x86 import X86
 from quantc.bench.models import CALIBRATION_SEED, MODELS, UNSEEN_SEED, Model, initialised, noise
 from quantc.bench.networks import mlp
 from quantc.bench.race import EAGER, Forward, Row, quietly_on_one_thread, race
-from quantc.config import QuantConfig
-from quantc.formats import PerToken
+from quantc.config.config import QuantConfig
 from quantc.inspect.noise import shown
-from quantc.kernels.engines import engine
+from quantc.spec.formats import PerToken
+from quantc.targets.kernels.engines import engine
 
 PEER, WHOLE, TOKEN = "torch.ao dynamic", "quantc, per tensor", "quantc, per token"
 

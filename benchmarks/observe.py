@@ -20,9 +20,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.ao.quantization.observer import HistogramObserver, MinMaxObserver
 
-from quantc.formats import PerChannel
 from quantc.observe import Histogram, MinMax, start
-from quantc.spec import INT8
+from quantc.spec.formats import PerChannel
+from quantc.spec.spec import INT8
 
 Action = Callable[[Tensor], object]
 

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 import quantc as qc
+from quantc.ir.program import Program
 from quantc.patterns.fusions import FUSIONS
-from quantc.program import Program
 from tests.chains import blocks_for, chain, pretend_calibrated, star
 from tests.growth import exponent, seconds
 from tests.small_backend import SMALL

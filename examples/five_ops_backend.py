@@ -4,7 +4,7 @@ python -m examples.five_ops_backend
 """
 
 from quantc import INT8, INT8_WEIGHT, Backend
-from quantc.outcomes import Fixed
+from quantc.ir.decisions import Fixed
 from quantc.patterns import Rule, RuleTable, aten, const, op, optional
 
 conv = aten.conv("x", const("w"), const("b?"))

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 import quantc as qc
 from examples.train_digits import shifted
-from quantc.example import Digits, digits_cnn, digits_split, separable_cnn
-from quantc.program import Program
+from quantc.cli.example import Digits, digits_cnn, digits_split, separable_cnn
+from quantc.ir.program import Program
 from quantc.qat.plot import Curve, write_plot
 
 BATCH_SIZE = 32

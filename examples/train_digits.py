@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 import quantc
-from quantc.example import IMAGES, Digits, DigitsCNN, SeparableCNN, digits_split
+from quantc.cli.example import IMAGES, Digits, DigitsCNN, SeparableCNN, digits_split
 
 BATCH_SIZE = 32
 EXAMPLES = 4

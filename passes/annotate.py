@@ -8,15 +8,15 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from quantc.annotator import Annotator
-from quantc.config import QuantConfig
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.config_requests import refuse_unheeded, refuse_unmet
+from quantc.annotate.quantizer import Quantizer, instruction_sets_of, quantizer_of
+from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, QuantcError
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.plan import Plan
-from quantc.program import Program, Stage
-from quantc.quantizer import Quantizer, instruction_sets_of, quantizer_of
-from quantc.requests import refuse_unheeded, refuse_unmet
-from quantc.types import dtype_of
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program, Stage
+from quantc.ir.types import dtype_of
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 def _checked(value: Any) -> Any:

@@ -8,18 +8,18 @@ from typing import ClassVar
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.aliasing import Aliasing, gives_shape, rewritten
-from quantc.aten_spellings import COPIED_PARTS, SPELLINGS
-from quantc.constants import order_constants
-from quantc.dialect import aten, op_name
-from quantc.functional import functional_form
-from quantc.identities import CASTS, IDENTITIES, Memory, cast_dtype
-from quantc.inline import inline_wrappers
-from quantc.normal_form import normalize
+from quantc.ir.alias_analysis import Aliasing, gives_shape, rewritten
+from quantc.ir.dialect import aten, op_name
+from quantc.ir.program import Program, Stage
 from quantc.passes.eliminate_dead import Effects
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.substitution import Substitution
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.constant_order import order_constants
+from quantc.rewrite.functionalize import functional_form
+from quantc.rewrite.inline_wrappers import inline_wrappers
+from quantc.rewrite.no_op_calls import CASTS, IDENTITIES, Memory, cast_dtype
+from quantc.rewrite.normal_form import normalize
+from quantc.rewrite.replacements import Substitution
+from quantc.rewrite.spellings import COPIED_PARTS, SPELLINGS
 
 CHECKS = frozenset({aten._assert_tensor_metadata.default})
 """Checks that tracing left behind, of facts the program's types state already."""

@@ -9,17 +9,17 @@ import torch
 from pydantic import Field
 from torch import fx
 
-from quantc.config import QuantConfig
-from quantc.dialect import argument, is_op, op_name
-from quantc.formats import Offer, Timing
-from quantc.outcomes import Float
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.resolve import resolve
-from quantc.selectors import AnySelector, ByEdge, ByNode, ByOp, ancestors
-from quantc.sites import ModeValue
-from quantc.tensor_calls import Calls, Size, known_type
-from quantc.types import TensorType, tensor_type
+from quantc.config.config import QuantConfig
+from quantc.config.resolve import resolve
+from quantc.config.selectors import AnySelector, ByEdge, ByNode, ByOp, ancestors
+from quantc.ir.decisions import Float
+from quantc.ir.dialect import argument, is_op, op_name
+from quantc.ir.program import Program, Stage
+from quantc.ir.sites import ModeValue
+from quantc.ir.types import TensorType, tensor_type
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.builder import Calls, Size, known_type
+from quantc.spec.formats import Offer, Timing
 
 aten = torch.ops.aten
 PRODUCT = "matmul"

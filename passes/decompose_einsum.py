@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from quantc.dialect import argument, is_op
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.tensor_calls import Calls, Size, known_type
-from quantc.types import tensor_type
+from quantc.ir.dialect import argument, is_op
+from quantc.ir.program import Program, Stage
+from quantc.ir.types import tensor_type
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.builder import Calls, Size, known_type
 
 Label = str
 """A letter of the equation, or `.1`, `.2`, ... for what `...` stands for, counted from its end."""

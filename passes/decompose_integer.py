@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from quantc.dialect import argument, arguments
 from quantc.errors import QuantcError
 from quantc.integer.library import IntegerOp, op_of
 from quantc.integer.tracing import Writer
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.substitution import Substitution
-from quantc.types import TensorType, tensor_type
+from quantc.ir.dialect import argument, arguments
+from quantc.ir.program import Program, Stage
+from quantc.ir.types import TensorType, tensor_type
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.replacements import Substitution
 
 
 class DecomposeInteger(Pass):

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize, is_quantize
-from quantc.substitution import Substitution
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.rewrite.replacements import Substitution
 
 
 class DedupQdq(Pass):

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from quantc.constants import order_constants
-from quantc.dialect import argument
-from quantc.folding import Channels
+from quantc.ir.dialect import argument
+from quantc.ir.program import Program, Stage
+from quantc.ir.sites import SetAside
 from quantc.patterns.fusions import NORMS
 from quantc.patterns.match import Match
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.sites import SetAside
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.affine_folding import Channels
+from quantc.rewrite.constant_order import order_constants
 
 
 class DetachNorms(Pass):

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import fx
 
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.places import operand_nodes, rewire
-from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize
+from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import operand_nodes, rewire
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qdq.ops import is_dequantize
 
 
 class DuplicateDq(Pass):

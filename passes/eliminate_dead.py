@@ -10,9 +10,9 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import MODAL, SYMBOLIC, argument, is_op, op_name, position, traits_of, writes
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage, attribute
+from quantc.ir.dialect import MODAL, SYMBOLIC, argument, is_op, op_name, position, traits_of, writes
+from quantc.ir.program import Program, Stage, attribute
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 SWITCHES = ("train", "training", "use_input_stats", "dropout_p")
 """The arguments that turn an op's training behaviour on."""

@@ -8,10 +8,10 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from quantc.constants import forget_unread
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.qdq import is_quantize
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qdq.ops import is_quantize
+from quantc.rewrite.constant_order import forget_unread
 
 
 class Fold(Pass):

@@ -11,11 +11,11 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
-from quantc.aliasing import Aliasing
-from quantc.constants import order_constants
+from quantc.ir.alias_analysis import Aliasing
+from quantc.ir.program import Program, Stage
 from quantc.passes.eliminate_dead import Effects
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.constant_order import order_constants
 
 
 class FoldConstants(Pass):

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from quantc.aliasing import Aliasing
-from quantc.constants import order_constants
-from quantc.dialect import argument
-from quantc.folding import Affine, Channels, affine_of_norm, folded
+from quantc.ir.alias_analysis import Aliasing
+from quantc.ir.dialect import argument
+from quantc.ir.program import Program, Stage, attribute
 from quantc.patterns.fusions import FUSIONS
 from quantc.patterns.match import Match, Matcher
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage, attribute
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.affine_folding import Affine, Channels, affine_of_norm, folded
+from quantc.rewrite.constant_order import order_constants
 
 
 class Fuse(Pass):

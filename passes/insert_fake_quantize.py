@@ -7,17 +7,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from quantc.constants import order_constants
+from quantc.annotate.quantizer import finishing
 from quantc.errors import TrainingError
+from quantc.ir.program import TRAINED, Program, Stage
 from quantc.passes.snap_bias import SnapBias
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import TRAINED, Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.qat.biases import snap_trained_biases
 from quantc.qat.build import Builder
 from quantc.qat.control_flow import write_as_python
 from quantc.qat.insertion import FakeWriter, follow_modes, return_norms, unfold_norms
 from quantc.qat.narrowing import narrow_weights
-from quantc.quantizer import finishing
+from quantc.rewrite.constant_order import order_constants
 
 
 class InsertFakeQuantize(Pass):

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from torch import fx, nn
 
-from quantc.inserted import HOLDER, behind, observer_nodes, redirect
+from quantc.calibration.graph_observers import HOLDER, behind, observer_nodes, redirect
+from quantc.calibration.observed_tensors import data_groups, observed_tensors
+from quantc.ir.plan import Group
+from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import after
 from quantc.observe.module import ObserverModule
 from quantc.observe.registry import start
-from quantc.observed import data_groups, observed_tensors
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.places import after
-from quantc.plan import Group
-from quantc.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class InsertObservers(Pass):

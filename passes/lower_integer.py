@@ -7,17 +7,17 @@ from typing import ClassVar, Literal
 
 from torch import fx
 
-from quantc.constants import forget_unread
-from quantc.formats import Timing
 from quantc.integer.boundary import open_boundaries
 from quantc.integer.grid import grid_of
 from quantc.integer.semantics import semantics_of
 from quantc.integer.task import Curves, MultiplierForm, NotIntegerError, Task
 from quantc.integer.writers.handing_on import requantized
+from quantc.ir.program import Program, Stage
 from quantc.passes.eliminate_dead import EliminateDead
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.qdq import is_quantize
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qdq.ops import is_quantize
+from quantc.rewrite.constant_order import forget_unread
+from quantc.spec.formats import Timing
 
 Boundaries = Literal["spelled", "whole"]
 

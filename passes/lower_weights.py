@@ -10,19 +10,19 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from quantc import float_formats
-from quantc.constants import forget_unread
-from quantc.dialect import argument, op_name
-from quantc.formats import Timing
 from quantc.integer.grid import grid_of
 from quantc.integer.library import OPS
 from quantc.integer.semantics import load
+from quantc.ir.dialect import argument, op_name
+from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import operand_nodes, rewire
+from quantc.ir.types import TensorType, tensor_type
 from quantc.passes.eliminate_dead import EliminateDead
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.places import operand_nodes, rewire
-from quantc.program import Program, Stage
-from quantc.qdq import is_dequantize, is_layout
-from quantc.types import TensorType, tensor_type
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qdq import float_ops as float_formats
+from quantc.qdq.ops import is_dequantize, is_layout
+from quantc.rewrite.constant_order import forget_unread
+from quantc.spec.formats import Timing
 
 
 class LowerWeights(Pass):

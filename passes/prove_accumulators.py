@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from quantc.integer.proof.report import accumulators
-from quantc.pipeline import Outcome, Pass
-from quantc.program import Program, Stage
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass
 
 MOST_NAMED = 3
 """How many products the notes name."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from quantc.calibration.graph_observers import remove_observers
+from quantc.calibration.qparams import find_qparams, spec_of
 from quantc.finite import refuse_unsound
-from quantc.inserted import remove_observers
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.writers.recurrent import state_notes
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.plan import Group, Source
-from quantc.plan_writer import PlanWriter
-from quantc.program import Program, Stage
-from quantc.qdq import Scales, scales_for
-from quantc.scales import find_qparams, spec_of
+from quantc.ir.plan import Group, Source
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qdq.insertion import PlanWriter
+from quantc.qdq.ops import Scales, scales_for
 
 
 class QuantizePass(Pass):

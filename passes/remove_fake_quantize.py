@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from quantc.constants import order_constants
+from quantc.ir.program import Program, Stage
 from quantc.passes.strip_dropout import StripDropout
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.qat.control_flow import write_as_ops
 from quantc.qat.insertion import is_dropout
 from quantc.qat.removal import (
@@ -18,6 +17,7 @@ from quantc.qat.removal import (
     remove_fake_quantizers,
     unfold_norms,
 )
+from quantc.rewrite.constant_order import order_constants
 
 
 class RemoveFakeQuantize(Pass):

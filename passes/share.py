@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.sharing import resolve_groups
+from quantc.annotate.sharing import resolve_groups
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class Share(Pass):

@@ -11,12 +11,12 @@ import networkx as nx
 from torch import fx, nn
 from torch._ops import HigherOrderOperator
 
-from quantc.aliasing import Aliasing, written
-from quantc.constants import order_constants
-from quantc.nesting import called_graphs, form_of
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage, attribute
-from quantc.sites import Origin
+from quantc.ir.alias_analysis import Aliasing, written
+from quantc.ir.program import Program, Stage, attribute
+from quantc.ir.sites import Origin
+from quantc.ir.subgraphs import called_graphs, form_of
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.constant_order import order_constants
 
 TRAINING = "nested graphs stay as they are in training: gradients reach constants only through the call"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from quantc.integer.biases import snap_biases
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class SnapBias(Pass):

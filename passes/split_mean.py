@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import fx
 
-from quantc.dialect import argument, is_op
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
-from quantc.tensor_calls import Calls
-from quantc.types import TensorType, tensor_type
+from quantc.ir.dialect import argument, is_op
+from quantc.ir.program import Program, Stage
+from quantc.ir.types import TensorType, tensor_type
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.rewrite.builder import Calls
 
 IMAGE = 4
 """How many axes images have; the last two are averaged."""

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import fx
 
-from quantc.dialect import DROPOUTS, argument, is_op
-from quantc.pipeline import Outcome, Pass, Preserves
-from quantc.program import Program, Stage
+from quantc.ir.dialect import DROPOUTS, argument, is_op
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class StripDropout(Pass):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import fx
 
+from quantc.ir.types import DTYPE_NAMES, TensorType
 from quantc.patterns.checks import Check
 from quantc.patterns.leaves import LeafKind
-from quantc.types import DTYPE_NAMES, TensorType
 
 if TYPE_CHECKING:
     from quantc.patterns.match import Match

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quantc.dialect import BY_TARGET, Trait, arguments, position
 from quantc.errors import PatternError
+from quantc.ir.dialect import BY_TARGET, Trait, arguments, position
 from quantc.patterns.cores import AltCore, ItemsCore, LeafCore, LiteralCore, OpCore
 from quantc.patterns.dsl import (
     AnyOf,

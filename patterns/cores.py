@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from quantc.dialect import target_name
+from quantc.ir.dialect import target_name
 from quantc.patterns.causes import (
     NOUNS,
     Cause,

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from quantc.dialect import arguments, position, target_name
 from quantc.errors import PatternError, suggest
+from quantc.ir.dialect import arguments, position, target_name
 from quantc.patterns.checks import Check, Comparison
 from quantc.patterns.leaves import ANYTHING, Leaf, LiteralValue, leaf
 from quantc.patterns.op_names import has_many_outputs, op_target

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from quantc.dialect import op_name
+from quantc.ir.dialect import op_name
 from quantc.patterns.causes import Cause, Said, claimed
 from quantc.patterns.match import EVERYTHING, Admission, Match, Matcher, Refusal
 from quantc.patterns.table import MatchSet, Rule, RuleTable, resolve_node
 
 if TYPE_CHECKING:
-    from quantc.program import Program
+    from quantc.ir.program import Program
 
 MAX_ROOTS = 64
 """How many nodes downstream are tried as roots. A hub has too many, and fits into no pattern anyway."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from quantc.dialect import argument, op_name
+from quantc.ir.dialect import argument, op_name
+from quantc.ir.types import tensor_type
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, any_of, op
 from quantc.patterns.leaves import const, number
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule, RuleTable
-from quantc.types import tensor_type
 
 conv = op(*aten.conv.ops, *aten.conv_transpose.ops)("x", const("w"), const("b?")).named("conv")
 linear = aten.linear("x", const("w"), const("b?")).named("linear")

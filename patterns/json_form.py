@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from quantc.errors import PatternError, suggest
-from quantc.formats import Offer
+from quantc.ir.types import DTYPE_NAMES, DTYPES
 from quantc.patterns.checks import Check, Comparison, Plain
 from quantc.patterns.dsl import (
     MAX_DEPTH,
@@ -28,7 +28,7 @@ from quantc.patterns.dsl import (
     check_name,
 )
 from quantc.patterns.leaves import Leaf, LeafKind, LiteralValue, leaf
-from quantc.types import DTYPE_NAMES, DTYPES
+from quantc.spec.formats import Offer
 
 if TYPE_CHECKING:
     from quantc.patterns.table import Rule, RuleTable

@@ -9,8 +9,8 @@ from enum import Enum
 import torch
 
 from quantc.errors import PatternError, suggest
+from quantc.ir.types import DTYPE_NAMES, DTYPES
 from quantc.patterns.checks import Key, Plain, key_of, plain
-from quantc.types import DTYPE_NAMES, DTYPES
 
 
 class LeafKind(Enum):

@@ -14,8 +14,8 @@ from quantc.patterns.predicates import Predicate
 from quantc.patterns.search import Search
 
 if TYPE_CHECKING:
+    from quantc.ir.program import Program
     from quantc.patterns.table import Rule
-    from quantc.program import Program
 
 
 @dataclass(frozen=True, slots=True)

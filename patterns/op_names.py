@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from quantc.dialect import BY_NAME
 from quantc.errors import PatternError, suggest
+from quantc.ir.dialect import BY_NAME
 
 
 @cache

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import fx
 
 from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
-from quantc.formats import Offer
 from quantc.patterns import predicates
 from quantc.patterns.causes import Cause, Condition
 from quantc.patterns.compiled import Compiled, compile_pattern
 from quantc.patterns.dsl import Items, Pattern
 from quantc.patterns.match import EVERYTHING, Admission, Match, Matcher, Refusal
 from quantc.patterns.predicates import Predicate
+from quantc.spec.formats import Offer
 
 if TYPE_CHECKING:
+    from quantc.ir.program import Program
     from quantc.patterns.explain import Explanation
-    from quantc.program import Program
 
 SUPPORTS = frozenset({"qdq", "integer", "kernel", "delegate", "onnx"})
 """The levels a rule can be carried out at."""

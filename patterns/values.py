@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.dialect import BY_NAME, SYMBOLIC, op_name
+from quantc.ir.dialect import BY_NAME, SYMBOLIC, op_name
+from quantc.ir.types import DTYPE_NAMES, ScalarType, tensor_type
 from quantc.patterns.causes import Cause, UnknownType, WrongType
 from quantc.patterns.leaves import Leaf
-from quantc.types import DTYPE_NAMES, ScalarType, tensor_type
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool, ScalarType)
 _SIZE = BY_NAME["sym_size"].target

@@ -11,24 +11,19 @@ quantized = qc.convert(prepared)
 from importlib.metadata import version as _version
 
 from quantc import errors, hooks, pipelines, qat, reference
-from quantc.api import capture, convert, prepare
-from quantc.calibrate import calibrate
-from quantc.calibration_report import CalibrationReport
-from quantc.config import QuantConfig
+from quantc.annotate.quantizer import Backend, Quantizer, Quantizers, TableQuantizer
+from quantc.calibration.loop import calibrate
+from quantc.calibration.report import CalibrationReport
+from quantc.calibration.reuse_statistics import merge_statistics, use_statistics
+from quantc.config.config import QuantConfig
 from quantc.errors import QuantcError
 from quantc.inspect.agreement import agreement
 from quantc.inspect.compare import compare
 from quantc.integer.semantics import load as _register_ops
-from quantc.kernels.lowered import Lowered
-from quantc.kernels.stored import load
-from quantc.one_call import Result, quantize
-from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs
-from quantc.parse import parse
-from quantc.pipeline import Outcome, Pass, Pipeline, Preserves
-from quantc.program import Program, Stage
-from quantc.quantizer import Backend, Quantizer, Quantizers, TableQuantizer
-from quantc.reuse import merge_statistics, use_statistics
-from quantc.spec import (
+from quantc.ir.decisions import FLOAT, Fixed, Quantize, SameAs
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Pipeline, Preserves
+from quantc.spec.spec import (
     FP8_E4M3_WEIGHT,
     FP8_E5M2_WEIGHT,
     FP16_WEIGHT,
@@ -50,9 +45,17 @@ from quantc.spec import (
     UINT8_TOKEN,
     QuantSpec,
 )
-from quantc.targets import lower
+from quantc.support.moved_modules import find_moved as _find_moved
+from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.stored import load
+from quantc.text.parser import parse
+from quantc.verbs.lower import lower
+from quantc.verbs.quantize import Result, quantize
+from quantc.verbs.steps import capture, convert, prepare
 
 __version__ = _version("quantc")
+
+_find_moved()
 
 _register_ops()  # torch.ops.quantc: torch.export.load asks for the ops of a file without telling us
 

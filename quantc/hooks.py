@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from quantc.errors import PassError
 from quantc.files.whole_file import write_text
-from quantc.guard import Guard
-from quantc.pipeline import Hook, Pass
-from quantc.program import LogEntry, Program, Stage
-from quantc.reproducer import Reproducer
+from quantc.ir.program import LogEntry, Program, Stage
+from quantc.pipeline.numeric_guard import Guard
+from quantc.pipeline.pipeline import Hook, Pass
+from quantc.pipeline.reproducer import Reproducer
 
 if TYPE_CHECKING:
-    from quantc.diff import Diff as ProgramDiff
+    from quantc.text.diff import Diff as ProgramDiff
 
 __all__ = ["Diff", "DumpTo", "Guard", "Hook", "Reproducer", "Timing", "Truth", "Verify"]
 

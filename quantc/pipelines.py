@@ -5,12 +5,12 @@ Each is also known to pipeline text by its name, and its parameters are options 
 
 from typing import Any, Literal, get_args
 
-from quantc.config import QuantConfig
+from quantc.annotate.quantizer import Quantizer, finishing, quantizer_of
+from quantc.config.config import QuantConfig
 from quantc.errors import QuantcError, suggest
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.task import MultiplierForm
-from quantc.pipeline import Pass, Pipeline
-from quantc.quantizer import Quantizer, finishing, quantizer_of
+from quantc.pipeline.pipeline import Pass, Pipeline
 
 
 def inference() -> Pipeline:

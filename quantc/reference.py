@@ -25,7 +25,7 @@ from quantc.integer.grid import Grid
 from quantc.integer.library import OPS
 from quantc.integer.semantics import load
 from quantc.integer.task import MultiplierForm, NotIntegerError
-from quantc.numerics import quantize_bias
+from quantc.spec.numerics import quantize_bias
 
 Numbers = float | Tensor
 Places = int | Tensor

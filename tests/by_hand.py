@@ -10,9 +10,9 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from quantc.program import Program, Stage
-from quantc.signature import Input, Signature
-from quantc.types import TensorType, type_of_value
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.types import TensorType, type_of_value
 
 aten = torch.ops.aten
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import UINT8
+from quantc.annotate.quantizer import Backend
+from quantc.ir.program import Program
+from quantc.spec.spec import UINT8
 from tests.small_backend import SMALL
 
 BATCHES = 9

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from quantc.ir.decisions import Quantize
+from quantc.ir.plan import Source
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.sites import ModeValue, Origin
+from quantc.ir.types import TensorType, type_of_value
 from quantc.observe import start
-from quantc.outcomes import Quantize
-from quantc.plan import Source
-from quantc.program import Program, Stage
-from quantc.signature import Input, Signature
-from quantc.sites import ModeValue, Origin
-from quantc.types import TensorType, type_of_value
 
 aten = torch.ops.aten
 

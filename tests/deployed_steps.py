@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, fx
 
 import quantc as qc
-from quantc.engines.sessions import OnnxRuntime
-from quantc.onnx.export import export
-from quantc.onnx.profiles import profile_of
-from quantc.program import Program
-from quantc.qdq import is_dequantize
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize
+from quantc.targets.engines.sessions import OnnxRuntime
+from quantc.targets.onnx.export import export
+from quantc.targets.onnx.profiles import profile_of
 
 Run = Callable[[Sequence[Tensor]], Sequence[Any]]
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import quantc as qc
-from quantc.program import Program
+from quantc.ir.program import Program
 
 STEPS, SHARD = 5, 6
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc import QuantConfig
-from quantc.program import Program
-from quantc.spec import QuantSpec
+from quantc.ir.program import Program
+from quantc.spec.spec import QuantSpec
 from tests.integer_oracle_dynamic import Forms
 
 UINT8, TOKEN = qc.UINT8_DYNAMIC, qc.UINT8_TOKEN

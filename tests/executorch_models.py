@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.executorch import Pte
-from quantc.program import Program
-from quantc.qdq import is_dequantize
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize
+from quantc.targets.executorch import Pte
 
 
 def image(batch: int = 2) -> Tensor:

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quantc.capability import Capability
-from quantc.formats import DType, Offer, PerChannel, Role, Scheme, Timing
-from quantc.outcomes import Fixed, Quantize
+from quantc.annotate.quantizer import Backend
+from quantc.ir.decisions import Fixed, Quantize
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.leaves import const
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule, RuleTable
-from quantc.quantizer import Backend
-from quantc.spec import INT8, INT8_WEIGHT, INT8_WEIGHT_ONLY, INT32_BIAS, UINT8, UINT8_TOKEN, QuantSpec
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, Offer, PerChannel, Role, Scheme, Timing
+from quantc.spec.spec import INT8, INT8_WEIGHT, INT8_WEIGHT_ONLY, INT32_BIAS, UINT8, UINT8_TOKEN, QuantSpec
 from quantc.testing import Check
 
 QDQ = frozenset({"qdq"})

@@ -7,15 +7,15 @@ from typing import ClassVar
 
 import torch
 
-from quantc.formats import Offer
+from quantc.annotate.quantizer import Backend
+from quantc.ir.program import Program, Stage
 from quantc.patterns import aten
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule
-from quantc.pipeline import Pass
-from quantc.program import Program, Stage
-from quantc.qdq import is_choice, is_dequantize, is_quantize
-from quantc.quantizer import Backend
-from quantc.spec import INT8_DYNAMIC, UINT8_TOKEN, QuantSpec
+from quantc.pipeline.pipeline import Pass
+from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
+from quantc.spec.formats import Offer
+from quantc.spec.spec import INT8_DYNAMIC, UINT8_TOKEN, QuantSpec
 from quantc.testing import Check
 from tests.faulty_backends import GOOD, QDQ, RUN_TIME, Faulty, plus, with_rule
 

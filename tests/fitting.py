@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quantc.decomposed import decomposed_ops
-from quantc.formats import PerChannel, PerGroup, PerTensor
-from quantc.layout import Share, as_rows
-from quantc.numerics import QParams
 from quantc.observe import Fit, start
-from quantc.spec import (
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import PerChannel, PerGroup, PerTensor
+from quantc.spec.granularity import Share, as_rows
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import (
     QuantSpec,
 )
 

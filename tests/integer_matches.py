@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, fx
 
 import quantc as qc
-from quantc.dialect import op_name
 from quantc.integer.library import OPS
 from quantc.integer.semantics import load
-from quantc.program import Program
-from quantc.types import tensor_type
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.ir.types import tensor_type
 from tests.named_ops import naming
 
 load()

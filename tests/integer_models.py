@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.example import digits_cnn
-from quantc.program import Program
+from quantc.cli.example import digits_cnn
+from quantc.ir.program import Program
 from tests.encoders import Layer
 from tests.named_ops import naming
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize, is_quantize
 from tests.integer_oracle_ops import Call, compute
 from tests.integer_oracle_values import Exact, NotExactError, Steps, Terms
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 
 import quantc as qc
-from quantc.program import Program
-from quantc.qdq import is_choice, is_dequantize, is_quantize
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
 from tests.integer_oracle import Oracle, plain
 from tests.integer_oracle_judge import differing, lowered_values
 from tests.integer_oracle_values import Terms

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import fx
 
-from quantc.dialect import argument
+from quantc.ir.dialect import argument
 from tests.integer_oracle_sums import Reals
 
 SELU_ALPHA = 1.6732632423543772848170429916717

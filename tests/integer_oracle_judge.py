@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import quantc as qc
-from quantc.dialect import op_name
-from quantc.program import Program
-from quantc.qdq import is_quantize
-from quantc.runner import Runner
+from quantc.calibration.interpreter import Runner
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_quantize
 from quantc.testing.trial import FACTORS, Trial, scaled
 from tests.integer_oracle import Oracle, plain
 from tests.integer_oracle_sums import Reals

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from quantc.dialect import argument, arguments, op_name
-from quantc.formats import Role
+from quantc.annotate.quantizer import Backend
+from quantc.ir.dialect import argument, arguments, op_name
+from quantc.ir.program import Program
 from quantc.patterns.table import Rule
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.registry import BACKENDS
+from quantc.pipeline.registry import BACKENDS
+from quantc.spec.formats import Role
 from quantc.testing.choices import NoExampleError
 from quantc.testing.synthesis import Model, Sketch, models_of
 from quantc.testing.trial import Standing, Subject, Trial

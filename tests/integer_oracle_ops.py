@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from quantc.dialect import argument, op_name
-from quantc.program import Program
+from quantc.ir.dialect import argument, op_name
+from quantc.ir.program import Program
 from tests import integer_oracle_functions as functions
 from tests import integer_oracle_sums as sums
 from tests.integer_oracle_sums import Ints, Reals, spread

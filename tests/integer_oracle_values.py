@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from quantc.program import Program
+from quantc.ir.program import Program
 from tests.integer_oracle_sums import Ints, Reals
 
 

@@ -16,11 +16,11 @@ import quantc as qc
 from quantc.backends.executorch import EXECUTORCH
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
-from quantc.config import QuantConfig
-from quantc.formats import PerGroup, Timing
-from quantc.outcomes import FLOAT
-from quantc.program import Program
-from quantc.spec import FP16_WEIGHT, INT4_GROUP_SYMMETRIC, INT8, INT8_WEIGHT_ONLY, UINT8, QuantSpec
+from quantc.config.config import QuantConfig
+from quantc.ir.decisions import FLOAT
+from quantc.ir.program import Program
+from quantc.spec.formats import PerGroup, Timing
+from quantc.spec.spec import FP16_WEIGHT, INT4_GROUP_SYMMETRIC, INT8, INT8_WEIGHT_ONLY, UINT8, QuantSpec
 from tests import fake_quantized as fake
 
 GROUPS = INT4_GROUP_SYMMETRIC.but(granularity=PerGroup(size=2), observe="minmax")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import quantc as qc
-from quantc.dialect import op_name
-from quantc.formats import Offer
-from quantc.program import Program
-from quantc.quantizer import TableQuantizer, quantizer_of
+from quantc.annotate.quantizer import TableQuantizer, quantizer_of
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.spec.formats import Offer
 
 MADE_OF_PRODUCTS = ("sdpa", "einsum")
 """Ops that become products when they are taken apart."""

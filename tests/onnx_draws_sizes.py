@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc import run_time
-from quantc.decomposed import decomposed_ops
+from quantc.qdq import choose_qparams as run_time
+from quantc.qdq.registration import decomposed_ops
 
 decomposed = decomposed_ops()
 

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.inspect.noise import Noise
-from quantc.onnx.module import OnnxModel
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.targets.onnx.module import OnnxModel
 from tests.zoo.case import Case
 
 MARGIN = 10.0

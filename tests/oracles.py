@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
-from quantc.outcomes import Quantize
-from quantc.quantizer import Backend
+from quantc.annotate.quantizer import Backend
+from quantc.ir.decisions import Quantize
 
 EPS = 2.0**-12
 """The smallest scale, of activations and weights alike, in all comparisons."""

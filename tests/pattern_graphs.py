@@ -8,10 +8,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import BY_NAME
+from quantc.ir.dialect import BY_NAME
+from quantc.ir.program import Program
+from quantc.ir.signature import Input, Signature
 from quantc.patterns import Match, Matcher, Pattern, Refusal, Rule
-from quantc.program import Program
-from quantc.signature import Input, Signature
 
 
 class Build:

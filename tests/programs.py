@@ -10,10 +10,10 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from quantc.program import Program, Stage
-from quantc.signature import Input, Signature
-from quantc.sites import ModeValue, Origin
-from quantc.types import TensorType, type_of_value
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.sites import ModeValue, Origin
+from quantc.ir.types import TensorType, type_of_value
 
 aten = torch.ops.aten
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from quantc.outcomes import Fixed
+from quantc.annotate.quantizer import Backend
+from quantc.ir.decisions import Fixed
 from quantc.patterns import aten
 from quantc.patterns.dsl import optional
 from quantc.patterns.leaves import const
 from quantc.patterns.table import Rule, RuleTable
-from quantc.quantizer import Backend
-from quantc.registry import BACKENDS
-from quantc.spec import INT8_WEIGHT, UINT8
+from quantc.pipeline.registry import BACKENDS
+from quantc.spec.spec import INT8_WEIGHT, UINT8
 
 SMALL = Backend(
     "small",

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
-from quantc.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Role, Scheme, Timing
-from quantc.spec import Observe, QuantSpec
+from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Role, Scheme, Timing
+from quantc.spec.spec import Observe, QuantSpec
 
 OBSERVES = st.one_of(
     st.sampled_from([Observe(name=name) for name in ("minmax", "mse", "entropy", "recording", "none")]),

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.program import Program
+from quantc.ir.program import Program
 from quantc.store import container
 from quantc.store.programs import DOCUMENT
 

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc import QuantConfig, QuantSpec
-from quantc.decomposed import decomposed_ops
-from quantc.formats import PerGroup, PerTensor
-from quantc.kernels import engines
-from quantc.kernels.lowered import Lowered
-from quantc.kernels.packed import Kernel
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import PerGroup, PerTensor
+from quantc.targets.kernels import engines
+from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.packed import Kernel
 
 needs_fbgemm = pytest.mark.skipif(not engines.has_halves(), reason="this build of torch has no fbgemm")
 EXACT = {

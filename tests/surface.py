@@ -17,7 +17,7 @@ from typing import Any
 import typer.main
 
 import quantc
-from quantc.cli import app
+from quantc.cli.app import app
 from tests.test_docs import PAGES, ROOT, blocks
 
 FILE = ROOT / "tests" / "golden" / "surface.json"
@@ -81,8 +81,14 @@ def _option(row: Any) -> str:
 
 
 def surface() -> dict[str, Any]:
-    """All of it."""
-    return {"names": names(), "commands": commands(), "plugins": plugins(), "imports": imports()}
+    """All of it. Import paths only join: one that a document once gave stays, also when the document gives another now."""
+    kept = json.loads(FILE.read_text(encoding="utf-8"))["imports"]
+    return {
+        "names": names(),
+        "commands": commands(),
+        "plugins": plugins(),
+        "imports": sorted({*imports(), *kept}),
+    }
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import quantc as qc
-from quantc.dialect import argument, op_name
 from quantc.integer.ops.products import conv, linear
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.proof.report import accumulators
-from quantc.kernels.saturation import adds_in_16_bits
-from quantc.program import Program
+from quantc.ir.dialect import argument, op_name
+from quantc.ir.program import Program
+from quantc.targets.kernels.saturation import adds_in_16_bits
 
 ENGINES = [name for name in ("fbgemm", "x86", "onednn") if name in torch.backends.quantized.supported_engines]
 needs_no_vnni = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import DataError, QuantcError
-from quantc.program import Program
+from quantc.ir.program import Program
 
 
 class Net(nn.Module):

@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import quantc as qc
-from quantc.dialect import op_name
 from quantc.errors import AnnotationError
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize, is_quantize
 from tests.architectures import CASES
 from tests.named_ops import naming
 from tests.zoo.case import Case

@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import quantizer_of
 from quantc.backends.x86 import X86
-from quantc.dialect import op_name
 from quantc.errors import AnnotationError
-from quantc.formats import PerChannel, PerTensor
-from quantc.outcomes import Fixed, Quantize
+from quantc.ir.decisions import Fixed, Quantize
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
 from quantc.patterns.table import RuleTable
-from quantc.program import Program
-from quantc.quantizer import quantizer_of
-from quantc.registry import BACKENDS
-from quantc.spec import (
+from quantc.pipeline.registry import BACKENDS
+from quantc.spec.formats import PerChannel, PerTensor
+from quantc.spec.spec import (
     INT2_GROUP,
     INT4_WEIGHT,
     INT8,

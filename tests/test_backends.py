@@ -12,17 +12,17 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.annotator import Annotator
-from quantc.dialect import op_name
-from quantc.formats import Offer, Role
-from quantc.places import operand_nodes, outputs_of
-from quantc.plan import Plan
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
-from quantc.quantizer import Backend, quantizer_of
-from quantc.registry import BACKENDS
-from quantc.slots import Slot, slots_of
-from quantc.table_annotation import TableAnnotation
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.match_operands import Slot, slots_of
+from quantc.annotate.quantizer import Backend, quantizer_of
+from quantc.annotate.table_annotation import TableAnnotation
+from quantc.ir.dialect import op_name
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program
+from quantc.ir.site_index import operand_nodes, outputs_of
+from quantc.pipeline.registry import BACKENDS
+from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.spec.formats import Offer, Role
 from tests.backend_cases import CASES, Case
 from tests.named_ops import naming
 

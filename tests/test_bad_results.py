@@ -18,7 +18,7 @@ import quantc as qc
 from quantc import FLOAT, QuantConfig
 from quantc.bench.float_runtime import in_float
 from quantc.inspect.findings import MODEL_DB, OP_DB
-from quantc.report import Speed
+from quantc.inspect.report import Speed
 
 
 class Spiky(nn.Module):

@@ -25,7 +25,7 @@ from quantc.bench.networks import EfficientNetLite0, MobileNetV2, ViT, resnet18
 from quantc.bench.plot import chart, write_plot
 from quantc.bench.race import EAGER, Row, closeness, race, speed, take_turns
 from quantc.errors import MissingDependencyError, QuantcError, SaveError, UnknownNameError
-from quantc.kernels.packed import Kernel
+from quantc.targets.kernels.packed import Kernel
 
 
 @pytest.fixture(autouse=True)
@@ -297,7 +297,7 @@ def test_importing_quantc_imports_neither_this_nor_other_tools() -> None:
 import sys
 import quantc
 print([name for name in sys.modules if name.startswith(("quantc.bench", "torchao"))])
-import quantc.cli
+import quantc.cli.app
 print([name for name in sys.modules if name.startswith(("quantc.bench.models", "quantc.bench.contenders", "torchao"))])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,7 +18,7 @@ import quantc as qc
 from quantc.bench.contenders import CONTENDERS
 from quantc.bench.models import MODELS
 from quantc.bench.race import EAGER
-from quantc.cli import app
+from quantc.cli.app import app
 
 FIELDS = {"model", "contender", "milliseconds", "speed", "sqnr", "size", "build_seconds", "reason"}
 MODULE = """

@@ -16,9 +16,9 @@ from torch.ao.quantization.observer import MinMaxObserver, MovingAverageMinMaxOb
 
 import quantc as qc
 from quantc.errors import CalibrationError, DataError, InputError, QuantcError, UnknownNameError
+from quantc.ir.decisions import FLOAT
 from quantc.observe import MinMax, Recording
-from quantc.outcomes import FLOAT
-from quantc.progress import showing
+from quantc.support.progress import showing
 from tests.calibration import batch, data, digest, observing, one_thread, prepared, small  # noqa: F401 - a fixture
 
 # -- what is observed ------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.errors import CalibrationError, LoadError, ObservationError
+from quantc.ir.decisions import FLOAT
 from quantc.observe import Statistics
-from quantc.outcomes import FLOAT
-from quantc.quantizer import Backend
-from quantc.spec import UINT8
+from quantc.spec.spec import UINT8
 from tests.calibration import captured, data, digest, one_thread, prepared  # noqa: F401 - a fixture
 from tests.small_backend import SMALL
 

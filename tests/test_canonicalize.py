@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 import quantc as qc
-from quantc.dialect import overload_names, writes
-from quantc.functional import functional_overload
 from quantc.hooks import Guard, Truth, Verify
+from quantc.ir.dialect import overload_names, writes
+from quantc.ir.program import Program, Stage
 from quantc.passes.canonicalize import Canonicalize
-from quantc.pipeline import Pipeline
-from quantc.program import Program, Stage
+from quantc.pipeline.pipeline import Pipeline
+from quantc.rewrite.functionalize import functional_overload
 from tests.agree import assert_same, run
 from tests.by_hand import Builder, aten
 

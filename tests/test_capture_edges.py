@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.dump import numbered
 from quantc.errors import CaptureError, ModeError
+from quantc.text.printer import numbered
 from tests.agree import assert_same, fingerprint, run
 from tests.edge_models import EDGES, Counts, Edge, hooked, linear, module
 

@@ -16,10 +16,10 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.dialect import is_op
-from quantc.dump import numbered
 from quantc.errors import CaptureError, InputError
-from quantc.program import Program
+from quantc.ir.dialect import is_op
+from quantc.ir.program import Program
+from quantc.text.printer import numbered
 from tests import zoo
 from tests.agree import assert_agrees, assert_same_buffers, buffers, fingerprint, run
 from tests.zoo import BY_NAME, CASES, Case

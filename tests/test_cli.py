@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from quantc.cli import app
-from quantc.parse import parse
-from quantc.pipeline import Pass, Preserves
-from quantc.program import Program
-from quantc.registry import PASSES, register_pass
-from quantc.text_files import Snapshot, read_text
+from quantc.cli.app import app
+from quantc.ir.program import Program
+from quantc.pipeline.pipeline import Pass, Preserves
+from quantc.pipeline.registry import PASSES, register_pass
+from quantc.text.files import Snapshot, read_text
+from quantc.text.parser import parse
 from tests.by_hand import aten, two_layers
 
 MODELS = """
@@ -405,7 +405,7 @@ def test_version() -> None:
 
 PLUGIN = """
 from typing import ClassVar
-from quantc.pipeline import Pass
+from quantc.pipeline.pipeline import Pass
 
 class Explode(Pass):
     "Always fails."
@@ -424,7 +424,15 @@ def test_a_plugins_failure_is_reproduced_in_a_fresh_process(folder: Path) -> Non
     (info / "entry_points.txt").write_text("[quantc.passes]\ntest-explode = explode_plugin:Explode\n")
     first = refuse("run", "eliminate-dead,test-explode", "two.txt")
     again = subprocess.run(
-        [sys.executable, "-c", "from quantc.cli import main; main()", "run", "test-explode", "program.txt", "--json"],
+        [
+            sys.executable,
+            "-c",
+            "from quantc.cli.app import main; main()",
+            "run",
+            "test-explode",
+            "program.txt",
+            "--json",
+        ],
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,

@@ -17,8 +17,8 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import quantc as qc
-from quantc.cli import app
-from quantc.registry import BACKENDS
+from quantc.cli.app import app
+from quantc.pipeline.registry import BACKENDS
 
 MODELS = """
 import torch
@@ -473,7 +473,14 @@ def test_backends_are_listed_with_their_rules() -> None:
 @pytest.mark.slow
 def test_a_process_of_its_own_keeps_stdout_clean() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from quantc.cli import main; main()", "quantize", "quantize_models:complete", "--json"],
+        [
+            sys.executable,
+            "-c",
+            "from quantc.cli.app import main; main()",
+            "quantize",
+            "quantize_models:complete",
+            "--json",
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from quantc import integer_page, pages
-from quantc.cli import app
+from quantc.cli import integer_page
+from quantc.cli import reference_pages as pages
+from quantc.cli.app import app
+from quantc.cli.error_output import error_data
 from quantc.errors import ConformanceError, PluginError, QuantcError, VerifyError
-from quantc.refusals import error_data
 
 MODELS = """
 import torch

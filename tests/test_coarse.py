@@ -12,8 +12,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import quantc as qc
-from quantc.cli import app
-from quantc.coarse import coarse_channels, coarse_groups, coarse_reach
+from quantc.calibration.underflow import coarse_channels, coarse_groups, coarse_reach
+from quantc.cli.app import app
 from quantc.errors import QuantcError
 
 EPS = 2.0**-12

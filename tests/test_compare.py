@@ -18,7 +18,7 @@ from quantc.errors import DataError, InputError, QuantcError
 from quantc.inspect.lockstep import Lane, Lockstep
 from quantc.inspect.noise import Noise
 from quantc.inspect.size import size, size_of
-from quantc.program import Program
+from quantc.ir.program import Program
 
 
 class Net(nn.Module):

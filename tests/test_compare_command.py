@@ -15,8 +15,8 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import quantc as qc
-from quantc.cli import app
-from quantc.noise_inputs import noise_like
+from quantc.cli.app import app
+from quantc.cli.noise_inputs import noise_like
 
 MODELS = """
 import torch

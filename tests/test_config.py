@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.config import ConfigRule, QuantConfig, Use
+from quantc.config.config import ConfigRule, QuantConfig, Use
+from quantc.config.resolve import Resolution
+from quantc.config.selectors import AnySelector, ByAll, ByEdge, ByModule, ByNode, ByOp, ByRegex, ByType
 from quantc.errors import ConfigError
-from quantc.formats import Role
-from quantc.outcomes import FLOAT, Fixed, Float, Quantize
-from quantc.program import Program
-from quantc.resolve import Resolution
-from quantc.selectors import AnySelector, ByAll, ByEdge, ByModule, ByNode, ByOp, ByRegex, ByType
-from quantc.spec import (
+from quantc.ir.decisions import FLOAT, Fixed, Float, Quantize
+from quantc.ir.program import Program
+from quantc.spec.formats import Role
+from quantc.spec.spec import (
     INT4_GROUP,
     INT8,
     INT8_DYNAMIC,
@@ -31,7 +31,7 @@ from quantc.spec import (
     UINT8,
     QuantSpec,
 )
-from quantc.toml_text import to_toml
+from quantc.support.toml_writer import to_toml
 from tests.growth import calls, exponent
 from tests.specs import specs
 

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.annotator import Annotator
-from quantc.dialect import OPS, is_op
-from quantc.dialect import aten as aten_ops
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.quantizer import TableQuantizer
 from quantc.errors import ConformanceError, PatternError
+from quantc.ir.dialect import OPS, is_op
+from quantc.ir.dialect import aten as aten_ops
+from quantc.ir.program import Program, Stage
+from quantc.ir.types import tensor_type
 from quantc.passes.quantize import QuantizePass
 from quantc.patterns import aten
 from quantc.patterns.checks import at_least, differs, one_of
@@ -26,15 +29,12 @@ from quantc.patterns.leaves import const, number, value
 from quantc.patterns.match import Match
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule, RuleTable
-from quantc.pipeline import Outcome, Pass
-from quantc.program import Program, Stage
-from quantc.qdq import is_quantize
-from quantc.quantizer import TableQuantizer
+from quantc.pipeline.pipeline import Outcome, Pass
+from quantc.qdq.ops import is_quantize
 from quantc.testing import Check, Conformance, check_backend
 from quantc.testing.choices import Choices, NoExampleError, explore
 from quantc.testing.synthesis import models_of
 from quantc.testing.trial import sqnr
-from quantc.types import tensor_type
 from tests.faulty_backends import FAULTY, GOOD, QDQ, Faulty
 from tests.faulty_techniques import TECHNIQUES
 from tests.onnx_models import ADDED

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from quantc.annotate.quantizer import Backend
 from quantc.integer import semantics
 from quantc.integer.semantics import SEMANTICS, Semantics
 from quantc.integer.task import NotIntegerError, Task
+from quantc.ir.types import TensorType, tensor_type
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import Rule
-from quantc.quantizer import Backend
 from quantc.testing import Check, Conformance, Row, check_backend
-from quantc.types import TensorType, tensor_type
 from tests.faulty_backends import BOTH, GOOD, OWN
 
 aten_ops = torch.ops.aten

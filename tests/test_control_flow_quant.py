@@ -15,18 +15,18 @@ from torch._higher_order_ops.map import map as torch_map
 from torch.ao.quantization import MinMaxObserver
 
 import quantc as qc
-from quantc.dialect import op_name
-from quantc.digests import constants
 from quantc.errors import CalibrationError, ConfigError, ModeError
 from quantc.hooks import Guard, Truth, Verify
-from quantc.outcomes import FLOAT
-from quantc.parse import parse
+from quantc.ir.decisions import FLOAT
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
 from quantc.passes.sink_constants import SinkConstants
-from quantc.pipeline import Pipeline
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
-from quantc.registry import BACKENDS
-from quantc.spec import UINT8
+from quantc.pipeline.pipeline import Pipeline
+from quantc.pipeline.registry import BACKENDS
+from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.spec.spec import UINT8
+from quantc.text.digests import constants
+from quantc.text.parser import parse
 from tests.agree import assert_same, fingerprint
 
 CALIBRATION = range(1, 25)

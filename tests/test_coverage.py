@@ -16,10 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import quantc as qc
-from quantc.annotator import Annotator
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.quantizer import Backend
 from quantc.errors import AnnotationError
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.reasons import Why
+from quantc.ir.plan import Claim
+from quantc.ir.program import Program
 from quantc.passes.annotate import Annotate
 from quantc.passes.share import Share
 from quantc.patterns import aten
@@ -27,11 +30,8 @@ from quantc.patterns.dsl import op, optional
 from quantc.patterns.explain import Explanation
 from quantc.patterns.leaves import const
 from quantc.patterns.table import Rule, RuleTable
-from quantc.pipeline import Pass
-from quantc.plan import Claim
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import INT8_WEIGHT, INT16, UINT8
+from quantc.pipeline.pipeline import Pass
+from quantc.spec.spec import INT8_WEIGHT, INT16, UINT8
 from tests.chains import chain
 from tests.growth import calls, exponent
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import quantc as qc
 from quantc.errors import AnnotationError
-from quantc.program import Program
+from quantc.ir.program import Program
 from tests.test_qat import assert_converts_exactly
 
 BYTES = (torch.int8, torch.uint8)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.digests import constants
 from quantc.errors import AnnotationError, SpecError
 from quantc.flows.fake_quantize import FakeQuantize
 from quantc.flows.observers import MinMaxObserver, PerChannelMinMaxObserver
 from quantc.flows.pt2e import QuantizationAnnotation, QuantizationSpec, Quantizer, convert_pt2e, prepare_pt2e
 from quantc.flows.pt2e.observing import plain_observer
-from quantc.numerics import to_significant_bits
-from quantc.program import Program, Stage
+from quantc.ir.program import Program, Stage
 from quantc.qat.removal import fake_quantizers
+from quantc.spec.numerics import to_significant_bits
+from quantc.text.digests import constants
 from tests.test_quantizer import ByHand
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -79,8 +79,8 @@ class Deaf(ByHand):
     """A quantizer that does not look at what the config leaves out."""
 
     def annotate(self, annotator: Any) -> None:
-        from quantc.annotator import Claim
-        from quantc.dialect import is_op
+        from quantc.annotate.annotator import Claim
+        from quantc.ir.dialect import is_op
 
         for node in annotator.program.graph.nodes:
             if is_op(node, "linear"):

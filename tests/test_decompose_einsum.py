@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.hooks import Guard, Truth, Verify
+from quantc.ir.program import Program
+from quantc.ir.types import type_of
 from quantc.passes.decompose_einsum import DecomposeEinsum
-from quantc.pipeline import Pipeline
-from quantc.program import Program
-from quantc.types import type_of
+from quantc.pipeline.pipeline import Pipeline
 
 PIPELINE = Pipeline((DecomposeEinsum(),))
 

@@ -15,7 +15,7 @@ from torch.export import Dim
 from typer.testing import CliRunner
 
 import quantc as qc
-from quantc.cli import app
+from quantc.cli.app import app
 from quantc.errors import (
     ConfigError,
     InputError,
@@ -26,9 +26,9 @@ from quantc.errors import (
     SaveError,
     UnknownNameError,
 )
-from quantc.extras import extra
-from quantc.program import Program
-from quantc.targets import artifact_of
+from quantc.ir.program import Program
+from quantc.support.optional_dependency import extra
+from quantc.verbs.lower import artifact_of
 
 pytest.importorskip("executorch")
 pytest.importorskip("onnxruntime")
@@ -202,7 +202,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Any:
         def find(name: str, package: str | None = None) -> Any:
             return None if name in names else importlib.util.find_spec(name, package)
 
-        monkeypatch.setattr("quantc.extras.find_spec", find)
+        monkeypatch.setattr("quantc.support.optional_dependency.find_spec", find)
 
     return hide
 
@@ -231,7 +231,7 @@ def test_a_package_that_failed_to_import_before_is_still_named(monkeypatch: pyte
     def broken(name: str) -> Any:
         raise KeyError(name)
 
-    monkeypatch.setattr("quantc.extras.import_module", broken)
+    monkeypatch.setattr("quantc.support.optional_dependency.import_module", broken)
     with pytest.raises(MissingDependencyError, match="executorch is not installed"):
         extra("executorch.backends.xnnpack", "executorch", "files")
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quantc.diff import Diff, diff
-from quantc.dump import dump
-from quantc.parse import parse
-from quantc.program import Stage
+from quantc.ir.program import Stage
+from quantc.text.diff import Diff, diff
+from quantc.text.parser import parse
+from quantc.text.printer import dump
 from tests.programs import Builder, Choice, aten, chain, exported, small_net
 
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import fx, nn
 
-from quantc.digests import digest
-from quantc.dump import dump, node_line, numbered, to_networkx
 from quantc.errors import QuantcError
-from quantc.program import Program, Stage
-from quantc.signature import Input, Signature
-from quantc.sites import Origin
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.sites import Origin
+from quantc.text.digests import digest
+from quantc.text.printer import dump, node_line, numbered, to_networkx
 from tests.growth import calls, exponent
 from tests.programs import Builder, Choice, aten, chain, exported, small_net
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.annotator import Annotator
-from quantc.config import QuantConfig
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.quantizer import mode_config, quantizer_of
+from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, CalibrationError, DataError, InputError
-from quantc.formats import Timing
-from quantc.outcomes import FLOAT
-from quantc.program import Program
-from quantc.qdq import is_choice
-from quantc.quantizer import mode_config, quantizer_of
-from quantc.spec import FP8_E4M3_WEIGHT, INT8_DYNAMIC, INT16, UINT8, UINT8_DYNAMIC, UINT8_TOKEN, QuantSpec
+from quantc.ir.decisions import FLOAT
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_choice
+from quantc.spec.formats import Timing
+from quantc.spec.spec import FP8_E4M3_WEIGHT, INT8_DYNAMIC, INT16, UINT8, UINT8_DYNAMIC, UINT8_TOKEN, QuantSpec
 from tests import fake_quantized as fake
 
 SEVEN_BITS = UINT8_DYNAMIC.but(qmax=127, eps=2.0**-14)

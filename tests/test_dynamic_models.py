@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.config import QuantConfig
+from quantc.annotate.quantizer import mode_config, quantizer_of
+from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError
-from quantc.outcomes import FLOAT
-from quantc.quantizer import mode_config, quantizer_of
-from quantc.spec import INT8_WEIGHT_ONLY, QuantSpec
+from quantc.ir.decisions import FLOAT
+from quantc.spec.spec import INT8_WEIGHT_ONLY, QuantSpec
 from tests import fake_quantized as fake
 from tests.encoders import TextEncoder, ViT, initialised
 from tests.sequence_architectures import DLRM, GPT, T5, Llama

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.dump import numbered
 from quantc.errors import CaptureError, InputError
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.text.printer import numbered
 from tests.agree import assert_same, run
 from tests.edge_models import Make, linear, module
 

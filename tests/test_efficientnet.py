@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.executorch import EXECUTORCH
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
-from quantc.formats import PerTensor
-from quantc.quantizer import Backend
+from quantc.spec.formats import PerTensor
 from tests import efficientnet
 from tests.oracles import Batches, fx_default, pt2e_x86, sqnr
 

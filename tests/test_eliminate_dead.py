@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from quantc.hooks import Guard, Truth
+from quantc.ir.program import Program
+from quantc.ir.sites import ModeValue
 from quantc.passes.eliminate_dead import EliminateDead
-from quantc.pipeline import Pipeline
-from quantc.program import Program
-from quantc.sites import ModeValue
+from quantc.pipeline.pipeline import Pipeline
 from tests.by_hand import Builder, aten
 
 PIPELINE = Pipeline((EliminateDead(),))

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.engines import lowering, table
-from quantc.engines.choosing import Chosen
-from quantc.engines.module import OnEngine
-from quantc.engines.sessions import OnnxRuntime
 from quantc.errors import InputError, MissingDependencyError, ModeError, UnknownNameError
-from quantc.extras import is_installed
+from quantc.support.optional_dependency import is_installed
+from quantc.targets.engines import lowering, table
+from quantc.targets.engines.choosing import Chosen
+from quantc.targets.engines.module import OnEngine
+from quantc.targets.engines.sessions import OnnxRuntime
 from tests.onnx_models import close, quantized, seeded
 
 needs_openvino = pytest.mark.skipif(not is_installed("openvino"), reason="needs the extra `openvino`")

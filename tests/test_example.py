@@ -14,8 +14,8 @@ from torch.export import Dim
 
 import quantc as qc
 from examples import train_digits
-from quantc.example import IMAGES, Digits, digits_cnn, digits_data, digits_split
-from quantc.registry import BACKENDS
+from quantc.cli.example import IMAGES, Digits, digits_cnn, digits_data, digits_split
+from quantc.pipeline.registry import BACKENDS
 
 ON_DEVICE = ("x86", "qnnpack", "executorch")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.executorch.spelling import spell
-from quantc.executorch.stacks import delay_reshapes
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.targets.executorch.spelling import spell
+from quantc.targets.executorch.stacks import delay_reshapes
 
 pytest.importorskip("executorch")
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import InputError, LoadError
-from quantc.executorch import Pte
-from quantc.executorch.artifact import read_back
-from quantc.executorch.metadata import read_metadata
+from quantc.targets.executorch import Pte
+from quantc.targets.executorch.artifact import read_back
+from quantc.targets.executorch.metadata import read_metadata
 from tests.onnx_models import same_arrangement
 
 pytest.importorskip("executorch")

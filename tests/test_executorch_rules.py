@@ -13,9 +13,9 @@ from torch import nn
 import quantc as qc
 from quantc.backends.claims import WITHOUT_DELEGATE
 from quantc.backends.executorch import EXECUTORCH
-from quantc.formats import Timing
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule, RuleTable
+from quantc.spec.formats import Timing
 from quantc.testing.delegate_checks import DelegateReport, check_delegate
 from quantc.testing.kernel_checks import one_for_each_op
 from quantc.testing.trial import Trial
@@ -69,7 +69,7 @@ def test_rules_without_the_delegate_are_listed_with_a_reason_and_get_no_more() -
 
 
 def test_other_backends_claim_no_delegate() -> None:
-    from quantc.registry import BACKENDS
+    from quantc.pipeline.registry import BACKENDS
 
     for name in BACKENDS:
         assert name == "executorch" or not any("delegate" in rule.supports for rule in BACKENDS[name].table)

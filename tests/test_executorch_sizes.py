@@ -14,9 +14,9 @@ from torch.export import Dim
 
 import quantc as qc
 from quantc.errors import RefusedError
-from quantc.executorch import Pte
-from quantc.executorch.packages import runtime
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.targets.executorch import Pte
+from quantc.targets.executorch.packages import runtime
 from tests.executorch_models import static
 
 pytest.importorskip("executorch")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.executorch.delegation import Place
-from quantc.executorch.recurrent import looped
-from quantc.formats import PerGroup
+from quantc.spec.formats import PerGroup
+from quantc.targets.executorch.delegation import Place
+from quantc.targets.executorch.recurrent import looped
 from tests.executorch_models import relative, sqnr, without_data
 
 pytest.importorskip("executorch")

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import quantc as qc
-from quantc.cli import app
+from quantc.annotate.quantizer import Backend
+from quantc.cli.app import app
 from quantc.errors import QuantcError
 from quantc.inspect.changes import (
     AddRule,
@@ -30,6 +31,7 @@ from quantc.inspect.changes import (
 )
 from quantc.inspect.coverage import Verdict
 from quantc.inspect.explain import Explanation
+from quantc.ir.program import Program, Stage
 from quantc.passes.annotate import Annotate
 from quantc.patterns import Match, at_least, at_most, aten, differs, one_of
 from quantc.patterns.causes import Cause, Fault, WrongArguments
@@ -37,9 +39,7 @@ from quantc.patterns.checks import Check, equals
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.leaves import const, value
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program, Stage
-from quantc.quantizer import Backend
-from quantc.spec import INT8_WEIGHT, UINT8
+from quantc.spec.spec import INT8_WEIGHT, UINT8
 
 PRODUCT = {"x": "act", "w": "weight", "out": "act?"}
 HANDED_ON = {"x": "pass", "out": "like x"}
@@ -430,7 +430,7 @@ def test_every_rule_tried_has_its_cause_as_data() -> None:
 
 
 def test_the_command_line_prepares_for_a_backend_and_explains() -> None:
-    command = ["explain", "quantc.example:digits_cnn", "conv2d", "--backend", "x86"]
+    command = ["explain", "quantc.cli.example:digits_cnn", "conv2d", "--backend", "x86"]
     told = CliRunner().invoke(app, command)
     assert told.exit_code == 0, told.stderr
     assert "quantized, by conv of x86" in told.stdout

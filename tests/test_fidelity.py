@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.x86 import X86
-from quantc.formats import PerTensor
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import UINT8, QuantSpec
+from quantc.ir.program import Program
+from quantc.spec.formats import PerTensor
+from quantc.spec.spec import UINT8, QuantSpec
 from tests.encoders import TextEncoder, ViT, glorot, images, initialised, texts
 from tests.named_ops import naming
 from tests.oracles import Batches, int8_share, pt2e_x86, sqnr, whole_sqnr

@@ -25,16 +25,16 @@ import pytest
 import torch
 
 import quantc as qc
-from quantc.checkpoint import Checkpoint
+from quantc.calibration.accumulator import Whole
+from quantc.calibration.checkpoint import Checkpoint
 from quantc.errors import ConfigError, LoadError, QuantcError, SaveError
-from quantc.executorch.artifact import Pte
-from quantc.executorch.reading import load as load_pte
 from quantc.files import whole_file as writing
 from quantc.files.whole_file import write_text
-from quantc.kernels.tuning import Times
 from quantc.observe import Statistics
-from quantc.tally import Whole
-from quantc.text_files import Snapshot, read_text
+from quantc.targets.executorch.artifact import Pte
+from quantc.targets.executorch.reading import load as load_pte
+from quantc.targets.kernels.tuning import Times
+from quantc.text.files import Snapshot, read_text
 from tests.store_files import calibrated, images, small_model
 
 

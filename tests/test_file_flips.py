@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 import quantc as qc
-from quantc.checkpoint import Checkpoint
+from quantc.calibration.accumulator import Whole
+from quantc.calibration.checkpoint import Checkpoint
 from quantc.errors import CalibrationError, ConfigError, LoadError, ParseError
-from quantc.executorch.container import HEADER, MAGIC, sealed, unsealed
 from quantc.flows import tracing
-from quantc.kernels.tuning import Times
 from quantc.observe import Statistics
-from quantc.tally import Whole
-from quantc.text_files import Snapshot, read_text
+from quantc.targets.executorch.container import HEADER, MAGIC, sealed, unsealed
+from quantc.targets.kernels.tuning import Times
+from quantc.text.files import Snapshot, read_text
 from tests.store_files import calibrated, images, small_model
 
 REFUSED = (LoadError, ConfigError, CalibrationError, ParseError)

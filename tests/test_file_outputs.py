@@ -13,10 +13,10 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import quantc as qc
-from quantc.cli import app
+from quantc.cli.app import app
 from quantc.errors import LoadError, SaveError
-from quantc.onnx import module as onnx_module
-from quantc.onnx.seal import check_seal
+from quantc.targets.onnx import module as onnx_module
+from quantc.targets.onnx.seal import check_seal
 
 MODELS = """
 import torch

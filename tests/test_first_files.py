@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import quantc as qc
-from quantc.cli import app
+from quantc.cli.app import app
 from quantc.errors import LoadError, SaveError, UnknownNameError
 from quantc.inspect.coverage import Verdict
 from quantc.observe.minmax import MinMax

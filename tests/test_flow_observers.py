@@ -19,8 +19,8 @@ import quantc.flows.qconfig as own_qconfigs
 from quantc.errors import DataError, ObservationError, QuantcError, SpecError
 from quantc.flows.constructors import Constructor
 from quantc.flows.foreign import ObservedBy, has_seen, spec_of
-from quantc.formats import DType, PerChannel, PerTensor, Role, Scheme, Timing
 from quantc.observe.observation import Observation
+from quantc.spec.formats import DType, PerChannel, PerTensor, Role, Scheme, Timing
 
 ao: Any = torch.ao.quantization
 """The oracle; its functions have no types."""

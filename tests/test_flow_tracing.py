@@ -20,7 +20,7 @@ from quantc.errors import CaptureError, ConfigError, InputError, QuantcError, Un
 from quantc.flows import tracing
 from quantc.flows.tracing import UnseenOpError, convert, prepare
 from quantc.flows.tracing.trace import Trace
-from quantc.outcomes import FLOAT
+from quantc.ir.decisions import FLOAT
 from tests.traced_models import (
     Branch,
     Capturable,

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.errors import ModeError
 from quantc.hooks import Guard, Truth, Verify
+from quantc.ir.program import Program
 from quantc.passes.fuse import Fuse
 from quantc.patterns.fusions import FUSIONS
-from quantc.pipeline import Pipeline
-from quantc.program import Program
+from quantc.pipeline.pipeline import Pipeline
 from tests.agree import fingerprint, run
 
 PIPELINE = Pipeline((Fuse(),))

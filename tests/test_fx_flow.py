@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
 from quantc.errors import CalibrationError, ConfigError, DataError, InputError, ModeError, QuantcError, SaveError
@@ -40,7 +41,6 @@ from quantc.flows.observers import (
     default_fixed_qparams_range_0to1_observer,
     default_weight_observer,
 )
-from quantc.quantizer import Backend
 from tests.fx_custom_modules import DynamicQuantNonTraceable, FP32NonTraceable, M
 from tests.fx_models import Classifier, model_and_data
 
@@ -278,7 +278,7 @@ def test_a_known_range_says_nothing_of_what_is_read() -> None:
 def test_sums_that_a_processor_would_cut_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scales are for 7 bits, but what lies beyond takes the eighth: on AVX2 two products may then leave 16 bits."""
     prepared = prepared_layers()
-    monkeypatch.setattr("quantc.kernels.saturation.instruction_set_here", lambda: "avx2")
+    monkeypatch.setattr("quantc.targets.kernels.saturation.instruction_set_here", lambda: "avx2")
     with pytest.warns(UserWarning, match="sums can saturate in linear"):
         convert_fx(prepared)
     safe = prepare_fx(layers(), get_default_qconfig_mapping("x86"), (batches()[0],), backend_config=X86)

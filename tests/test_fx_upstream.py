@@ -35,7 +35,7 @@ from quantc.flows.fx import (
     prepare_qat_fx,
 )
 from quantc.flows.fx.observed_module import ObservedGraphModule
-from quantc.outcomes import Fixed
+from quantc.ir.decisions import Fixed
 from tests.fx_models import MODELS, model_and_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own flow at every step

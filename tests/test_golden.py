@@ -21,13 +21,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantc.calibrate import calibrate
-from quantc.digests import constants
+from quantc.calibration.loop import calibrate
 from quantc.hooks import Guard, Truth, Verify
-from quantc.parse import parse
-from quantc.pipeline import Pipeline, Preserves
-from quantc.program import Program
-from quantc.types import TensorType
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType
+from quantc.pipeline.pipeline import Pipeline, Preserves
+from quantc.text.digests import constants
+from quantc.text.parser import parse
 from tests.small_backend import SMALL
 
 BACKEND = SMALL.name

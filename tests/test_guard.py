@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quantc.errors import GuardError
-from quantc.gap import Tolerance, distance, gap
-from quantc.guard import Guard
-from quantc.pipeline import Pass, Pipeline, Preserves
-from quantc.program import Program
-from quantc.sites import Origin
+from quantc.ir.program import Program
+from quantc.ir.sites import Origin
+from quantc.pipeline.numeric_guard import Guard
+from quantc.pipeline.pipeline import Pass, Pipeline, Preserves
+from quantc.pipeline.tolerance import Tolerance, distance, gap
 from tests.by_hand import Builder, aten, two_layers
 
 EXACTLY, CLOSELY = Preserves.EXACTLY, Preserves.CLOSELY

@@ -11,9 +11,9 @@ from torch import nn
 
 from quantc.errors import PassError, VerifyError
 from quantc.hooks import Diff, DumpTo, Timing, Truth, Verify
-from quantc.parse import parse
-from quantc.pipeline import Outcome, Pass, Pipeline, Preserves
-from quantc.program import Program, Stage
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Outcome, Pass, Pipeline, Preserves
+from quantc.text.parser import parse
 from tests.by_hand import aten, two_layers
 
 

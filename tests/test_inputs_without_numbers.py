@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.digests import constants
 from quantc.errors import CaptureError, ConfigError, InputError
+from quantc.text.digests import constants
 
 ODD: dict[str, Callable[[], Tensor]] = {
     "meta": lambda: torch.empty(4, 8, device="meta"),

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, fx, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.errors import SpecError
-from quantc.formats import PerGroup
+from quantc.ir.program import Program
 from quantc.patterns import aten
 from quantc.patterns.dsl import optional
 from quantc.patterns.leaves import const
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import INT8_TENSOR_WEIGHT, INT8_WEIGHT, INT32_BIAS, UINT8, QuantSpec
+from quantc.spec.formats import PerGroup
+from quantc.spec.spec import INT8_TENSOR_WEIGHT, INT8_WEIGHT, INT32_BIAS, UINT8, QuantSpec
 
 FINE = INT8_WEIGHT.but(eps=2.0**-60)
 """Scales small enough for biases to become too large."""

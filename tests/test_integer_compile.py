@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from quantc.integer.regions import integer_regions
-from quantc.program import Program
-from quantc.types import tensor_type
+from quantc.ir.program import Program
+from quantc.ir.types import tensor_type
 from tests.integer_calls import CALLS, IDS, Call
 from tests.integer_models import BACKENDS, STYLES, Multiplier, Style, converted
 

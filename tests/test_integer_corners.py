@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.program import Program
+from quantc.ir.program import Program
 
 BACKENDS = ("x86", "qnnpack", "executorch")
 

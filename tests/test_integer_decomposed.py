@@ -15,18 +15,18 @@ from torch._higher_order_ops.out_dtype import out_dtype
 from torch._ops import OpOverload
 
 import quantc as qc
-from quantc import float_formats
-from quantc.decomposed import decomposed_ops
 from quantc.errors import QuantcError, RefusedError
-from quantc.guard import Recorder
 from quantc.hooks import Guard, Truth, Verify
 from quantc.integer.boundary import SPELLED, open_boundaries
 from quantc.integer.library import OPS, op_of
-from quantc.parse import parse
-from quantc.pipeline import Pipeline
-from quantc.program import Program, Stage
-from quantc.symbols import evaluate
-from quantc.types import TensorType, type_of, type_of_value
+from quantc.ir.program import Program, Stage
+from quantc.ir.size_expressions import evaluate
+from quantc.ir.types import TensorType, type_of, type_of_value
+from quantc.pipeline.numeric_guard import Recorder
+from quantc.pipeline.pipeline import Pipeline
+from quantc.qdq import float_ops as float_formats
+from quantc.qdq.registration import decomposed_ops
+from quantc.text.parser import parse
 from tests.integer_calls import CALLS, IDS, Call
 from tests.integer_models import BACKENDS, NAMES, Multiplier, converted, prepared
 

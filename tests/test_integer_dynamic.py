@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.ao.quantization.observer import PerChannelMinMaxObserver
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from quantc.decomposed import decomposed_ops
 from quantc.integer.library import OPS
 from quantc.integer.ops.dynamic import linear_dynamic
-from quantc.run_time import choose_qparams, quantized
+from quantc.qdq.choose_qparams import choose_qparams, quantized
+from quantc.qdq.registration import decomposed_ops
 
 TARGET = OPS["linear_dynamic"].target
 EPS = 2.0**-12

@@ -13,9 +13,9 @@ import quantc as qc
 from quantc import QuantConfig
 from quantc.errors import VerifyError
 from quantc.integer.regions import check_integer_form, stray_floats
-from quantc.program import Program
-from quantc.spec import QuantSpec
-from quantc.types import tensor_type
+from quantc.ir.program import Program
+from quantc.ir.types import tensor_type
+from quantc.spec.spec import QuantSpec
 from tests.dynamic_programs import (
     CASES,
     PAIR,

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import quantc as qc
-from quantc.dialect import argument
 from quantc.integer.proof.report import accumulators
-from quantc.spec import QuantSpec
+from quantc.ir.dialect import argument
+from quantc.spec.spec import QuantSpec
 from tests.dynamic_programs import CASES, UINT8, dear, every_case, every_spec, forms, prepared, seeded
 from tests.integer_oracle_dynamic import Forms
 

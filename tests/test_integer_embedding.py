@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.integer.library import OPS
 from quantc.integer.writers.lookup_weights import embedding
+from quantc.ir.program import Program
 from quantc.patterns import aten
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import INT8_TENSOR_WEIGHT, INT8_WEIGHT, UINT8, QuantSpec
+from quantc.spec.spec import INT8_TENSOR_WEIGHT, INT8_WEIGHT, UINT8, QuantSpec
 
 TABLES = Backend(
     "tables",

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import quantc as qc
-from quantc.decomposed import decomposed_ops
-from quantc.formats import PerGroup
+from quantc.annotate.quantizer import Backend
 from quantc.integer.library import OPS
 from quantc.integer.writers.grouped import linear_grouped
+from quantc.ir.program import Program
 from quantc.patterns import aten
 from quantc.patterns.dsl import optional
 from quantc.patterns.leaves import const
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import INT8_WEIGHT, INT16, UINT8, QuantSpec
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import PerGroup
+from quantc.spec.spec import INT8_WEIGHT, INT16, UINT8, QuantSpec
 from tests import fake_quantized as fake
 
 SIZE = 8

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import quantc as qc
-from quantc.api import FORMS
-from quantc.cli import app
-from quantc.digests import constants
+from quantc.annotate.quantizer import Backend
+from quantc.cli.app import app
+from quantc.cli.inspect_summary import summarize
 from quantc.errors import LoadError, QuantcError
 from quantc.inspect.coverage import Verdict
 from quantc.inspect.reasons import Why
+from quantc.ir.program import Program, Stage
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.leaves import const
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program, Stage
-from quantc.quantizer import Backend
-from quantc.spec import INT8_WEIGHT, UINT8
-from quantc.summary import summarize
+from quantc.spec.spec import INT8_WEIGHT, UINT8
+from quantc.text.digests import constants
+from quantc.verbs.steps import FORMS
 from tests.store_files import put_together, taken_apart
 
 linear = aten.linear("x", const("w"), const("b?"))

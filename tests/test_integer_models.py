@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 
 import quantc as qc
 from quantc.bench.networks import MobileNetV2
-from quantc.example import digits_cnn, digits_data
+from quantc.cli.example import digits_cnn, digits_data
 from quantc.inspect.agreement import Agreement, agreement
+from quantc.ir.program import Program
 from quantc.passes.snap_bias import SnapBias
-from quantc.program import Program
 from tests.encoders import TextEncoder, glorot, images, texts
 from tests.image_architectures import ResNet18
 from tests.oracles import Batches, whole_sqnr

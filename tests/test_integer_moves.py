@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.executorch import EXECUTORCH
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
 from quantc.integer.semantics import SEMANTICS, load
-from quantc.outcomes import Fixed
+from quantc.ir.decisions import Fixed
+from quantc.ir.program import Program
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import INT8, INT16, UINT8, QuantSpec
+from quantc.spec.spec import INT8, INT16, UINT8, QuantSpec
 
 Function = Callable[..., Any]
 NARROW = INT8.but(qmin=-100, qmax=90)

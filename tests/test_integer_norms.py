@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.dialect import op_name
 from quantc.integer.fixed import common_shift
 from quantc.integer.ops.norms import (
     eps_of,
@@ -25,6 +24,7 @@ from quantc.integer.ops.norms import (
     reciprocal_places,
     reciprocal_root,
 )
+from quantc.ir.dialect import op_name
 from tests.integer_matches import (
     NARROW,
     Array,

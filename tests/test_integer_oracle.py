@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.program import Program
+from quantc.ir.program import Program
 from tests import integer_oracle_sums as sums
 from tests.integer_oracle import Oracle
 from tests.integer_oracle_functions import FUNCTIONS, normalized, softmax

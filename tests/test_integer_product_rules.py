@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.dialect import op_name
 from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.grid import Grid
 from quantc.integer.task import MultiplierForm, NotIntegerError
-from quantc.program import Program
-from quantc.types import dtype_of
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.ir.types import dtype_of
 from tests.named_ops import naming
 
 Model = Callable[..., Tensor]

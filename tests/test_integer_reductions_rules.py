@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.dialect import op_name
+from quantc.annotate.quantizer import Backend
 from quantc.integer.library import OPS
 from quantc.integer.writers.reductions import windows_along
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
 from quantc.passes.decompose_integer import DecomposeInteger
 from quantc.patterns import aten
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.spec import INT16, UINT8
+from quantc.spec.spec import INT16, UINT8
 from tests.integer_matches import Array, Match, calibrated, floats_inside, integer_ops, same, values_of
 from tests.integer_oracle_sums import adaptive_windows, pool_windows, sum_windows
 

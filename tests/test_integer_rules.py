@@ -13,11 +13,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from quantc.backends.parts import NOT_INTEGER
-from quantc.dialect import op_name
-from quantc.formats import Offer
 from quantc.integer.regions import stray_floats
-from quantc.program import Program
-from quantc.registry import BACKENDS
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.pipeline.registry import BACKENDS
+from quantc.spec.formats import Offer
 from quantc.testing.trial import Trial
 from tests.integer_oracle_judge import MOST_FLIPS, Judge
 from tests.integer_oracle_models import kit_trials, varied

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.claims import WITHOUT_KERNEL
 from quantc.backends.x86 import X86
-from quantc.decomposed import decomposed_ops
 from quantc.errors import PatternError
-from quantc.formats import Timing
-from quantc.kernels.static_bytes import Quantize
 from quantc.patterns.table import RuleTable
-from quantc.quantizer import Backend
-from quantc.registry import BACKENDS
+from quantc.pipeline.registry import BACKENDS
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import Timing
+from quantc.targets.kernels.static_bytes import Quantize
 from quantc.testing import Check, check_backend
 from quantc.testing.kernel_checks import KernelReport, check_kernels, one_for_each_op, specs_taken
 from quantc.testing.loose_pairs import Kind, loose_pairs

@@ -14,15 +14,15 @@ from torch.fx.node import map_aggregate
 from torch.nn import functional
 
 import quantc as qc
-from quantc.decomposed import decomposed_ops
 from quantc.errors import InputError
 from quantc.integer.ops.norms import eps_of, reciprocal_places
 from quantc.integer.ops.softmax import powers_of
 from quantc.integer.semantics import load
 from quantc.integer.writers.reductions import windows_along
-from quantc.kernels.packed import Kernel
-from quantc.kernels.static_bytes import BYTES, Quantize
-from quantc.kernels.table import Call, NoKernelError, Placement, kernels_for
+from quantc.qdq.registration import decomposed_ops
+from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.static_bytes import BYTES, Quantize
+from quantc.targets.kernels.table import Call, NoKernelError, Placement, kernels_for
 from quantc.testing.synthesis import Sketch
 
 load()

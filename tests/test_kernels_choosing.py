@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.kernels import costs, placing, table, tuning
-from quantc.kernels.packed import Kernel, Work
-from quantc.kernels.table import Call
-from quantc.kernels.tuning import Times
-from quantc.kernels.whole import fastest
+from quantc.targets.kernels import costs, placing, table, tuning
+from quantc.targets.kernels.packed import Kernel, Work
+from quantc.targets.kernels.table import Call
+from quantc.targets.kernels.tuning import Times
+from quantc.targets.kernels.whole import fastest
 
 
 @torch.library.custom_op("quantc_tests::wait", mutates_args=())

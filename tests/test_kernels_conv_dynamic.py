@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.config import QuantConfig
+from quantc.config.config import QuantConfig
 from quantc.errors import InputError
 from quantc.integer.library import OPS
-from quantc.kernels.conv_dynamic import ConvDynamic
-from quantc.kernels.engines import quantized_weight
-from quantc.kernels.run_time_grid import RunTimeGrid
-from quantc.kernels.window import Window
-from quantc.run_time import choose_qparams
+from quantc.qdq.choose_qparams import choose_qparams
+from quantc.targets.kernels.conv_dynamic import ConvDynamic
+from quantc.targets.kernels.engines import quantized_weight
+from quantc.targets.kernels.run_time_grid import RunTimeGrid
+from quantc.targets.kernels.window import Window
 
 EPS = 2.0**-14
 TARGET = OPS["conv_dynamic"].target

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quantc.decomposed import decomposed_ops
 from quantc.errors import InputError
 from quantc.integer.library import OPS
-from quantc.kernels.linear_dynamic import LinearDynamic, OfRows, OfWhole, OfWholeOnQnnpack, Weight
-from quantc.kernels.run_time_grid import RunTimeGrid, float32
-from quantc.kernels.saturation import adds_in_16_bits, can_saturate
-from quantc.run_time import choose_qparams
+from quantc.qdq.choose_qparams import choose_qparams
+from quantc.qdq.registration import decomposed_ops
+from quantc.targets.kernels.linear_dynamic import LinearDynamic, OfRows, OfWhole, OfWholeOnQnnpack, Weight
+from quantc.targets.kernels.run_time_grid import RunTimeGrid, float32
+from quantc.targets.kernels.saturation import adds_in_16_bits, can_saturate
 
 EPS = 2.0**-14
 TARGET = OPS["linear_dynamic"].target

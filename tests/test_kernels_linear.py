@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.kernels import static_activated, static_linear
-from quantc.kernels.agreement import Gap, kernel_agreement
-from quantc.kernels.ending import Ending
-from quantc.kernels.linear_dynamic import Weight
-from quantc.kernels.static_activated import ALGORITHM, POST_OPS, QUANTIZE
-from quantc.kernels.static_linear import FEW_ROWS, Linear, OnFbgemm, OnOnednn, Reading
-from quantc.kernels.table import KERNELS, kernels_for
+from quantc.targets.kernels import static_activated, static_linear
+from quantc.targets.kernels.agreement import Gap, kernel_agreement
+from quantc.targets.kernels.ending import Ending
+from quantc.targets.kernels.linear_dynamic import Weight
+from quantc.targets.kernels.static_activated import ALGORITHM, POST_OPS, QUANTIZE
+from quantc.targets.kernels.static_linear import FEW_ROWS, Linear, OnFbgemm, OnOnednn, Reading
+from quantc.targets.kernels.table import KERNELS, kernels_for
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""

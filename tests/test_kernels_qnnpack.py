@@ -20,18 +20,18 @@ from torch.nn import functional
 import quantc as qc
 from quantc.backends import parts
 from quantc.backends.qnnpack import QNNPACK
-from quantc.capability import Capability
 from quantc.errors import InputError, MissingDependencyError
-from quantc.formats import DType, Role, Scheme
-from quantc.kernels.agreement import Gap, kernel_agreement
-from quantc.kernels.conv_transpose import Spreading
-from quantc.kernels.ending import Ending
-from quantc.kernels.packed import Kernel
-from quantc.kernels.qnnpack_conv import OWN_TRANSPOSED, Conv, ConvOfRows, ConvSpread
-from quantc.kernels.qnnpack_layer import Layer
-from quantc.kernels.qnnpack_linear import Linear
-from quantc.kernels.table import NoKernelError
-from quantc.spec import INT8
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, Role, Scheme
+from quantc.spec.spec import INT8
+from quantc.targets.kernels.agreement import Gap, kernel_agreement
+from quantc.targets.kernels.conv_transpose import Spreading
+from quantc.targets.kernels.ending import Ending
+from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.qnnpack_conv import OWN_TRANSPOSED, Conv, ConvOfRows, ConvSpread
+from quantc.targets.kernels.qnnpack_layer import Layer
+from quantc.targets.kernels.qnnpack_linear import Linear
+from quantc.targets.kernels.table import NoKernelError
 
 BYTES = (torch.uint8, torch.int8)
 CLOSE = 2e-6

@@ -9,14 +9,14 @@ import threading
 import pytest
 import torch
 
-from quantc.kernels import large_pages
-from quantc.kernels.large_pages import LEAST, PAGE, _added, _advise, on_large_pages
+from quantc.targets.kernels import large_pages
+from quantc.targets.kernels.large_pages import LEAST, PAGE, _added, _advise, on_large_pages
 
 MEASURED = """
 import re
 from pathlib import Path
 import torch
-from quantc.kernels.engines import packed_linear
+from quantc.targets.kernels.engines import packed_linear
 
 def large():
     return int(re.search(r"AnonHugePages: +(\\d+)", Path("/proc/self/smaps_rollup").read_text())[1]) * 1024

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import quantc as qc
-from quantc.dialect import is_op
-from quantc.digests import constants
-from quantc.dump import numbered
 from quantc.hooks import Guard, Truth, Verify
-from quantc.parse import parse
+from quantc.ir.dialect import is_op
+from quantc.ir.program import Program, Stage
 from quantc.passes.fuse import Fuse
 from quantc.patterns.fusions import FUSIONS
-from quantc.pipeline import Pipeline
-from quantc.program import Program, Stage
-from quantc.registry import PASSES
+from quantc.pipeline.pipeline import Pipeline
+from quantc.pipeline.registry import PASSES
+from quantc.text.digests import constants
+from quantc.text.parser import parse
+from quantc.text.printer import numbered
 from tests.agree import assert_same, fingerprint
 from tests.random_programs import GENTLE, Net, Step, inputs, nets, plan
 from tests.small_backend import SMALL

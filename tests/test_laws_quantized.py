@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
-from quantc.formats import PerChannel, PerTensor
 from quantc.hooks import Truth, Verify
-from quantc.outcomes import Fixed
-from quantc.quantizer import Backend
-from quantc.spec import INT16
+from quantc.ir.decisions import Fixed
+from quantc.spec.formats import PerChannel, PerTensor
+from quantc.spec.spec import INT16
 from tests.agree import fingerprint
 from tests.random_programs import WILD, Net, inputs, nets
 from tests.test_laws import captured, law

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.program import Program
-from quantc.types import TensorType, type_of
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, type_of
 from tests.agree import assert_same, fingerprint, run
 
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.backends.x86 import X86
-from quantc.config import QuantConfig
+from quantc.config.config import QuantConfig
 from quantc.errors import InputError, ModeError, QuantcError, UnknownNameError
-from quantc.formats import PerToken
-from quantc.kernels.lowered import Lowered
-from quantc.kernels.packed import Kernel
-from quantc.kernels.saturation import adds_in_16_bits
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.spec.formats import PerToken
+from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.saturation import adds_in_16_bits
 
 TOKEN = X86.modes["dynamic"].but(granularity=PerToken())
 SIZE = 16

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc import QuantConfig, QuantSpec, pipelines
-from quantc.formats import PerChannel, PerGroup, PerTensor
 from quantc.integer.library import op_of
+from quantc.ir.program import Program
 from quantc.passes.lower_weights import LowerWeights
-from quantc.pipeline import Pipeline
-from quantc.program import Program
-from quantc.qdq import is_dequantize
+from quantc.pipeline.pipeline import Pipeline
+from quantc.qdq.ops import is_dequantize
+from quantc.spec.formats import PerChannel, PerGroup, PerTensor
 
 SPECS = {
     "int8": qc.INT8_WEIGHT_ONLY,

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.errors import InputError, ModeError
-from quantc.kernels.lowered import Lowered
-from quantc.kernels.packed import Kernel
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.packed import Kernel
 
 
 class Net(nn.Module):

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.dialect import op_name
-from quantc.program import Program
-from quantc.quantizer import quantizer_of
+from quantc.annotate.quantizer import quantizer_of
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
 from tests.named_ops import naming
 from tests.test_backends import NAMES, sqnr
 

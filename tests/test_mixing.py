@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.config import QuantConfig
+from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError
-from quantc.formats import PerGroup
 from quantc.inspect.coverage import Row
-from quantc.outcomes import FLOAT
-from quantc.plan import Source
-from quantc.program import Program
-from quantc.qdq import is_choice, is_dequantize
-from quantc.spec import FP16_WEIGHT, INT4_GROUP_SYMMETRIC, INT8_WEIGHT_ONLY, UINT8, QuantSpec
+from quantc.ir.decisions import FLOAT
+from quantc.ir.plan import Source
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_choice, is_dequantize
+from quantc.spec.formats import PerGroup
+from quantc.spec.spec import FP16_WEIGHT, INT4_GROUP_SYMMETRIC, INT8_WEIGHT_ONLY, UINT8, QuantSpec
 from tests import fake_quantized as fake
 from tests.mixed_model import (
     BACKENDS,

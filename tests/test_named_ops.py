@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.errors import AnnotationError, PatternError
-from quantc.formats import Offer
 from quantc.inspect.reasons import Why
+from quantc.ir.program import Program
 from quantc.patterns.table import RuleTable
-from quantc.program import Program
-from quantc.registry import BACKENDS
+from quantc.pipeline.registry import BACKENDS
+from quantc.spec.formats import Offer
 
 SPEC = X86.outcome("act")
 NAMED = ("linear-computed", "matmul", "addmm", "baddbmm")

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.formats import PerChannel
-from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
 from quantc.integer.proof.bounds import decisive, pair_reach
 from quantc.integer.proof.ranges import Levels
 from quantc.integer.proof.weight_fitting import PairFit
-from quantc.kernels.saturation import adds_in_16_bits
-from quantc.numerics import QParams, quantize
-from quantc.spec import INT8_NARROW_WEIGHT
+from quantc.spec.formats import PerChannel
+from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
+from quantc.spec.numerics import QParams, quantize
+from quantc.spec.spec import INT8_NARROW_WEIGHT
+from quantc.targets.kernels.saturation import adds_in_16_bits
 
 INT16 = (-(2**15), 2**15 - 1)
 

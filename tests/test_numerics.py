@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.ao.quantization.observer import MinMaxObserver, PerChannelMinMaxObserver
 
-from quantc.decomposed import decomposed_ops
 from quantc.errors import DataError
-from quantc.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Scheme
-from quantc.numerics import (
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Scheme
+from quantc.spec.numerics import (
     BIAS_LIMIT,
     QParams,
     dequantize,
@@ -31,8 +31,8 @@ from quantc.numerics import (
     requantize,
     scale_product,
 )
-from quantc.packing import Width, pack, unpack
-from quantc.spec import FP8_E4M3_WEIGHT, FP8_E5M2_WEIGHT, FP16_WEIGHT, INT8, INT8_WEIGHT, UINT8, QuantSpec
+from quantc.spec.spec import FP8_E4M3_WEIGHT, FP8_E5M2_WEIGHT, FP16_WEIGHT, INT8, INT8_WEIGHT, UINT8, QuantSpec
+from quantc.store.bit_packing import Width, pack, unpack
 from tests.specs import families
 
 AFFINE = [
@@ -345,10 +345,10 @@ import sys
 import torch
 for name in ("torch.ao.quantization.fx._decomposed", "torchao", "torchao.quantization.pt2e"):
     sys.modules[name] = None
-from quantc import decomposed
-from quantc.formats import PerChannel, PerGroup, PerToken
-from quantc.numerics import dequantize, qparams_of, quantize
-from quantc.spec import INT8
+from quantc.qdq import registration as decomposed
+from quantc.spec.formats import PerChannel, PerGroup, PerToken
+from quantc.spec.numerics import dequantize, qparams_of, quantize
+from quantc.spec.spec import INT8
 ops = decomposed.decomposed_ops()
 assert decomposed._library is not None, "torch's own ops were found"
 x = torch.randn(6, 8)

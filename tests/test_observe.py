@@ -22,9 +22,6 @@ from torch.ao.quantization.observer import (
 
 from quantc.errors import DataError, ObservationError, PluginError, SpecError
 from quantc.flows.foreign import ObservedBy
-from quantc.formats import PerChannel, PerGroup, PerTensor, PerToken
-from quantc.layout import Share, as_rows, extremes, shared_shape
-from quantc.numerics import QParams, qparams_of
 from quantc.observe import (
     OBSERVATIONS,
     Histogram,
@@ -39,7 +36,10 @@ from quantc.observe import (
 )
 from quantc.observe.buckets import HALF, bucket_of, edges
 from quantc.observe.trained import Trained
-from quantc.spec import INT8, INT8_WEIGHT, UINT8, QuantSpec
+from quantc.spec.formats import PerChannel, PerGroup, PerTensor, PerToken
+from quantc.spec.granularity import Share, as_rows, extremes, shared_shape
+from quantc.spec.numerics import QParams, qparams_of
+from quantc.spec.spec import INT8, INT8_WEIGHT, UINT8, QuantSpec
 from tests.specs import families, tensors
 
 SHAPE = (3, 4, 8)

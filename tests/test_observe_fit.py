@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quantc.formats import DType, PerGroup, Role, Scheme
-from quantc.numerics import QParams, middle, qparams_of
 from quantc.observe import fit_search
-from quantc.spec import (
+from quantc.spec.formats import DType, PerGroup, Role, Scheme
+from quantc.spec.numerics import QParams, middle, qparams_of
+from quantc.spec.spec import (
     FIT,
     INT2_GROUP,
     INT4_GROUP,
@@ -284,7 +284,7 @@ def _not_below(model: nn.Module, size: int) -> None:
 
 
 def test_trained_weights_are_not_below_torchs() -> None:
-    from quantc.example import digits_cnn
+    from quantc.cli.example import digits_cnn
 
     _not_below(digits_cnn()[0], 32)
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import DataError, LoadError, ObservationError, SpecError
-from quantc.formats import PerChannel, PerGroup, PerTensor
-from quantc.layout import Share
-from quantc.numerics import qparams_of
 from quantc.observe import Fit, MinMax, State, Statistics
-from quantc.spec import (
+from quantc.spec.formats import PerChannel, PerGroup, PerTensor
+from quantc.spec.granularity import Share
+from quantc.spec.numerics import qparams_of
+from quantc.spec.spec import (
     INT2_GROUP,
     INT4_GROUP,
     INT8,

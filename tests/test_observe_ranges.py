@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.ao.quantization.observer import HistogramObserver
 
 from quantc.errors import ObservationError
-from quantc.formats import PerChannel
-from quantc.numerics import QParams, fake_quantize, qparams_from_range, qparams_of
 from quantc.observe import Histogram, start
 from quantc.observe.ranges import squared_error
-from quantc.spec import INT8, INT8_WEIGHT, UINT8, QuantSpec
+from quantc.spec.formats import PerChannel
+from quantc.spec.numerics import QParams, fake_quantize, qparams_from_range, qparams_of
+from quantc.spec.spec import INT8, INT8_WEIGHT, UINT8, QuantSpec
 
 
 def histogram_of(x: Tensor) -> Histogram:

@@ -17,10 +17,10 @@ from torch import Tensor
 from quantc.errors import LoadError
 from quantc.files import sealed_tensors
 from quantc.files.sealed_tensors import Kind
-from quantc.formats import PerChannel
 from quantc.observe import Statistics, start
 from quantc.observe.store import DOCUMENT, STATISTICS, VERSION
-from quantc.spec import INT8
+from quantc.spec.formats import PerChannel
+from quantc.spec.spec import INT8
 
 SPECS = [
     INT8,

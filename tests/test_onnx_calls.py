@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.export import Dim
 
 import quantc as qc
-from quantc.engines.sessions import OnnxRuntime
-from quantc.onnx.export import export
-from quantc.onnx.profiles import PROFILES
-from quantc.onnx.table import entries
-from quantc.symbols import least
+from quantc.ir.size_expressions import least
+from quantc.targets.engines.sessions import OnnxRuntime
+from quantc.targets.onnx.export import export
+from quantc.targets.onnx.profiles import PROFILES
+from quantc.targets.onnx.table import entries
 from tests import onnx_draws, onnx_draws_layers, onnx_draws_moves, onnx_draws_sizes
 from tests.onnx_calls import DRAWERS, Case, Verdict, difference, drawn, verdict_of
 from tests.test_onnx_ops import Function, check

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import quantc as qc
-from quantc.api import convert
 from quantc.backends.onnx import ONNX
-from quantc.engines.fusions import Fusions
+from quantc.targets.engines.fusions import Fusions
 from quantc.testing.kernel_checks import one_for_each_op
 from quantc.testing.trial import Subject, calibrated, trials_of
+from quantc.verbs.steps import convert
 from tests.onnx_models import ADDED, quantized
 
 pytest.importorskip("onnxruntime")

@@ -16,10 +16,10 @@ import quantc as qc
 from quantc.capture.attempt import Request
 from quantc.capture.fixing import fix_opened
 from quantc.capture.opening import with_open_batch
-from quantc.dump import numbered
 from quantc.errors import CaptureError, InputError
-from quantc.parse import parse
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.text.parser import parse
+from quantc.text.printer import numbered
 from tests.agree import assert_same, fingerprint, run
 from tests.edge_models import linear, module
 from tests.zoo import BY_NAME, CASES, Case

@@ -11,9 +11,9 @@ import torch
 from torch import fx, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.executorch import EXECUTORCH
 from quantc.backends.qnnpack import QNNPACK
-from quantc.quantizer import Backend
 from tests.oracle_models import SUBJECTS, Subject
 from tests.oracles import EPS, Batches, differences, fx_mode, min_max, placement, whole_sqnr, worst_op_error
 

@@ -11,8 +11,8 @@ from torch import fx
 
 import quantc as qc
 from quantc.backends.x86 import X86
-from quantc.outcomes import Quantize
-from quantc.spec import INT8_WEIGHT
+from quantc.ir.decisions import Quantize
+from quantc.spec.spec import INT8_WEIGHT
 from tests.named_ops import naming
 from tests.oracle_models import SUBJECTS, Subject
 from tests.oracles import EPS, Batches, differences, min_max, placement, pt2e, whole_sqnr, worst_op_error

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import pytest
 
+from quantc.cli.integer_page import integer_page, semantics_rows
+from quantc.cli.reference_pages import backends_page, pass_rows, passes_page
 from quantc.integer.library import OPS
-from quantc.integer_page import integer_page, semantics_rows
-from quantc.pages import backends_page, pass_rows, passes_page
-from quantc.pipeline import Pass
-from quantc.program import Program
-from quantc.registry import BACKENDS, PASSES, register_pass
+from quantc.ir.program import Program
+from quantc.pipeline.pipeline import Pass
+from quantc.pipeline.registry import BACKENDS, PASSES, register_pass
 
 PAGE = Path(__file__).parent.parent / "docs" / "passes.md"
 INTEGER_PAGE = Path(__file__).parent.parent / "docs" / "integer-form.md"

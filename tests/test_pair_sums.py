@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quantc.integer.proof.bounds import by_channel
 from quantc.integer.proof.neighbours import adjacent
-from quantc.kernels.engines import engine
-from quantc.kernels.saturation import adds_in_16_bits
+from quantc.targets.kernels.engines import engine
+from quantc.targets.kernels.saturation import adds_in_16_bits
 
 LARGEST = 127
 MOST_PAIRS = 1500

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc.arrangement import read_spec, write_spec
-from quantc.digests import constants
-from quantc.dump import dump, numbered
 from quantc.errors import ParseError, QuantcError
-from quantc.parse import parse
-from quantc.program import Program, Stage
-from quantc.reader import Reader
-from quantc.signature import Input, Signature
-from quantc.sites import Origin
-from quantc.types import TensorType
-from quantc.values import Opaque
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.sites import Origin
+from quantc.ir.types import TensorType
+from quantc.text.digests import constants
+from quantc.text.lexer import Reader
+from quantc.text.literals import Opaque
+from quantc.text.parser import parse
+from quantc.text.printer import dump, numbered
+from quantc.text.pytree_text import read_spec, write_spec
 from tests.programs import Builder, Choice, aten, exported, signature_of, small_net
 
 

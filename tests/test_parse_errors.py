@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantc.dump import dump
 from quantc.errors import ParseError
-from quantc.parse import parse
-from quantc.program import Stage
+from quantc.ir.program import Stage
+from quantc.text.parser import parse
+from quantc.text.printer import dump
 from tests.programs import Choice, exported, small_net
 
 # -- malformed text ----------------------------------------------------------------------------------------------------

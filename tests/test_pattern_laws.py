@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from quantc.errors import PatternError
+from quantc.ir.program import Program
 from quantc.patterns import (
     Match,
     Pattern,
@@ -25,7 +26,6 @@ from quantc.patterns import (
 )
 from quantc.patterns.dsl import Operand, OpPattern
 from quantc.patterns.leaves import ANYTHING
-from quantc.program import Program
 from tests.pattern_graphs import Build, attempt
 from tests.slow_match import COMMUTING, op_of, solutions
 

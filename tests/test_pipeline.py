@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from quantc import pipelines
 from quantc.errors import PassError, PipelineError, PluginError
-from quantc.pipeline import Hook, Outcome, Pass, Pipeline, Preserves
-from quantc.program import Program, Stage
-from quantc.registry import PASSES, PIPELINES, register_pass, register_pipeline
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Hook, Outcome, Pass, Pipeline, Preserves
+from quantc.pipeline.registry import PASSES, PIPELINES, register_pass, register_pipeline
 from tests.by_hand import two_layers
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
 from quantc.errors import ParseError, PipelineError
-from quantc.pipeline import Pass, Pipeline
-from quantc.pipeline_text import Value, read, spell
-from quantc.program import Program, Stage
-from quantc.registry import PASSES, register_pass
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.pipeline import Pass, Pipeline
+from quantc.pipeline.registry import PASSES, register_pass
+from quantc.support.option_text import Value, read, spell
 
 
 class Colour(Enum):

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quantc.formats import PerChannel, PerTensor
-from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
 from quantc.integer.proof.bounds import (
     FLOAT32_EXACT,
     bits_of,
@@ -34,8 +32,10 @@ from quantc.integer.proof.factors import Factors, Weights
 from quantc.integer.proof.narrowing import largest_activation, weight_factors
 from quantc.integer.proof.ranges import Levels
 from quantc.integer.proof.weight_fitting import PairFit
-from quantc.numerics import QParams, quantize
-from quantc.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT
+from quantc.spec.formats import PerChannel, PerTensor
+from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
+from quantc.spec.numerics import QParams, quantize
+from quantc.spec.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT
 
 Ints = npt.NDArray[np.int64]
 INT16 = (-(2**15), 2**15 - 1)

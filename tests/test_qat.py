@@ -12,12 +12,12 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.dialect import is_op
-from quantc.formats import PerTensor
-from quantc.program import Program
+from quantc.ir.dialect import is_op
+from quantc.ir.program import Program
 from quantc.qat.fake import FakeQuantizer, FollowedRange, HandedOn, LearnedScale
 from quantc.qat.norms import LiveNorm
 from quantc.qat.removal import module_calls
+from quantc.spec.formats import PerTensor
 from tests.zoo import BY_NAME
 
 ACT = qc.UINT8

@@ -22,7 +22,7 @@ from quantc.errors import (
     SpecError,
     TrainingError,
 )
-from quantc.program import Program
+from quantc.ir.program import Program
 
 BATCH = (torch.randn(4, 3, 6, 6), torch.randint(0, 3, (4,)))
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quantc.decomposed import decomposed_ops
-from quantc.formats import PerChannel
-from quantc.numerics import QParams
 from quantc.qat.straight_through import fake_quantize, gradient_factor, learned_fake_quantize
-from quantc.spec import INT8, INT8_NARROW_WEIGHT, INT8_WEIGHT, INT16, UINT8, QuantSpec
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import PerChannel
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import INT8, INT8_NARROW_WEIGHT, INT8_WEIGHT, INT16, UINT8, QuantSpec
 
 SPECS = (UINT8, INT8, UINT8.but(qmax=127), INT8.but(qmin=-7, qmax=7), INT16)
 BY_CHANNEL = (INT8_WEIGHT, INT8_NARROW_WEIGHT.but(qmin=-7, qmax=7), INT8.but(granularity=PerChannel(axis=1)))

@@ -20,8 +20,8 @@ from torch.ao.quantization import (
 )
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.x86 import X86
-from quantc.quantizer import Backend
 
 STEPS = 20
 RATE = 0.05

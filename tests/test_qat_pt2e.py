@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import export
 
 import quantc as qc
-from quantc.program import Program
+from quantc.ir.program import Program
 from tests.test_qat_oracle import RATE, STEPS, backend, trained
 
 

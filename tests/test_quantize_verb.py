@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import quantc as qc
+from quantc.cli.example import digits_cnn
 from quantc.errors import AnnotationError, CalibrationError, InputError, ModeError
-from quantc.example import digits_cnn
-from quantc.one_call import KEPT
+from quantc.verbs.quantize import KEPT
 
 BATCH = ({0: Dim("batch")},)
 

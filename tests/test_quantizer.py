@@ -11,20 +11,20 @@ import torch
 from torch import fx, nn
 
 import quantc as qc
-from quantc.annotator import Annotator, Claim
-from quantc.dialect import is_op
+from quantc.annotate.annotator import Annotator, Claim
+from quantc.annotate.quantizer import quantizer_of
 from quantc.errors import AnnotationError, PatternError
-from quantc.outcomes import SameAs, TensorOutcome
+from quantc.ir.decisions import SameAs, TensorOutcome
+from quantc.ir.dialect import is_op
+from quantc.ir.program import Program
+from quantc.ir.site_index import operand_nodes
 from quantc.patterns import aten
 from quantc.patterns.dsl import op
 from quantc.patterns.explain import Explanation
 from quantc.patterns.leaves import const
 from quantc.patterns.table import Rule, RuleTable
-from quantc.pipeline import Pass
-from quantc.places import operand_nodes
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
-from quantc.quantizer import quantizer_of
+from quantc.pipeline.pipeline import Pass
+from quantc.qdq.ops import is_dequantize, is_quantize
 
 OWN = {"x": "act", "out": "act"}
 

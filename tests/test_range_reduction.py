@@ -15,18 +15,18 @@ from typer.testing import CliRunner
 
 import quantc as qc
 from quantc.backends.x86 import X86
-from quantc.capability import Capability
-from quantc.cli import app
-from quantc.dialect import argument, op_name
+from quantc.cli.app import app
 from quantc.errors import PipelineError, QuantcError, UnknownNameError
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.integer.proof.report import Accumulators, Safety, accumulators
-from quantc.outcomes import Fixed
-from quantc.pipeline import Pipeline
-from quantc.program import Program
-from quantc.qdq import is_dequantize
-from quantc.registry import BACKENDS
-from quantc.spec import INT8_NARROW_WEIGHT, UINT8
+from quantc.ir.decisions import Fixed
+from quantc.ir.dialect import argument, op_name
+from quantc.ir.program import Program
+from quantc.pipeline.pipeline import Pipeline
+from quantc.pipeline.registry import BACKENDS
+from quantc.qdq.ops import is_dequantize
+from quantc.spec.capability import Capability
+from quantc.spec.spec import INT8_NARROW_WEIGHT, UINT8
 
 
 class Net(nn.Module):

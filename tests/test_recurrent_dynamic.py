@@ -16,7 +16,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.dialect import op_name
 from quantc.errors import DataError, RefusedError
 from quantc.inspect.noise import Noise
 from quantc.integer.checking import check_kernels
@@ -24,6 +23,7 @@ from quantc.integer.library import OPS, op_of
 from quantc.integer.regions import check_integer_form
 from quantc.integer.semantics import load
 from quantc.integer.writers.recurrent import NOTE
+from quantc.ir.dialect import op_name
 
 load()
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.annotator import Annotator
+from quantc.annotate.annotator import Annotator
 from quantc.errors import (
     AnnotationError,
     CalibrationError,
@@ -35,12 +35,12 @@ from quantc.errors import (
 )
 from quantc.files import sealed_tensors
 from quantc.hooks import Guard, Reproducer, Verify
+from quantc.ir.decisions import Quantize, SameAs
+from quantc.ir.program import Program
 from quantc.observe import Statistics, start
 from quantc.observe.store import STATISTICS, VERSION
-from quantc.outcomes import Quantize, SameAs
-from quantc.pipeline import Pass, Pipeline
-from quantc.program import Program
-from quantc.spec import INT4_GROUP, INT8, INT16, UINT8
+from quantc.pipeline.pipeline import Pass, Pipeline
+from quantc.spec.spec import INT4_GROUP, INT8, INT16, UINT8
 from tests.by_hand import two_layers
 
 E = TypeVar("E", bound=QuantcError)
@@ -255,7 +255,7 @@ class Tying:
 
 
 def qc_claim(name: str) -> Any:
-    from quantc.plan import Claim
+    from quantc.ir.plan import Claim
 
     return Claim("tying", "all", name)
 
@@ -450,7 +450,7 @@ def without_sklearn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_sklearn")
 def test_a_missing_package_names_the_extra() -> None:
-    from quantc.example import digits_cnn, digits_data
+    from quantc.cli.example import digits_cnn, digits_data
 
     error = refused(MissingDependencyError, digits_data)
     assert "scikit-learn" in error.what

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from quantc.errors import PluginError, UnknownNameError
+from quantc.ir.program import Program
 from quantc.passes.eliminate_dead import EliminateDead
-from quantc.pipeline import Pass, Pipeline
-from quantc.program import Program
-from quantc.registry import BACKENDS, PASSES, PIPELINES, register_pass
+from quantc.pipeline.pipeline import Pass, Pipeline
+from quantc.pipeline.registry import BACKENDS, PASSES, PIPELINES, register_pass
 
 
 class Step(Pass):
@@ -93,7 +93,7 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distributio
 
 PLUGIN = """
 from typing import ClassVar
-from quantc.pipeline import Pass, Pipeline
+from quantc.pipeline.pipeline import Pass, Pipeline
 
 class Greet(Pass):
     "Says hello."

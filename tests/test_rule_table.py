@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from quantc.errors import PatternError, UnknownNameError
+from quantc.ir.program import Program
 from quantc.patterns import (
     Match,
     Rule,
@@ -28,7 +29,6 @@ from quantc.patterns import (
 )
 from quantc.patterns import aten as v
 from quantc.patterns.fusions import FUSIONS
-from quantc.program import Program
 from tests.pattern_graphs import Build
 
 

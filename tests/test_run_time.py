@@ -13,13 +13,13 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 from torch.ao.quantization.observer import MinMaxObserver
 
-from quantc.decomposed import decomposed_ops
-from quantc.formats import DType, Scheme
 from quantc.integer.boundary import SPELLED
 from quantc.integer.ops.dynamic_kernels import _levels
-from quantc.numerics import middle, qparams_from_range
-from quantc.run_time import CHOOSE, choose_qparams, quantized
-from quantc.spec import QuantSpec
+from quantc.qdq.choose_qparams import CHOOSE, choose_qparams, quantized
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import DType, Scheme
+from quantc.spec.numerics import middle, qparams_from_range
+from quantc.spec.spec import QuantSpec
 from tests.integer_oracle_dynamic import Array, Chosen
 
 ops = decomposed_ops()

@@ -14,10 +14,10 @@ from torch._higher_order_ops.map import map as map_over
 from torch.utils import _pytree as pytree
 
 import quantc as qc
+from quantc.calibration.interpreter import Runner, Watch
+from quantc.calibration.state_isolation import Isolation
 from quantc.errors import CalibrationError
-from quantc.isolation import Isolation
-from quantc.program import Program
-from quantc.runner import Runner, Watch
+from quantc.ir.program import Program
 from tests.calibration import one_thread  # noqa: F401 - a fixture
 from tests.chains import chain
 from tests.growth import calls, exponent

@@ -13,12 +13,17 @@ import torch
 from torch import nn
 
 import quantc as qc
+from quantc.annotate.quantizer import Backend
 from quantc.backends.x86 import X86
-from quantc.kernels import saturation
-from quantc.kernels.packed import Kernel
-from quantc.kernels.saturation import INSTRUCTION_SETS_HERE, can_saturate, instruction_set_here, warn_of_saturation
-from quantc.program import Program
-from quantc.quantizer import Backend
+from quantc.ir.program import Program
+from quantc.targets.kernels import saturation
+from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.saturation import (
+    INSTRUCTION_SETS_HERE,
+    can_saturate,
+    instruction_set_here,
+    warn_of_saturation,
+)
 
 
 def converted(backend: str | Backend, reduce_range: str = "auto") -> Program:
@@ -106,7 +111,7 @@ FEWER_INSTRUCTIONS = {
 @pytest.mark.parametrize("names", [tuple(FEWER_INSTRUCTIONS), ("FBGEMM_ENABLE_INSTRUCTIONS",), ("ONEDNN_MAX_CPU_ISA",)])
 def test_kernels_are_asked_and_not_the_processor(names: tuple[str, ...]) -> None:
     """Environment variables hold torch's engines to fewer instructions than the processor has, each by itself."""
-    code = "from quantc.kernels.saturation import adds_in_16_bits; print(adds_in_16_bits())"
+    code = "from quantc.targets.kernels.saturation import adds_in_16_bits; print(adds_in_16_bits())"
     held = {**os.environ, **{name: FEWER_INSTRUCTIONS[name] for name in names}}
     done = subprocess.run([sys.executable, "-c", code], env=held, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"

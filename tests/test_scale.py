@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import quantc as qc
+from quantc.ir.program import Program
 from quantc.patterns.fusions import FUSIONS
-from quantc.program import Program
 from tests.chains import blocks_for, chain, pretend_calibrated, star
 from tests.growth import Action, calls, exponent, peak_memory, seconds
 from tests.small_backend import SMALL

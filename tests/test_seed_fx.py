@@ -24,7 +24,7 @@ from quantc.flows.fx import (
     prepare_qat_fx,
 )
 from quantc.flows.fx.observed_module import ObservedGraphModule
-from quantc.types import tensor_type
+from quantc.ir.types import tensor_type
 from tests.fx_custom_modules import (
     DynamicQuantNonTraceable,
     FP32NonTraceable,

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import quantc.flows.tracing as flow
-from quantc import api
 from quantc.flows.tracing import AutoQuantizationState, UnseenOpError, auto_trace, convert, prepare, quantization_state
 from quantc.flows.tracing.auto_trace import Interception, Run, add_auto_convert, add_auto_observation
-from quantc.plan import Part
-from quantc.program import Program
+from quantc.ir.plan import Part
+from quantc.ir.program import Program
+from quantc.verbs import steps as api
 from tests.test_flow_tracing import Counted, Gated, sqnr, trace_of
 from tests.traced_models import Capturable, EarlyExit
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.annotator import Annotator
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.sharing import resolve_groups
 from quantc.errors import AnnotationError
-from quantc.outcomes import Fixed, Float, Quantize, SameAs, TensorOutcome
-from quantc.places import Places
-from quantc.plan import Claim, Group, Source
-from quantc.program import Program
-from quantc.sharing import resolve_groups
-from quantc.sites import Site
-from quantc.spec import INT8, UINT8
+from quantc.ir.decisions import Fixed, Float, Quantize, SameAs, TensorOutcome
+from quantc.ir.plan import Claim, Group, Source
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places
+from quantc.ir.sites import Site
+from quantc.spec.spec import INT8, UINT8
 from tests.small_backend import SMALL
 
 SIZE = 5

@@ -8,10 +8,10 @@ from hypothesis import given
 from pydantic import ValidationError
 
 from quantc.errors import ParseError, SpecError
-from quantc.formats import FACTS, DType, PerChannel, PerGroup, PerTensor, PerToken, Role, Scheme, Timing
-from quantc.outcomes import FLOAT, OUTCOMES, Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
-from quantc.sites import Site
-from quantc.spec import (
+from quantc.ir.decisions import FLOAT, OUTCOMES, Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
+from quantc.ir.sites import Site
+from quantc.spec.formats import FACTS, DType, PerChannel, PerGroup, PerTensor, PerToken, Role, Scheme, Timing
+from quantc.spec.spec import (
     FLOAT32_EPS,
     INT4_GROUP,
     INT8,

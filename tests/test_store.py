@@ -20,8 +20,8 @@ import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.errors import ModeError, SaveError
 from quantc.files import sealed_tensors
-from quantc.plan import Plan
-from quantc.program import Program, Stage
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program, Stage
 from quantc.store.plan import PlanData
 from tests.store_files import calibrated, images, small_model, taken_apart
 from tests.zoo.vision import ResNet18
@@ -287,7 +287,7 @@ def test_another_quantizer_is_left_out_and_that_is_said(tmp_path: Path) -> None:
 
 def test_a_backend_that_is_not_installed_any_more_is_a_note(tmp_path: Path) -> None:
     mine = qc.Backend("gone-tomorrow", X86.table, X86.roles, X86.takes)
-    from quantc.registry import BACKENDS
+    from quantc.pipeline.registry import BACKENDS
 
     BACKENDS.register("gone-tomorrow", mine)
     try:

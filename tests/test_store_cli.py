@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 import quantc as qc
-from quantc.cli import app
+from quantc.cli.app import app
 from tests.store_files import calibrated, images, put_together, small_model, taken_apart
 
 

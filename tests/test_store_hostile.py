@@ -22,7 +22,7 @@ from torch import Tensor
 
 import quantc as qc
 from quantc.errors import LoadError, QuantcError
-from quantc.program import Program
+from quantc.ir.program import Program
 from quantc.store.container import FIELD
 from tests.store_files import Parts, calibrated, images, put_together, taken_apart
 

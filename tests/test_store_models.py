@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.errors import AnnotationError, CalibrationError, CaptureError
-from quantc.program import Program
+from quantc.ir.program import Program
 from tests.store_files import images, small_model
 from tests.zoo import BY_NAME, CASES, Case, detached
 

@@ -19,14 +19,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.backends.x86 import X86
-from quantc.capability import Capability
-from quantc.digests import constants
 from quantc.inspect.size import size, size_and_file
-from quantc.program import Program
-from quantc.quantizer import mode_config, quantizer_of
-from quantc.spec import QuantSpec
+from quantc.ir.program import Program
+from quantc.spec.capability import Capability
+from quantc.spec.spec import QuantSpec
 from quantc.store.file_size import file_size
+from quantc.text.digests import constants
 from tests.store_files import calibrated, images, small_model, taken_apart
 from tests.stored_tensors import bits
 

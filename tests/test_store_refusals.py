@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import SaveError
-from quantc.program import Program
+from quantc.ir.program import Program
 from tests.store_files import images, small_model
 
 

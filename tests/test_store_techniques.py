@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.digests import constants
-from quantc.plan import Source
-from quantc.program import Program
-from quantc.quantizer import mode_config, quantizer_of
+from quantc.annotate.quantizer import mode_config, quantizer_of
+from quantc.ir.plan import Source
+from quantc.ir.program import Program
+from quantc.text.digests import constants
 from tests.store_files import images, small_model
 from tests.stored_tensors import bits
 

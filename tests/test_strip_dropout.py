@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.errors import ModeError
 from quantc.hooks import Guard, Truth, Verify
+from quantc.ir.program import Program
 from quantc.passes.strip_dropout import StripDropout
-from quantc.pipeline import Pipeline
-from quantc.program import Program
+from quantc.pipeline.pipeline import Pipeline
 from tests.agree import fingerprint
 
 PIPELINE = Pipeline((StripDropout(),))

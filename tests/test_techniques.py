@@ -17,8 +17,8 @@ import quantc as qc
 from quantc.inspect.changes import AddConfigRule, Change, RemoveConfigRule
 from quantc.inspect.coverage import Coverage, Row, Verdict
 from quantc.inspect.reasons import Why
-from quantc.plan import Plan
-from quantc.program import Program
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program
 
 WIDTH = 32
 USES: dict[str, Any] = {

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from quantc.terminal import Screen, plain_rows
+from quantc.support.terminal import Screen, plain_rows
 
 
 def shown(*, terminal: bool, **environment: str) -> str:

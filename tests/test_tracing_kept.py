@@ -16,7 +16,7 @@ import quantc as qc
 from quantc.errors import CaptureError, LoadError
 from quantc.flows import tracing
 from quantc.flows.tracing import convert, prepare
-from quantc.outcomes import FLOAT
+from quantc.ir.decisions import FLOAT
 from tests.test_flow_tracing import Counted, calibrated, seeded, trace_of
 from tests.test_seed_tracing import Small
 from tests.test_tracing_states import nested

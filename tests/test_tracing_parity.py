@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
+from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.bench.networks import MobileNetV2, Sequences, TextEncoder, ViT, resnet18
 from quantc.flows.tracing import convert, coverage, prepare
-from quantc.quantizer import mode_config, quantizer_of
 from tests.test_flow_tracing import EXPORTED, MODELS, Counted, calibrated, floats, seeded, sqnr, trace_of
 from tests.zoo import BY_NAME
 

@@ -18,7 +18,7 @@ import quantc as qc
 from quantc.flows import tracing
 from quantc.flows.tracing import AutoQuantizationState, convert, prepare
 from quantc.flows.tracing.auto_trace import Interception
-from quantc.outcomes import FLOAT
+from quantc.ir.decisions import FLOAT
 from tests.test_flow_tracing import Counted, calibrated, floats, seeded, sqnr, trace_of
 from tests.test_seed_tracing import Hooks, state
 

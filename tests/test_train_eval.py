@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import ModeError, QuantcError
-from quantc.program import Program
+from quantc.ir.program import Program
 from tests.agree import assert_same, assert_same_training, fingerprint, run
 from tests.zoo import BY_NAME, Case, tagged
 

@@ -11,13 +11,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from quantc.dump import node_line
 from quantc.errors import VerifyError
-from quantc.program import Program, Stage
-from quantc.signature import Input, Signature
-from quantc.sites import ModeValue, Origin
-from quantc.types import ScalarType, TensorType
-from quantc.verify import verify
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.sites import ModeValue, Origin
+from quantc.ir.types import ScalarType, TensorType
+from quantc.text.printer import node_line
+from quantc.verify.verify import verify
 from tests.growth import calls, exponent
 from tests.programs import Builder, Choice, aten, chain, exported, small_net
 

@@ -15,13 +15,13 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.config import QuantConfig
+from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, CalibrationError, DataError
-from quantc.formats import PerChannel, PerGroup, PerTensor, Timing
-from quantc.outcomes import FLOAT
-from quantc.program import Program
-from quantc.qdq import belongs_to_qdq
-from quantc.spec import (
+from quantc.ir.decisions import FLOAT
+from quantc.ir.program import Program
+from quantc.qdq.ops import belongs_to_qdq
+from quantc.spec.formats import PerChannel, PerGroup, PerTensor, Timing
+from quantc.spec.spec import (
     FP8_E4M3_WEIGHT,
     FP8_E5M2_WEIGHT,
     FP16_WEIGHT,

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc import QuantSpec
-from quantc.kernels.weight_halves import are_exact, exact_halves
-from quantc.kernels.weight_only import FloatLinear, HalfLinear, HalfLinearThreads
-from quantc.kernels.weight_stored import StoredWeight
+from quantc.targets.kernels.weight_halves import are_exact, exact_halves
+from quantc.targets.kernels.weight_only import FloatLinear, HalfLinear, HalfLinearThreads
+from quantc.targets.kernels.weight_stored import StoredWeight
 from tests.stored_weights import (
     EXACT,
     FORMATS,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from quantc.program import Program
+from quantc.ir.program import Program
 
 SPELLINGS = {
     "__add__": "add", "__radd__": "add", "__iadd__": "add", "add_": "add", "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul",

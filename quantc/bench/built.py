@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantc.inspect.size import size_of
-from quantc.kernels.lowered import Lowered
+from quantc.targets.kernels.lowered import Lowered
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
+from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.bench import engines, mobile
 from quantc.bench.built import Built
 from quantc.bench.models import Task
 from quantc.bench.race import EAGER
 from quantc.errors import MissingDependencyError, QuantcError, UnknownNameError, suggest
 from quantc.inspect.size import size_of
-from quantc.kernels.engines import engine
-from quantc.kernels.saturation import adds_in_16_bits
-from quantc.program import Program
-from quantc.quantizer import mode_config, quantizer_of
+from quantc.ir.program import Program
+from quantc.targets.kernels.engines import engine
+from quantc.targets.kernels.saturation import adds_in_16_bits
 
 TARGET = "x86"
 

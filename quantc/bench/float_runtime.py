@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantc import pipelines
-from quantc.program import Program
+from quantc.ir.program import Program
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +24,13 @@ def in_float(target: str, captured: Program) -> FloatRun:
     """
     program = pipelines.inference().run_on_copy(captured)
     if target == "onnx":
-        from quantc.onnx.export import export
-        from quantc.onnx.module import OnnxModel
-        from quantc.onnx.profiles import PROFILES
+        from quantc.targets.onnx.export import export
+        from quantc.targets.onnx.module import OnnxModel
+        from quantc.targets.onnx.profiles import PROFILES
 
         return FloatRun("ONNX Runtime", OnnxModel(program, export(program, PROFILES["onnxruntime"])))
     if target == "executorch":
-        from quantc.executorch.lowering import as_pte
+        from quantc.targets.executorch.lowering import as_pte
 
         return FloatRun("ExecuTorch", as_pte(program, largest=None))
     return FloatRun("torch with norms folded", program.module)

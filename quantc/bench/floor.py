@@ -22,13 +22,13 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from quantc.bench.race import quietly_on_one_thread, repeats_of, seconds_of
-from quantc.dialect import op_name
-from quantc.kernels.joining import stands_for
-from quantc.kernels.lowered import Lowered, lower
-from quantc.kernels.packed import Kernel
-from quantc.kernels.replayed import replay
-from quantc.kernels.tape import NoTapeError
-from quantc.terminal import plain_rows
+from quantc.ir.dialect import op_name
+from quantc.support.terminal import plain_rows
+from quantc.targets.kernels.joining import stands_for
+from quantc.targets.kernels.lowered import Lowered, lower
+from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.replayed import replay
+from quantc.targets.kernels.tape import NoTapeError
 
 ROUNDS = 5
 TURNS, TURN = 3, 5e-4

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 import quantc as qc
+from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.bench.built import Built
 from quantc.bench.models import Task
-from quantc.executorch.packages import XNNPACK, quiet, runtime
-from quantc.program import Program
-from quantc.quantizer import mode_config, quantizer_of
+from quantc.ir.program import Program
+from quantc.targets.executorch.packages import XNNPACK, quiet, runtime
 
 TARGET = "executorch"
 

@@ -16,10 +16,10 @@ from torch import fx, nn
 
 from quantc.capture.modes import record_modes
 from quantc.capture.twins import Tensors, copied_module
-from quantc.program import Program, attribute
-from quantc.signature import Input, Signature
-from quantc.sites import Origin
-from quantc.types import ScalarType, TensorType, TupleType, ValueType
+from quantc.ir.program import Program, attribute
+from quantc.ir.signature import Input, Signature
+from quantc.ir.sites import Origin
+from quantc.ir.types import ScalarType, TensorType, TupleType, ValueType
 
 
 @dataclass

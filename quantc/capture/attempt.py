@@ -23,7 +23,7 @@ from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
 from quantc.capture.symbolic import trace
 from quantc.capture.twins import Tensors, cloned_inputs, twin
 from quantc.errors import CaptureError, QuantcError
-from quantc.program import Program
+from quantc.ir.program import Program
 
 AUTO = "auto"
 """The `dynamic_shapes` that leave it to capture which sizes are open."""

@@ -25,11 +25,11 @@ from quantc.capture.dimensions import dim_names, dynamic_dims, upper_bound, wide
 from quantc.capture.proxies import RefusedError
 from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
 from quantc.capture.sources import user_line_of_trace
-from quantc.dialect import higher_order_name
-from quantc.nesting import called_graphs, form_of
-from quantc.program import Program, attribute
-from quantc.signature import Signature
-from quantc.sites import Origin
+from quantc.ir.dialect import higher_order_name
+from quantc.ir.program import Program, attribute
+from quantc.ir.signature import Signature
+from quantc.ir.sites import Origin
+from quantc.ir.subgraphs import called_graphs, form_of
 
 CHATTY = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
 """Loggers that report a failed export in full."""

@@ -13,11 +13,11 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from quantc.capture.proxies import RefusedError
 from quantc.capture.sources import forward_line, user_line_of_error
 from quantc.capture.twins import Tensors, cloned_inputs, twin
-from quantc.dialect import is_op
 from quantc.errors import CaptureError
-from quantc.program import Program
-from quantc.proven import PRODUCTS
-from quantc.types import dtype_of
+from quantc.ir.dialect import is_op
+from quantc.ir.program import Program
+from quantc.ir.types import dtype_of
+from quantc.rewrite.infer_dtype import PRODUCTS
 
 CATALOGUE = "https://docs.pytorch.org/docs/stable/generated/exportdb/index.html"
 WAYS_OUT = (

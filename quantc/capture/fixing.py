@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from quantc.program import Program
-from quantc.signature import Input
-from quantc.symbols import evaluate
-from quantc.types import ScalarType, TensorType, TupleType, ValueType, type_of
+from quantc.ir.program import Program
+from quantc.ir.signature import Input
+from quantc.ir.size_expressions import evaluate
+from quantc.ir.types import ScalarType, TensorType, TupleType, ValueType, type_of
 
 
 def fix_opened(program: Program) -> str | None:

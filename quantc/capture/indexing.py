@@ -8,7 +8,7 @@ import torch
 
 from quantc.capture.proxies import RefusedError, Value
 from quantc.capture.spellings import Kind
-from quantc.dialect import aten
+from quantc.ir.dialect import aten
 
 if TYPE_CHECKING:
     from quantc.capture.tracer import AtenTracer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from quantc.aten_spellings import is_literal
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.rewrite.spellings import is_literal
 
 
 def name_literals(program: Program) -> None:

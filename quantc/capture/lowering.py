@@ -28,7 +28,7 @@ from quantc.capture.spellings import (
     packet,
     resolve,
 )
-from quantc.dialect import aten
+from quantc.ir.dialect import aten
 
 NUMBER_FUNCTIONS = (math.floor, math.ceil, math.sqrt, math.prod, int, float, bool, round)
 SQUARE_ROOT = math.sqrt  # while a model is traced, math.sqrt is another

@@ -18,9 +18,9 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from quantc.capture.modes import FLAGS
-from quantc.dialect import arguments
-from quantc.program import Program
-from quantc.sites import ModeValue
+from quantc.ir.dialect import arguments
+from quantc.ir.program import Program
+from quantc.ir.sites import ModeValue
 
 Recapture = Callable[[], Program]
 """Captures the model again, in the other mode, into a canonical program."""

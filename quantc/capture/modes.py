@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from quantc.dialect import position
-from quantc.program import Program, attribute
-from quantc.sites import ModeValue
+from quantc.ir.dialect import position
+from quantc.ir.program import Program, attribute
+from quantc.ir.sites import ModeValue
 
 aten = torch.ops.aten
 

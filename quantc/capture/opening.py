@@ -27,10 +27,10 @@ from quantc.capture.sources import forward_line
 from quantc.capture.statefulness import kept
 from quantc.capture.twins import Tensors, cloned_inputs, twin
 from quantc.errors import CaptureError
-from quantc.gap import Tolerance, gap
-from quantc.guard import undisturbed, why_not_guarded
-from quantc.pipeline import Preserves
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.pipeline.numeric_guard import undisturbed, why_not_guarded
+from quantc.pipeline.pipeline import Preserves
+from quantc.pipeline.tolerance import Tolerance, gap
 
 SYMBOL = "batch"
 """The name of the size that is opened."""

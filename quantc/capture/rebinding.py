@@ -17,13 +17,13 @@ from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from quantc.aliasing import Aliasing
 from quantc.capture.proxies import RefusedError
 from quantc.capture.sources import is_user_code
-from quantc.dialect import arguments
 from quantc.errors import CaptureError
-from quantc.program import Program
-from quantc.types import TensorType, TupleType, tensor_type, type_of
+from quantc.ir.alias_analysis import Aliasing
+from quantc.ir.dialect import arguments
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, TupleType, tensor_type, type_of
 
 REBINDING = frozenset({"set_", "resize_", "resize_as_", "resize_as_sparse_", "_resize_output_", "set_data"})
 """ATen ops after which a tensor has other memory or another size."""

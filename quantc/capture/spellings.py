@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quantc.dialect import Argument, arguments, aten, overload_names
+from quantc.ir.dialect import Argument, arguments, aten, overload_names
 
 
 class Kind(Enum):

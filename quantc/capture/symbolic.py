@@ -18,9 +18,9 @@ from quantc.capture.leaves import LeafSelector, leaf_outputs
 from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
 from quantc.capture.tracer import AtenTracer
 from quantc.capture.twins import Tensors, twin
-from quantc.inline import GRADIENTS_LOST
-from quantc.program import Program, attribute
-from quantc.signature import Input, Signature
+from quantc.ir.program import Program, attribute
+from quantc.ir.signature import Input, Signature
+from quantc.rewrite.inline_wrappers import GRADIENTS_LOST
 
 Marks = dict[tuple[int, int], DynamicDim]
 

@@ -32,10 +32,10 @@ from quantc.capture.shadows import Shadows, expression, known_truth
 from quantc.capture.sources import user_frame
 from quantc.capture.spellings import Kind
 from quantc.capture.state import TensorState
-from quantc.dialect import arguments, aten, short_name, writes
-from quantc.functional import reshaping_form
-from quantc.identities import IDENTITIES
-from quantc.sites import NodeTable, Origin
+from quantc.ir.dialect import arguments, aten, short_name, writes
+from quantc.ir.sites import NodeTable, Origin
+from quantc.rewrite.functionalize import reshaping_form
+from quantc.rewrite.no_op_calls import IDENTITIES
 
 RETURNS: dict[str, Kind] = {"Tensor": Kind.TENSOR, "int": Kind.NUMBER, "SymInt": Kind.NUMBER, "float": Kind.NUMBER}
 CALLS = ("call_function", "call_module", "call_method")

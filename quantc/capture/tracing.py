@@ -18,14 +18,14 @@ from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from quantc.aliasing import rewritten
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.stamps import Exact, Stamp
 from quantc.errors import CaptureError
-from quantc.functional import functional_overload, reshaping_form
-from quantc.program import Program
-from quantc.signature import Signature
-from quantc.sites import Origin
+from quantc.ir.alias_analysis import rewritten
+from quantc.ir.program import Program
+from quantc.ir.signature import Signature
+from quantc.ir.sites import Origin
+from quantc.rewrite.functionalize import functional_overload, reshaping_form
 
 INPUT = "input_"
 """What the names of the model's own inputs begin with; their number follows."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from quantc.errors import LoadError, SaveError
 from quantc.files.regular_file import check_regular
 from quantc.files.whole_file import whole_file
-from quantc.frozen import faults_of
+from quantc.support.validated import faults_of
 
 FIELD = "quantc"
 DIGEST_SIZE = 16

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx, nn
 
-from quantc.dialect import argument, op_name
 from quantc.errors import DataError, TrainingError
 from quantc.finite.masks import ADDED, is_mask
 from quantc.finite.tensors import count_not_finite, why_not_finite
+from quantc.ir.dialect import argument, op_name
 
 if TYPE_CHECKING:
-    from quantc.program import Program
+    from quantc.ir.program import Program
 
 HELD = ("_fake_quantizers", "_norms", "_modes", "_observers")
 """Submodules that hold what finds scales, which are looked at as scales: before they are found, ranges are infinite."""

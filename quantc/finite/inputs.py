@@ -14,7 +14,7 @@ from quantc.finite.masks import is_mask, masks_rows
 from quantc.finite.tensors import EMPTY_ROW, why_not_finite
 
 if TYPE_CHECKING:
-    from quantc.program import Program
+    from quantc.ir.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def check_has_numbers(program: Program, leaves: Iterable[Any]) -> None:
         raise InputError(
             f"{program.name} has no numbers: it was parsed without its constants, or made on the meta device",
             where=program.name,
-            advice="give them: qc.parse(text, constants), with quantc.digests.constants(program)",
+            advice="give them: qc.parse(text, constants), with quantc.text.digests.constants(program)",
         )
     if not is_hollow and True in no_numbers:
         raise InputError(

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import fx
 
-from quantc.dialect import Trait, argument, op_name, traits_of
-from quantc.types import dtype_of, tensor_type
+from quantc.ir.dialect import Trait, argument, op_name, traits_of
+from quantc.ir.types import dtype_of, tensor_type
 
 SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default", "aten._softmax.default"})
 HANDS_ON = frozenset(

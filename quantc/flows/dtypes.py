@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from quantc.errors import SpecError
-from quantc.formats import DType, Granularity, PerChannel, PerTensor, Scheme
+from quantc.spec.formats import DType, Granularity, PerChannel, PerTensor, Scheme
 
 FORMATS: dict[torch.dtype, DType] = {
     torch.qint8: DType.INT8,

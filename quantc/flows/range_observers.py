@@ -29,10 +29,10 @@ from quantc.flows.dtypes import (
     scheme_of,
 )
 from quantc.flows.scripting import refuse_observer
-from quantc.formats import Role, Scheme
-from quantc.layout import extremes
-from quantc.numerics import qparams_of_sound_range
-from quantc.spec import FLOAT32_EPS, QuantSpec
+from quantc.spec.formats import Role, Scheme
+from quantc.spec.granularity import extremes
+from quantc.spec.numerics import qparams_of_sound_range
+from quantc.spec.spec import FLOAT32_EPS, QuantSpec
 
 
 class UnobservedWarning(UserWarning):

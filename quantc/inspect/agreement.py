@@ -19,14 +19,14 @@ from torch._ops import HigherOrderOperator
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import argument, is_op, op_name
 from quantc.errors import DataError, QuantcError
-from quantc.feeding import check_batches, leaves_of
-from quantc.guard import NodeByNode
 from quantc.integer.biases import PRODUCTS, snap_biases
 from quantc.integer.grid import Grid, grid_of
-from quantc.program import Program, Stage
-from quantc.qdq import is_choice, is_dequantize, is_quantize
+from quantc.ir.batch_inputs import check_batches, leaves_of
+from quantc.ir.dialect import argument, is_op, op_name
+from quantc.ir.program import Program, Stage
+from quantc.pipeline.numeric_guard import NodeByNode
+from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
 
 NEAR_TIE = 1e-3
 """In steps: nearer to a tie than this, either neighbour is right."""
@@ -97,7 +97,7 @@ class Agreement:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
-        from quantc.terminal import plain_rows
+        from quantc.support.terminal import plain_rows
 
         quantized = sum(row.float_error is None for row in self.rows)
         parts = [f"{self.program}: {len(self.rows)} results of integer ops over {self.batches} batches"]

@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from quantc.config import ConfigRule, QuantConfig
+from quantc.annotate.quantizer import Backend
+from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.selectors import ByOp
 from quantc.errors import QuantcError
-from quantc.formats import Timing
 from quantc.inspect import surgery
-from quantc.outcomes import Float
+from quantc.ir.decisions import Float
+from quantc.ir.program import Program
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule, RuleTable
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.selectors import ByOp
-from quantc.spec import name_of
+from quantc.spec.formats import Timing
+from quantc.spec.spec import name_of
 
 S = TypeVar("S")
 

@@ -14,17 +14,17 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from quantc import pipelines
-from quantc.dialect import op_name
+from quantc.calibration.state_isolation import Isolation
 from quantc.errors import DataError, InputError, QuantcError
-from quantc.feeding import check_batches, leaves_of
 from quantc.inspect.lockstep import Lockstep, calls_graphs, is_integer
 from quantc.inspect.noise import as_data, shown, together
 from quantc.inspect.size import Size, size
-from quantc.isolation import Isolation
-from quantc.program import Program, Stage
-from quantc.qdq import belongs_to_qdq, is_quantize
-from quantc.sites import Origin
-from quantc.types import TensorType
+from quantc.ir.batch_inputs import check_batches, leaves_of
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program, Stage
+from quantc.ir.sites import Origin
+from quantc.ir.types import TensorType
+from quantc.qdq.ops import belongs_to_qdq, is_quantize
 
 MOST_ROWS = 30
 
@@ -112,7 +112,7 @@ class Comparison:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
-        from quantc.terminal import plain_rows
+        from quantc.support.terminal import plain_rows
 
         dB = f"SQNR {shown(self.sqnr)}{' dB' if math.isfinite(self.sqnr) else ''}"  # noqa: N806 - the unit
         lines = [f"{self.program}: {dB} over {self.batches} batches; {self.size}"]
@@ -187,8 +187,8 @@ def in_form_of(quantized: Program, given: Program | nn.Module, batch: Any) -> Pr
 
 def _captured(model: nn.Module, quantized: Program, batch: Any) -> Program:
     """The model, captured as the quantized program was: sizes that are dynamic there are so here."""
-    from quantc.api import capture
     from quantc.capture.attempt import AUTO
+    from quantc.verbs.steps import capture
 
     signature = quantized.signature
     args, kwargs = pytree.tree_unflatten(leaves_of(quantized, batch, 0), signature.in_spec)

@@ -14,23 +14,23 @@ from typing import Any, Literal
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from quantc.coarse import Coarse, coarse_groups
-from quantc.dialect import SYMBOLIC, is_op, op_name
+from quantc.calibration.underflow import Coarse, coarse_groups
 from quantc.errors import AnnotationError
-from quantc.formats import Timing
 from quantc.inspect.float_view import float_view
 from quantc.inspect.forms import Forms
 from quantc.inspect.reasons import Reason, Reasons, Why
 from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import counted, in_words, with_techniques
 from quantc.integer.proof.report import Accumulators, accumulators, why_not_provable
-from quantc.macs import Product, example_sizes, is_product, products
+from quantc.ir.dialect import SYMBOLIC, is_op, op_name
+from quantc.ir.mac_count import Product, example_sizes, is_product, products
+from quantc.ir.plan import Claim, Part
+from quantc.ir.program import Program, Stage
+from quantc.ir.sites import Origin
+from quantc.ir.types import ScalarType, type_of
 from quantc.passes.remove_fake_quantize import as_inference_has_it
-from quantc.plan import Claim, Part
-from quantc.program import Program, Stage
-from quantc.qdq import belongs_to_qdq
-from quantc.sites import Origin
-from quantc.types import ScalarType, type_of
+from quantc.qdq.ops import belongs_to_qdq
+from quantc.spec.formats import Timing
 
 MOST_ROWS = 40
 """How many rows of each kind the text shows."""
@@ -187,7 +187,7 @@ class Coverage:
         return f" ({words})" if words else ""
 
     def __str__(self) -> str:
-        from quantc.terminal import plain_rows
+        from quantc.support.terminal import plain_rows
 
         lines = [self.headline, *(f"warning: {text}" for text in self.warnings)]
         if self.rows:

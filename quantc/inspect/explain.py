@@ -9,20 +9,20 @@ from typing import Any
 
 from torch import fx
 
-from quantc.dialect import op_name
+from quantc.annotate.config_requests import is_dynamic
 from quantc.errors import QuantcError, UnknownNameError
-from quantc.formats import Timing
 from quantc.inspect.changes import Change
 from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared, ops_of
 from quantc.inspect.remedies import Remedies
 from quantc.integer.library import op_of
-from quantc.outcomes import Float
+from quantc.ir.decisions import Float
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.ir.site_index import operand_nodes
 from quantc.passes.remove_fake_quantize import as_inference_has_it
 from quantc.patterns.explain import Tried
 from quantc.patterns.table import resolve_node
-from quantc.places import operand_nodes
-from quantc.program import Program
-from quantc.requests import is_dynamic
+from quantc.spec.formats import Timing
 
 NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
 SHOWN = 6

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from quantc.inserted import observer_nodes
-from quantc.program import Program, Stage
-from quantc.qdq import belongs_to_qdq, is_dequantize, is_layout, is_quantize
+from quantc.calibration.graph_observers import observer_nodes
+from quantc.ir.program import Program, Stage
+from quantc.qdq.ops import belongs_to_qdq, is_dequantize, is_layout, is_quantize
 
 
 def float_view(program: Program) -> Program:

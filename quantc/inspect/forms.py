@@ -8,14 +8,14 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.formats import Timing
+from quantc.calibration.qparams import spec_of
 from quantc.integer.library import NAMESPACE
-from quantc.places import Places, operand_nodes
-from quantc.program import Program, Stage
-from quantc.qdq import belongs_to_qdq, is_dequantize, is_layout
-from quantc.scales import spec_of
-from quantc.sites import Site
-from quantc.types import dtype_of
+from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import Places, operand_nodes
+from quantc.ir.sites import Site
+from quantc.ir.types import dtype_of
+from quantc.qdq.ops import belongs_to_qdq, is_dequantize, is_layout
+from quantc.spec.formats import Timing
 
 BYTES = (torch.int8, torch.uint8)
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.coarse import extremes_of
+from quantc.calibration.observed_tensors import observed_tensors
+from quantc.calibration.underflow import extremes_of
 from quantc.errors import CalibrationError, DataError, InputError
-from quantc.feeding import check_batches, leaves_of
 from quantc.finite import Watch
-from quantc.observed import observed_tensors
-from quantc.plan import Group
-from quantc.program import Program
+from quantc.ir.batch_inputs import check_batches, leaves_of
+from quantc.ir.plan import Group
+from quantc.ir.program import Program
 
 MARGIN = 0.25
 """By how much of its width a calibrated range may be left on either side: other data of the same kind leaves it a little."""

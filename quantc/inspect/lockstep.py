@@ -16,15 +16,15 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch.fx.node import map_arg
 
-from quantc.aliasing import Aliasing
-from quantc.dialect import op_name
 from quantc.errors import InputError
-from quantc.guard import NodeByNode
 from quantc.inspect.noise import Noise, add_outputs, check_alike
-from quantc.places import operand_nodes
-from quantc.program import Program, Stage
-from quantc.qdq import belongs_to_qdq, is_quantize
-from quantc.types import tensor_type
+from quantc.ir.alias_analysis import Aliasing
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import operand_nodes
+from quantc.ir.types import tensor_type
+from quantc.pipeline.numeric_guard import NodeByNode
+from quantc.qdq.ops import belongs_to_qdq, is_quantize
 
 
 class Lane(NodeByNode):

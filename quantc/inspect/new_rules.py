@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.dialect import Trait, argument, arguments, op_name, traits_of
-from quantc.formats import Role
+from quantc.annotate.quantizer import Backend
 from quantc.inspect.changes import AddRule
 from quantc.inspect.trials import Trial
-from quantc.macs import is_product
-from quantc.quantizer import Backend
-from quantc.types import dtype_of
+from quantc.ir.dialect import Trait, argument, arguments, op_name, traits_of
+from quantc.ir.mac_count import is_product
+from quantc.ir.types import dtype_of
+from quantc.spec.formats import Role
 
 
 def rule_for(node: fx.Node, trial: Trial) -> AddRule | None:

@@ -11,20 +11,20 @@ from typing import Any
 
 from torch import fx
 
-from quantc.annotator import Annotator
-from quantc.config import ConfigRule, QuantConfig
-from quantc.dialect import op_name
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.config_requests import is_dynamic
+from quantc.annotate.quantizer import Backend
+from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.resolve import Setting
+from quantc.config.selectors import ByNode, ByOp
 from quantc.errors import QuantcError
-from quantc.formats import PerTensor, PerToken, Role, Timing
 from quantc.inspect.changes import AddConfigRule, Change, RemoveConfigRule
 from quantc.inspect.reasons import Reason, Reasons, Why
-from quantc.outcomes import Quantize
-from quantc.plan import Plan
-from quantc.program import Program
-from quantc.quantizer import Backend
-from quantc.requests import is_dynamic
-from quantc.resolve import Setting
-from quantc.selectors import ByNode, ByOp
+from quantc.ir.decisions import Quantize
+from quantc.ir.dialect import op_name
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program
+from quantc.spec.formats import PerTensor, PerToken, Role, Timing
 
 
 class OtherTechniques:

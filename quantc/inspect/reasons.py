@@ -10,18 +10,18 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
 
-from quantc.config import QuantConfig
-from quantc.dialect import is_op, is_opaque, op_name
-from quantc.formats import Offer, Timing
+from quantc.annotate.config_requests import is_dynamic, only_where_named, why_not_dynamic
+from quantc.config.config import QuantConfig
+from quantc.config.resolve import Setting
 from quantc.inspect.trials import Trial, Trials
-from quantc.outcomes import Float
+from quantc.ir.decisions import Float
+from quantc.ir.dialect import is_op, is_opaque, op_name
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, TupleType, ValueType, dtype_of, type_of
 from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.patterns.causes import UnknownType
 from quantc.patterns.match import Match, Refusal
-from quantc.program import Program
-from quantc.requests import is_dynamic, only_where_named, why_not_dynamic
-from quantc.resolve import Setting
-from quantc.types import TensorType, TupleType, ValueType, dtype_of, type_of
+from quantc.spec.formats import Offer, Timing
 
 
 class Why(StrEnum):

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from quantc.config import ConfigRule, QuantConfig
-from quantc.dialect import operands
+from quantc.annotate.match_operands import slots_of
+from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.resolve import Resolution
 from quantc.inspect.changes import (
     ByHand,
     Cast,
@@ -26,14 +27,13 @@ from quantc.inspect.changes import (
 from quantc.inspect.new_rules import rule_for
 from quantc.inspect.other_techniques import OtherTechniques
 from quantc.inspect.reasons import Reason, Reasons, Why
-from quantc.outcomes import Float
+from quantc.ir.decisions import Float
+from quantc.ir.dialect import operands
+from quantc.ir.site_index import outputs_of
 from quantc.patterns import causes
 from quantc.patterns.checks import Check, Comparison, Plain
 from quantc.patterns.leaves import LeafKind
 from quantc.patterns.match import Match, Refusal
-from quantc.places import outputs_of
-from quantc.resolve import Resolution
-from quantc.slots import slots_of
 
 MOST_WAITING = 64
 """How many nodes are looked through for the ones that they wait for."""

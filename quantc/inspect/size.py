@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quantc.program import Program
+from quantc.ir.program import Program
 from quantc.store.file_size import file_size
 
 

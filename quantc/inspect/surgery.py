@@ -10,14 +10,14 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
-from quantc.dialect import BY_NAME, arguments, position
 from quantc.errors import QuantcError
-from quantc.macs import example_sizes
-from quantc.places import outputs_of
-from quantc.plan import Plan
-from quantc.program import Program, Stage
-from quantc.symbols import evaluate
-from quantc.types import DTYPES, TensorType, dtype_of, tensor_type, type_of_value
+from quantc.ir.dialect import BY_NAME, arguments, position
+from quantc.ir.mac_count import example_sizes
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program, Stage
+from quantc.ir.site_index import outputs_of
+from quantc.ir.size_expressions import evaluate
+from quantc.ir.types import DTYPES, TensorType, dtype_of, tensor_type, type_of_value
 
 
 def _copy(program: Program) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from quantc.formats import Timing
+from quantc.spec.formats import Timing
 
 HEAD = "technique"
 """The head of the column that tells them."""

@@ -9,23 +9,23 @@ from typing import Any
 
 from torch import fx
 
-from quantc.annotator import QUANTIZABLE, Annotator
-from quantc.formats import Offer, Role, Timing
+from quantc.annotate.annotator import QUANTIZABLE, Annotator
+from quantc.annotate.match_operands import slots_of
+from quantc.annotate.quantizer import PASS, Backend, Quantizer, Quantizers, TableQuantizer
+from quantc.annotate.table_annotation import TableAnnotation
+from quantc.config.resolve import Resolution
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program
+from quantc.ir.site_index import outputs_of
+from quantc.ir.sites import NodeTable
+from quantc.ir.types import DTYPE_NAMES, TensorType, type_of
 from quantc.patterns.causes import Cause, Said, UnknownType, WrittenTo, WrongOperand, WrongType
 from quantc.patterns.explain import Explanation, best_refusal, explain_among
 from quantc.patterns.leaves import LeafKind
 from quantc.patterns.match import Admission, Match, Matcher, Refusal
 from quantc.patterns.predicates import Predicate
 from quantc.patterns.table import MatchSet, Rule, RuleTable
-from quantc.places import outputs_of
-from quantc.plan import Plan
-from quantc.program import Program
-from quantc.quantizer import PASS, Backend, Quantizer, Quantizers, TableQuantizer
-from quantc.resolve import Resolution
-from quantc.sites import NodeTable
-from quantc.slots import slots_of
-from quantc.table_annotation import TableAnnotation
-from quantc.types import DTYPE_NAMES, TensorType, type_of
+from quantc.spec.formats import Offer, Role, Timing
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from quantc.integer.proof.bounds import (
     sum_reach,
 )
 from quantc.integer.task import NotIntegerError
-from quantc.numerics import BIAS_LIMIT, fit_weight_scale
+from quantc.spec.numerics import BIAS_LIMIT, fit_weight_scale
 
 
 @dataclass(frozen=True, eq=False)

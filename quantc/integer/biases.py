@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from quantc.constants import forget_unread
-from quantc.dialect import argument, is_op
 from quantc.integer.grid import grid_of
 from quantc.integer.task import Task
-from quantc.program import Program
+from quantc.ir.dialect import argument, is_op
+from quantc.ir.program import Program
+from quantc.rewrite.constant_order import forget_unread
 
 PRODUCTS = ("linear", *(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)))
 

@@ -15,10 +15,10 @@ from torch import Tensor, fx
 
 from quantc.integer.arithmetic import aten
 from quantc.integer.tracing import Writer
-from quantc.program import Program
-from quantc.qdq import is_choice, is_dequantize, is_quantize
-from quantc.run_time import choose_qparams, extremes
-from quantc.substitution import Substitution
+from quantc.ir.program import Program
+from quantc.qdq.choose_qparams import choose_qparams, extremes
+from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
+from quantc.rewrite.replacements import Substitution
 
 NARROW_FLOATS = (torch.float16, torch.bfloat16)
 

@@ -11,10 +11,10 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.errors import QuantcError
-from quantc.feeding import leaves_of
 from quantc.integer.library import NAMESPACE, IntegerOp, op_of
-from quantc.program import Program, attribute
-from quantc.types import type_of_value
+from quantc.ir.batch_inputs import leaves_of
+from quantc.ir.program import Program, attribute
+from quantc.ir.types import type_of_value
 
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 

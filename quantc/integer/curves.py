@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import argument, op_name
 from quantc.integer.grid import Grid
+from quantc.ir.dialect import argument, op_name
 
 Function = Callable[[Tensor], Tensor]
 

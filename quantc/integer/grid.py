@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize, is_quantize
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,12 @@ from torch import fx
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._ops import HigherOrderOperator, OpOverload
 
-from quantc.dialect import op_name, short_name
 from quantc.errors import VerifyError
 from quantc.integer.library import IntegerOp, op_of
-from quantc.program import Program
-from quantc.qdq import is_choice, is_dequantize, is_quantize
-from quantc.types import TensorType, TupleType, type_of
+from quantc.ir.dialect import op_name, short_name
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, TupleType, type_of
+from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
 
 MOVES = frozenset(
     [

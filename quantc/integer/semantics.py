@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from quantc.dialect import op_name
-from quantc.formats import Timing
 from quantc.integer.task import Task
+from quantc.ir.dialect import op_name
+from quantc.spec.formats import Timing
 
 Write = Callable[[Task], None]
 

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 
-from quantc.program import Program
-from quantc.symbols import evaluate
-from quantc.types import TensorType, tensor_type
+from quantc.ir.program import Program
+from quantc.ir.size_expressions import evaluate
+from quantc.ir.types import TensorType, tensor_type
 
 FIRST_SIZE = 100
 """Symbols stand for sizes beyond this, all different and prime: none is taken for another, or for a number."""

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import argument, is_op
 from quantc.integer.grid import Grid, grid_of
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
-from quantc.types import TensorType, tensor_type
+from quantc.ir.dialect import argument, is_op
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, tensor_type
+from quantc.qdq.ops import is_dequantize, is_quantize
 
 MultiplierForm = Literal["float64", "fixed"]
 Curves = Literal["exact", "float"]

@@ -20,8 +20,8 @@ from torch.utils._sympy.functions import FloorDiv
 
 from quantc.errors import RefusedError
 from quantc.integer.sizes import Sizes
-from quantc.program import Program
-from quantc.types import ScalarType, TensorType, TupleType, ValueType, tensor_type
+from quantc.ir.program import Program
+from quantc.ir.types import ScalarType, TensorType, TupleType, ValueType, tensor_type
 
 aten = torch.ops.aten
 ARITHMETIC: dict[Any, Callable[..., Any]] = {

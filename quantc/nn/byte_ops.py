@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from quantc.errors import DataError
-from quantc.kernels.engines import BYTEWISE, as_quantized, hush
-from quantc.kernels.qnnpack_lookup import Lookup
-from quantc.kernels.static_pools import MaxPool
 from quantc.nn.quantized_tensor import BYTES, QuantizedTensor, check_quantized, quantize_per_tensor
+from quantc.targets.kernels.engines import BYTEWISE, as_quantized, hush
+from quantc.targets.kernels.qnnpack_lookup import Lookup
+from quantc.targets.kernels.static_pools import MaxPool
 
 Grid = tuple[float, int]
 Function = Callable[..., Tensor]

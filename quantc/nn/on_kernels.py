@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 from quantc.errors import MissingDependencyError
 from quantc.integer import semantics
 from quantc.integer.library import OPS
-from quantc.kernels.choosing import by_table
-from quantc.kernels.placing import candidates
-from quantc.kernels.table import Call, kernels_for
-from quantc.program import Program, Stage
-from quantc.signature import Input, Signature
-from quantc.types import TensorType
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.types import TensorType
+from quantc.targets.kernels.choosing import by_table
+from quantc.targets.kernels.placing import candidates
+from quantc.targets.kernels.table import Call, kernels_for
 
 TARGETS = {"x86": "x86", "fbgemm": "x86", "onednn": "x86", "qnnpack": "qnnpack"}
 """The kernels for each of torch's engines."""

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from quantc.errors import DataError, LoadError, MixedTensorsError
 from quantc.flows.dtypes import PLAIN
-from quantc.kernels.engines import hush, to_bytes
-from quantc.kernels.static_bytes import real
 from quantc.nn.whereabouts import running_module
+from quantc.targets.kernels.engines import hush, to_bytes
+from quantc.targets.kernels.static_bytes import real
 
 BYTES = (torch.uint8, torch.int8)
 INTEGERS = (*BYTES, torch.int32)

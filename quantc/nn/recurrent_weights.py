@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quantc.integer.ops.recurrent import KINDS
-from quantc.kernels import engines
 from quantc.nn.on_kernels import Run
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.run_time import HALF, RunTime, stored, weight_observers
+from quantc.targets.kernels import engines
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 """How many times the state's size the weights have, by torch's name of the kind."""

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quantc.errors import SpecError
-from quantc.kernels.engines import has_halves, multiply_halves_on_threads, packed_halves_for_threads
 from quantc.nn.on_kernels import Run
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor, refuse_quantized
 from quantc.nn.weights import observed_weight
+from quantc.targets.kernels.engines import has_halves, multiply_halves_on_threads, packed_halves_for_threads
 
 REDUCED, FULL = 127, 255
 """The highest level of what is multiplied: sums of two products fit 16 bits with the first, which QNNPACK does not need."""

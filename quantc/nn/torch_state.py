@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import LoadError, SaveError
-from quantc.kernels import engines
 from quantc.nn.in_float import InFloat
 from quantc.nn.on_kernels import target
 from quantc.nn.quantized.dynamic.modules.linear import Linear as DynamicLinear
@@ -28,6 +27,7 @@ from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.run_time import HALF, RunTime
 from quantc.nn.weighted import Weighted
+from quantc.targets.kernels import engines
 
 State = dict[str, Any]
 PACKED = "_packed_params._packed_params"

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from quantc.errors import LoadError, ObservationError, SpecError
-from quantc.formats import PerTensor
-from quantc.layout import Share
-from quantc.numerics import QParams, qparams_from_range
 from quantc.observe.minmax import MinMax
 from quantc.observe.observation import Order, State, check_mergeable, check_spec, refuse_empty
-from quantc.spec import Option, QuantSpec
+from quantc.spec.formats import PerTensor
+from quantc.spec.granularity import Share
+from quantc.spec.numerics import QParams, qparams_from_range
+from quantc.spec.spec import Option, QuantSpec
 
 DEFAULT_RATE = 0.01
 

@@ -9,7 +9,7 @@ from quantc.observe.minmax import MinMax, WithExtremes
 from quantc.observe.observation import Observation, check_spec
 from quantc.observe.recording import Recording
 from quantc.observe.registry import start
-from quantc.spec import QuantSpec
+from quantc.spec.spec import QuantSpec
 
 
 def derived(observation: Observation, spec: QuantSpec, *, where: str = "") -> Observation:

@@ -16,9 +16,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from quantc.formats import PerChannel, PerGroup, PerToken, Role, Scheme, Timing
-from quantc.numerics import QParams, fake_quantize, to_significant_bits
-from quantc.spec import QuantSpec
+from quantc.spec.formats import PerChannel, PerGroup, PerToken, Role, Scheme, Timing
+from quantc.spec.numerics import QParams, fake_quantize, to_significant_bits
+from quantc.spec.spec import QuantSpec
 
 BLOCK = 1 << 18
 """How many weights are looked at together: what is computed on the way stays in the cache."""

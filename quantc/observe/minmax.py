@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError
-from quantc.formats import PerTensor
-from quantc.layout import Share, extremes
-from quantc.numerics import QParams, qparams_from_range
 from quantc.observe.observation import (
     Order,
     State,
@@ -22,7 +19,10 @@ from quantc.observe.observation import (
     no_options,
     refuse_empty,
 )
-from quantc.spec import Option, QuantSpec
+from quantc.spec.formats import PerTensor
+from quantc.spec.granularity import Share, extremes
+from quantc.spec.numerics import QParams, qparams_from_range
+from quantc.spec.spec import Option, QuantSpec
 
 
 def as_float32(x: Tensor, where: str) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError, ObservationError, SpecError
-from quantc.layout import Share
-from quantc.numerics import QParams
-from quantc.spec import Option, QuantSpec
+from quantc.spec.granularity import Share
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import Option, QuantSpec
 
 
 class Order(Enum):

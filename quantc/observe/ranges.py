@@ -16,13 +16,13 @@ import torch
 from pydantic import Field
 
 from quantc.errors import ObservationError
-from quantc.formats import Scheme
-from quantc.frozen import Frozen
-from quantc.numerics import qparams_from_range
 from quantc.observe import smooth
 from quantc.observe.buckets import Cells, Floats
 from quantc.observe.smooth import between_neighbours, grid_of
-from quantc.spec import Option, QuantSpec
+from quantc.spec.formats import Scheme
+from quantc.spec.numerics import qparams_from_range
+from quantc.spec.spec import Option, QuantSpec
+from quantc.support.validated import Frozen
 
 COARSE, FINE, FINEST = 32, 12, 8
 """How many thresholds are tried: over all there is, then twice between the neighbours of the best."""

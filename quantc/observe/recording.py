@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from quantc.errors import LoadError, ObservationError
-from quantc.formats import PerTensor
-from quantc.layout import Share
-from quantc.numerics import QParams
 from quantc.observe.minmax import MinMax, WithExtremes, as_float32
 from quantc.observe.observation import Order, State, check_mergeable, no_options
-from quantc.spec import Option, QuantSpec
+from quantc.spec.formats import PerTensor
+from quantc.spec.granularity import Share
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import Option, QuantSpec
 
 
 @dataclass(eq=False, slots=True)

@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from typing import Any
 
 from quantc.errors import PluginError, QuantcError, UnknownNameError
-from quantc.formats import PerTensor
 from quantc.observe.histogram import Histogram
 from quantc.observe.observation import Observation
 from quantc.observe.ranges import METHODS
-from quantc.registry import Registry
-from quantc.spec import Option, QuantSpec
+from quantc.pipeline.registry import Registry
+from quantc.spec.formats import PerTensor
+from quantc.spec.spec import Option, QuantSpec
 
 MEMBERS = ("empty", "update", "merge", "qparams", "to_state", "from_state")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantc.observe.buckets import Cells, Floats
-from quantc.spec import QuantSpec
+from quantc.spec.spec import QuantSpec
 
 COARSE, FINE = 48, 10
 """How many places are tried for an end: over all there is, then twice between the neighbours of the best."""

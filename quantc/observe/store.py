@@ -23,10 +23,10 @@ from quantc.files import sealed_tensors
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
 from quantc.files.sealed_tensors import Kind
-from quantc.formats import Granularity
-from quantc.frozen import faults_of
 from quantc.observe.observation import Observation, State
 from quantc.observe.registry import OBSERVATIONS
+from quantc.spec.formats import Granularity
+from quantc.support.validated import faults_of
 
 ADVICE = "give a file that quantc wrote, or calibrate again"
 VERSION = 2

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from quantc.errors import LoadError, ObservationError, SpecError
-from quantc.layout import Share
-from quantc.numerics import QParams
 from quantc.observe.minmax import MinMax
 from quantc.observe.observation import Order, State, check_spec
-from quantc.spec import Option, QuantSpec
+from quantc.spec.granularity import Share
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import Option, QuantSpec
 
 
 @dataclass(eq=False, slots=True)

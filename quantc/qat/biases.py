@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from quantc.dialect import is_op
-from quantc.formats import PerGroup, PerTensor
 from quantc.integer.biases import PRODUCTS, snapped
-from quantc.program import TRAINED, Program, attribute
+from quantc.ir.dialect import is_op
+from quantc.ir.program import TRAINED, Program, attribute
 from quantc.qat.fake import FakeQuantizer, HandedOn, RunTimeScale
 from quantc.qat.insertion import is_dropout, put_module
 from quantc.qat.straight_through import passed_through
+from quantc.spec.formats import PerGroup, PerTensor
 
 
 class SnappedBias(nn.Module):

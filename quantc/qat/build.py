@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from quantc.calibration.qparams import spec_of
 from quantc.errors import QuantcError, SpecError
-from quantc.formats import PerChannel, PerTensor
-from quantc.layout import shared_shape
-from quantc.numerics import QParams
+from quantc.ir.decisions import Derived, Fixed
+from quantc.ir.plan import Group, Source
+from quantc.ir.program import Program
+from quantc.ir.sites import Site
+from quantc.ir.types import tensor_type
 from quantc.observe.average import DEFAULT_RATE, MovingAverage
 from quantc.observe.fixed import FixedQParams
 from quantc.observe.minmax import MinMax
 from quantc.observe.registry import start
 from quantc.observe.trained import LEARNED, LsqPlus
-from quantc.outcomes import Derived, Fixed
-from quantc.plan import Group, Source
-from quantc.program import Program
 from quantc.qat.fake import (
     DerivedScale,
     FakeQuantizer,
@@ -26,10 +26,10 @@ from quantc.qat.fake import (
     OwnRange,
     RunTimeScale,
 )
-from quantc.scales import spec_of
-from quantc.sites import Site
-from quantc.spec import QuantSpec, name_of
-from quantc.types import tensor_type
+from quantc.spec.formats import PerChannel, PerTensor
+from quantc.spec.granularity import shared_shape
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import QuantSpec, name_of
 
 
 class Builder:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import target_name
-from quantc.nesting import form_of
-from quantc.program import Program
+from quantc.ir.dialect import target_name
+from quantc.ir.program import Program
+from quantc.ir.subgraphs import form_of
 
 Graph = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quantc.quantizer import Quantizer, Quantizers, TableQuantizer
+from quantc.annotate.quantizer import Quantizer, Quantizers, TableQuantizer
 
 RULE = "dropout"
 

@@ -11,11 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantc.decomposed import decomposed_ops
 from quantc.errors import DataError, TrainingError
-from quantc.formats import PerToken, Role, Scheme
-from quantc.layout import extremes
-from quantc.numerics import QParams, middle, qparams_of_sound_range, scale_product, to_significant_bits
 from quantc.observe.fit import Fit
 from quantc.observe.registry import start
 from quantc.qat.freezing import Freezable
@@ -25,8 +21,12 @@ from quantc.qat.straight_through import (
     learned_fake_quantize,
     passed_through,
 )
-from quantc.run_time import CHOOSE
-from quantc.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
+from quantc.qdq.choose_qparams import CHOOSE
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import PerToken, Role, Scheme
+from quantc.spec.granularity import extremes
+from quantc.spec.numerics import QParams, middle, qparams_of_sound_range, scale_product, to_significant_bits
+from quantc.spec.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
 
 outside_graphs: Any = torch.compiler.disable
 """For what looks at numbers: compiled programs call it as it is."""

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from quantc.dialect import DROPOUTS, Trait, is_op, op_name, traits_of
-from quantc.folding import Channels
-from quantc.places import operand_nodes
-from quantc.plan import Group
-from quantc.plan_writer import PlanWriter
-from quantc.program import TRAINED, Program
+from quantc.ir.dialect import DROPOUTS, Trait, is_op, op_name, traits_of
+from quantc.ir.plan import Group
+from quantc.ir.program import TRAINED, Program
+from quantc.ir.site_index import operand_nodes
+from quantc.ir.sites import SetAside, Site
+from quantc.ir.types import type_of
 from quantc.qat.build import Builder
 from quantc.qat.fake import FakeQuantizer, HandedOn
 from quantc.qat.modes import ModeFlag
 from quantc.qat.norms import FoldNorm, LiveNorm, UnfoldNorm
-from quantc.qdq import Scales
-from quantc.sites import SetAside, Site
-from quantc.spec import QuantSpec
-from quantc.types import type_of
+from quantc.qdq.insertion import PlanWriter
+from quantc.qdq.ops import Scales
+from quantc.rewrite.affine_folding import Channels
+from quantc.spec.spec import QuantSpec
 
 NORMS, MODES = "_norms", "_modes"
 """The submodules that hold the norms of a graph, and what follows its mode."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quantc.errors import SpecError
+from quantc.ir.decisions import Quantize
+from quantc.ir.program import Program
 from quantc.observe.trained import LEARNED
-from quantc.outcomes import Quantize
-from quantc.program import Program
 
 
 def refuse_learned(program: Program) -> Program:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from quantc.errors import TrainingError
-from quantc.program import Program, check_program
+from quantc.ir.program import Program, check_program
 from quantc.qat.schedule import Schedule
 
 FEW = 4

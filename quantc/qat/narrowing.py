@@ -10,17 +10,17 @@ from dataclasses import replace
 
 from torch import fx
 
-from quantc.dialect import op_name
-from quantc.formats import DType
-from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
+from quantc.annotate.quantizer import instruction_sets_of
 from quantc.integer.proof.factors import FACTORS
 from quantc.integer.proof.range_reduction import group_of_factor
-from quantc.outcomes import Quantize
-from quantc.places import Places
-from quantc.plan import Group, Source
-from quantc.program import Program
-from quantc.quantizer import instruction_sets_of
-from quantc.spec import QuantSpec
+from quantc.ir.decisions import Quantize
+from quantc.ir.dialect import op_name
+from quantc.ir.plan import Group, Source
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places
+from quantc.spec.formats import DType
+from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
+from quantc.spec.spec import QuantSpec
 
 
 def narrow_weights(program: Program) -> list[str]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quantc.folding import Channels, affine_of_norm, folded
 from quantc.qat.freezing import Freezable
+from quantc.rewrite.affine_folding import Channels, affine_of_norm, folded
 
 
 class FoldNorm(Freezable):

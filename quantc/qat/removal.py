@@ -9,18 +9,18 @@ from typing import cast
 import torch
 from torch import fx, nn
 
+from quantc.calibration.graph_observers import redirect
 from quantc.errors import TrainingError
-from quantc.folding import Channels, affine_of_norm, folded
-from quantc.inserted import redirect
+from quantc.ir.decisions import SameAs
+from quantc.ir.program import TRAINED, Program, attribute
+from quantc.ir.site_index import Places
+from quantc.ir.sites import SetAside
 from quantc.observe.trained import Trained
-from quantc.outcomes import SameAs
-from quantc.places import Places
-from quantc.program import TRAINED, Program, attribute
 from quantc.qat.biases import SnappedBias
 from quantc.qat.fake import FakeQuantizer, HandedOn
 from quantc.qat.insertion import MODES, NORMS
 from quantc.qat.norms import LiveNorm, UnfoldNorm
-from quantc.sites import SetAside
+from quantc.rewrite.affine_folding import Channels, affine_of_norm, folded
 
 
 def fake_quantizers(module: nn.Module) -> Iterator[FakeQuantizer]:

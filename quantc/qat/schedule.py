@@ -9,7 +9,7 @@ from typing import TypeGuard
 from torch import nn
 
 from quantc.errors import TrainingError
-from quantc.program import Program
+from quantc.ir.program import Program
 from quantc.qat.fake import FakeQuantizer
 from quantc.qat.freezing import Freezable
 from quantc.qat.modes import ModeFlag

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc import numerics
-from quantc.formats import PerChannel, PerTensor
-from quantc.layout import normal_axis
-from quantc.numerics import QParams
-from quantc.spec import QuantSpec
+from quantc.spec import numerics
+from quantc.spec.formats import PerChannel, PerTensor
+from quantc.spec.granularity import normal_axis
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import QuantSpec
 
 MOST_BITS = 16
 """Integers of so many bits, and their sums with a zero point, are exact in float32."""

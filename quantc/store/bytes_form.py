@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from quantc.files.whole_file import write_bytes
 
 if TYPE_CHECKING:
-    from quantc.program import Program
+    from quantc.ir.program import Program
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quantc.errors import SaveError
 from quantc.files import sealed_tensors
-from quantc.program import Program
+from quantc.ir.program import Program
 from quantc.store.container import PROGRAM, VERSION
 from quantc.store.programs import CONSTANTS, contents
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pydantic import BaseModel, ConfigDict
 from torch import fx
 
+from quantc.calibration.graph_observers import observer_nodes
 from quantc.errors import LoadError
-from quantc.inserted import observer_nodes
-from quantc.lines import OpaqueModule
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program, attribute
 from quantc.observe.module import ObserverModule
-from quantc.plan import Plan
-from quantc.program import Program, attribute
 from quantc.store.container import ADVICE
+from quantc.text.node_printer import OpaqueModule
 
 
 class ObserverData(BaseModel):

@@ -15,18 +15,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import fx
 
-from quantc.config import QuantConfig
+from quantc.annotate.quantizer import Quantizer, Quantizers, TableQuantizer, instruction_sets_of, quantizer_of
+from quantc.config.config import QuantConfig
 from quantc.errors import LoadError, PluginError, UnknownNameError
-from quantc.formats import Timing
-from quantc.instruction_sets import INSTRUCTION_SETS
-from quantc.numerics import QParams
+from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
+from quantc.ir.plan import Claim, Group, Part, Plan, Source
+from quantc.ir.sites import NodeTable, Site
 from quantc.observe.registry import OBSERVATIONS
 from quantc.observe.store import SiteRecord
-from quantc.outcomes import Derived, Fixed, Quantize, TensorOutcome
-from quantc.plan import Claim, Group, Part, Plan, Source
-from quantc.quantizer import Quantizer, Quantizers, TableQuantizer, instruction_sets_of, quantizer_of
-from quantc.registry import BACKENDS
-from quantc.sites import NodeTable, Site
+from quantc.pipeline.registry import BACKENDS
+from quantc.spec.formats import Timing
+from quantc.spec.instruction_sets import INSTRUCTION_SETS
+from quantc.spec.numerics import QParams
 from quantc.store.container import ADVICE
 from quantc.store.tensors import TensorReader, TensorWriter
 

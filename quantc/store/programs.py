@@ -17,21 +17,21 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from torch import fx
 
 from quantc.capture.archive_members import inside
-from quantc.digests import constants
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
-from quantc.frozen import faults_of
+from quantc.ir.program import LogEntry, Program, Stage
+from quantc.ir.sites import NodeTable, Origin
 from quantc.observe.registry import absent_allowed
-from quantc.parse import parse
-from quantc.program import LogEntry, Program, Stage
-from quantc.sites import NodeTable, Origin
 from quantc.store import container
 from quantc.store.container import ADVICE
 from quantc.store.observers import ObserverData, observer_data, put_observers, with_observed
 from quantc.store.plan import PlanData, plan_data, plan_of
 from quantc.store.tensors import Record, TensorReader, TensorWriter
 from quantc.store.vetting import faults, why_not_tensor
+from quantc.support.validated import faults_of
+from quantc.text.digests import constants
+from quantc.text.parser import parse
 
 DOCUMENT = "document"
 CONSTANTS = "constants/"

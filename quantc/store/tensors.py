@@ -26,10 +26,10 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError
-from quantc.packing import Width, pack, unpack
+from quantc.ir.types import TensorType, parse_type
+from quantc.store.bit_packing import Width, pack, unpack
 from quantc.store.container import ADVICE, digest
 from quantc.store.memory_order import laid_out, order_of
-from quantc.types import TensorType, parse_type
 
 UNFOLDING = 8
 """Bytes in memory for each byte that is stored."""

@@ -14,16 +14,16 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from quantc.aliasing import Aliasing
-from quantc.callees import functions
 from quantc.capture.vetting_operators import why_not_operator
-from quantc.dialect import higher_order_name, target_name
-from quantc.digests import constants
-from quantc.lines import OpaqueModule
+from quantc.ir.alias_analysis import Aliasing
+from quantc.ir.dialect import higher_order_name, target_name
+from quantc.ir.program import TRAINED, Program, attribute
+from quantc.ir.types import DTYPE_NAMES
 from quantc.observe.module import ObserverModule
-from quantc.program import TRAINED, Program, attribute
-from quantc.types import DTYPE_NAMES
-from quantc.values import ATOMS, Opaque
+from quantc.text.digests import constants
+from quantc.text.literals import ATOMS, Opaque
+from quantc.text.node_printer import OpaqueModule
+from quantc.text.target_names import functions
 
 TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 LEAF = "capture the model without keeping this module whole (leaf=), or keep it out of the program"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.dialect import Argument, arguments
+from quantc.ir.dialect import Argument, arguments
 from quantc.patterns.checks import Check, Comparison
 from quantc.patterns.op_names import op_target
 from quantc.testing.choices import Choices, NoExampleError

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from quantc.errors import ConformanceError
-from quantc.terminal import plain_rows
+from quantc.support.terminal import plain_rows
 
 
 class Check(StrEnum):

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from quantc.api import convert
+from quantc.annotate.quantizer import Backend, TableQuantizer, quantizer_of
 from quantc.errors import PatternError, QuantcError
-from quantc.executorch.artifact import Pte
-from quantc.executorch.lowering import lower
-from quantc.formats import Timing
-from quantc.program import Program
-from quantc.qdq import is_dequantize
-from quantc.quantizer import Backend, TableQuantizer, quantizer_of
-from quantc.spec import QuantSpec
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize
+from quantc.spec.formats import Timing
+from quantc.spec.spec import QuantSpec
+from quantc.targets.executorch.artifact import Pte
+from quantc.targets.executorch.lowering import lower
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, MOST_STEPS, KernelReport, Specs, rows_of, specs_of_modes
 from quantc.testing.trial import Subject, Trial, scaled, trials_of
+from quantc.verbs.steps import convert
 
 DELEGATE = "delegate"
 FLOAT_ERROR = 1e-5

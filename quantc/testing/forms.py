@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from quantc.dialect import operands
-from quantc.places import operand_nodes
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
+from quantc.ir.dialect import operands
+from quantc.ir.program import Program
+from quantc.ir.site_index import operand_nodes
+from quantc.qdq.ops import is_dequantize, is_quantize
 
 
 @dataclass(frozen=True, eq=False)

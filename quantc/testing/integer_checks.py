@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import fx
 
-from quantc.api import convert
 from quantc.inspect.agreement import Agreement, Row, agreement
 from quantc.integer.regions import stray_floats
 from quantc.integer.semantics import SEMANTICS
-from quantc.program import Program
-from quantc.qdq import is_dequantize
+from quantc.ir.program import Program
+from quantc.ir.types import tensor_type
+from quantc.qdq.ops import is_dequantize
 from quantc.testing.conformance import Fault
 from quantc.testing.trial import Trial, calibrated
-from quantc.types import tensor_type
+from quantc.verbs.steps import convert
 
 INTEGER = "integer"
 MOST_STEPS = 1

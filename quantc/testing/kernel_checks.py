@@ -18,24 +18,24 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from quantc.api import convert
+from quantc.annotate.quantizer import Backend, TableQuantizer, quantizer_of
 from quantc.errors import PatternError, QuantcError, suggest
-from quantc.formats import Offer, Role, Timing
 from quantc.integer.library import OPS
-from quantc.kernels.agreement import kernel_agreement
-from quantc.kernels.lowered import Lowered, lower
-from quantc.kernels.table import KERNELS
+from quantc.ir.plan import Source
+from quantc.ir.program import Program
 from quantc.patterns.table import Rule
-from quantc.plan import Source
-from quantc.program import Program
-from quantc.quantizer import Backend, TableQuantizer, quantizer_of
-from quantc.spec import QuantSpec, name_of
-from quantc.terminal import plain_rows
+from quantc.spec.formats import Offer, Role, Timing
+from quantc.spec.spec import QuantSpec, name_of
+from quantc.support.terminal import plain_rows
+from quantc.targets.kernels.agreement import kernel_agreement
+from quantc.targets.kernels.lowered import Lowered, lower
+from quantc.targets.kernels.table import KERNELS
 from quantc.testing.conformance import Fault
 from quantc.testing.integer_checks import reading_floats
 from quantc.testing.loose_pairs import loose_pairs
 from quantc.testing.technique_checks import asked_for, specs_of
 from quantc.testing.trial import Subject, Trial, calibrated, scaled, trials_of
+from quantc.verbs.steps import convert
 
 KERNEL = "kernel"
 MOST_STEPS = 1

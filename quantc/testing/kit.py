@@ -9,22 +9,22 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from quantc.annotator import Annotator
-from quantc.api import capture, prepare
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.quantizer import Backend, TableQuantizer, quantizer_of
 from quantc.errors import PatternError, QuantcError, suggest
-from quantc.formats import Offer
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType
 from quantc.patterns.leaves import LeafKind
 from quantc.patterns.table import Rule
-from quantc.plan import Plan
-from quantc.program import Program
-from quantc.quantizer import Backend, TableQuantizer, quantizer_of
+from quantc.spec.formats import Offer
 from quantc.testing import integer_checks, kernel_checks, number_checks, onnx_checks, placement_checks, technique_checks
 from quantc.testing.choices import Choices, NoExampleError
 from quantc.testing.conformance import Check, Conformance, Fault, Ledger
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
 from quantc.testing.table_checks import check_table
 from quantc.testing.trial import Standing, Subject, Trial, activations_of, quantizer_for
-from quantc.types import TensorType
+from quantc.verbs.steps import capture, prepare
 
 Example: TypeAlias = "Callable[[], Program | tuple[nn.Module, tuple[Any, ...]]]"
 """Makes a model that a rule is to take: a module with its example inputs, or a program."""

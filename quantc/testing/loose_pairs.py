@@ -14,15 +14,15 @@ from enum import StrEnum
 import torch
 from torch import fx
 
-from quantc.dialect import Trait, traits_of
 from quantc.integer.grid import Grid, grid_of
 from quantc.integer.library import op_of
-from quantc.kernels.joining import STANDS_FOR, stands_for
-from quantc.kernels.lowered import Lowered
-from quantc.kernels.packed import Kernel
-from quantc.program import Program
-from quantc.qdq import is_dequantize, is_quantize
-from quantc.types import tensor_type
+from quantc.ir.dialect import Trait, traits_of
+from quantc.ir.program import Program
+from quantc.ir.types import tensor_type
+from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.targets.kernels.joining import STANDS_FOR, stands_for
+from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.packed import Kernel
 
 BYTES = (torch.uint8, torch.int8)
 

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.api import prepare
-from quantc.dialect import Trait, op_name, traits_of
+from quantc.annotate.quantizer import LIKE
 from quantc.errors import QuantcError
-from quantc.formats import PerChannel
-from quantc.outcomes import Fixed
-from quantc.places import outputs_of
-from quantc.program import Program
-from quantc.quantizer import LIKE
+from quantc.ir.decisions import Fixed
+from quantc.ir.dialect import Trait, op_name, traits_of
+from quantc.ir.program import Program
+from quantc.ir.site_index import outputs_of
+from quantc.spec.formats import PerChannel
 from quantc.testing.arguments import BATCH
 from quantc.testing.conformance import Fault
 from quantc.testing.trial import UNSEEN, Trial, quantized, quantizer_for, run, scaled, sqnr, values_of
+from quantc.verbs.steps import prepare
 
 DB_A_BIT = 2.5
 """What a sane quantization of well-scaled numbers exceeds: 20 dB for 8 bits, 10 dB for 4."""

@@ -8,18 +8,18 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from quantc.api import convert
 from quantc.errors import QuantcError
-from quantc.extras import is_installed
-from quantc.formats import Timing
-from quantc.plan import Source
-from quantc.program import Program
-from quantc.qdq import is_dequantize
-from quantc.spec import name_of
+from quantc.ir.plan import Source
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize
+from quantc.spec.formats import Timing
+from quantc.spec.spec import name_of
+from quantc.support.optional_dependency import is_installed
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, OTHERS, RUN_TIME_ERROR, specs_of_modes
 from quantc.testing.technique_checks import asked_for
 from quantc.testing.trial import Trial, calibrated, scaled
+from quantc.verbs.steps import convert
 
 ONNX = "onnx"
 FLOAT_ERROR = 1e-4
@@ -46,7 +46,7 @@ def onnx_form(trial: Trial) -> list[Fault] | None:
 
 
 def _faults(trial: Trial, program: Program, where: str, limit: float) -> Iterator[Fault]:
-    from quantc.onnx.module import lower
+    from quantc.targets.onnx.module import lower
 
     try:
         model = lower(program)

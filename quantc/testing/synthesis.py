@@ -12,7 +12,10 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from quantc.dialect import BY_NAME, Argument, Trait, arguments, op_name, short_name
+from quantc.ir.dialect import BY_NAME, Argument, Trait, arguments, op_name, short_name
+from quantc.ir.program import Program, Stage
+from quantc.ir.signature import Input, Signature
+from quantc.ir.types import DTYPES, TensorType, type_of_value
 from quantc.patterns.dsl import (
     AnyOf,
     Chain,
@@ -28,12 +31,9 @@ from quantc.patterns.dsl import (
 from quantc.patterns.leaves import ANYTHING, Leaf, LeafKind, LiteralValue
 from quantc.patterns.op_names import op_target
 from quantc.patterns.table import Rule
-from quantc.program import Program, Stage
-from quantc.signature import Input, Signature
 from quantc.testing.arguments import PARAMETERS, Wanted
 from quantc.testing.choices import Choices, Explored, NoExampleError, explore
 from quantc.testing.op_examples import OP_EXAMPLES, RANKS
-from quantc.types import DTYPES, TensorType, type_of_value
 
 SEED = 20
 Settled: TypeAlias = "fx.Node | Leaf | list[Any] | Any"

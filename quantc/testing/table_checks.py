@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from quantc.annotate.quantizer import LIKE, ON_DEMAND, PASS, Backend
 from quantc.errors import QuantcError
-from quantc.formats import Offer, PerChannel, Role, Timing
 from quantc.patterns.table import Rule, RuleTable
-from quantc.quantizer import LIKE, ON_DEMAND, PASS, Backend
-from quantc.spec import name_of
+from quantc.spec.formats import Offer, PerChannel, Role, Timing
+from quantc.spec.spec import name_of
 from quantc.testing.conformance import Check, Fault, Ledger
 
 

@@ -10,21 +10,21 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from quantc.api import convert, prepare
-from quantc.config import QuantConfig
+from quantc.annotate.config_requests import ACROSS_ROWS
+from quantc.annotate.match_operands import Slot
+from quantc.annotate.quantizer import LIKE, Backend
+from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError
-from quantc.formats import DType, Offer, PerGroup, PerToken, Role, Timing
-from quantc.places import Places, operand_nodes
-from quantc.plan import Source
-from quantc.program import Program
-from quantc.qdq import is_quantize
-from quantc.quantizer import LIKE, Backend
-from quantc.requests import ACROSS_ROWS
-from quantc.slots import Slot
-from quantc.spec import QuantSpec, name_of
+from quantc.ir.plan import Source
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places, operand_nodes
+from quantc.qdq.ops import is_quantize
+from quantc.spec.formats import DType, Offer, PerGroup, PerToken, Role, Timing
+from quantc.spec.spec import QuantSpec, name_of
 from quantc.testing.conformance import Fault
 from quantc.testing.number_checks import DB_A_BIT
 from quantc.testing.trial import Trial, calibrated, quantizer_for, run, scaled, sqnr, values_of
+from quantc.verbs.steps import convert, prepare
 
 FACTORS = (1.0, 64.0, 1 / 16)
 """How large inputs are: scales that are found as the program runs follow."""
@@ -171,7 +171,7 @@ def _prepared(trial: Trial, spec: QuantSpec, names: Iterable[str]) -> Program:
 def _cannot(trial: Trial, spec: QuantSpec) -> bool:
     """Whether a spec is none for these ops: rows that are summed up, or groups that their weights do not have."""
     if isinstance(spec.granularity, PerToken):
-        from quantc.dialect import op_name
+        from quantc.ir.dialect import op_name
 
         return any(op_name(slot.node) in ACROSS_ROWS for slot in trial.slots)
     if isinstance(spec.granularity, PerGroup):

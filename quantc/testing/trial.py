@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.annotator import Annotator
-from quantc.api import convert, prepare
-from quantc.calibrate import calibrate
-from quantc.formats import Offer, PerTensor, Role, Timing
-from quantc.outcomes import Quantize
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.match_operands import Slot, slots_of
+from quantc.annotate.quantizer import ON_DEMAND, PASS, Backend, TableQuantizer
+from quantc.annotate.table_annotation import TableAnnotation
+from quantc.calibration.interpreter import Runner
+from quantc.calibration.loop import calibrate
+from quantc.ir.decisions import Quantize
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program
 from quantc.patterns.match import Match, Matcher, Refusal
 from quantc.patterns.table import Roles, Rule
-from quantc.plan import Plan
-from quantc.program import Program
-from quantc.quantizer import ON_DEMAND, PASS, Backend, TableQuantizer
-from quantc.runner import Runner
-from quantc.slots import Slot, slots_of
-from quantc.spec import INT8, QuantSpec
-from quantc.table_annotation import TableAnnotation
+from quantc.spec.formats import Offer, PerTensor, Role, Timing
+from quantc.spec.spec import INT8, QuantSpec
 from quantc.testing.synthesis import Model, models_of
+from quantc.verbs.steps import convert, prepare
 
 FACTORS = (1.0, 0.9, 0.8)
 """How large each batch of calibration is beside the example inputs."""

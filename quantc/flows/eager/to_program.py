@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from quantc.annotator import Annotator
-from quantc.api import Method, capture
-from quantc.api import prepare as prepare_program
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.quantizer import Backend, Quantizer, finishing, quantizer_of
 from quantc.flows.eager import checks
 from quantc.flows.eager.faults import EagerError, NothingQuantizedError, as_error
 from quantc.flows.eager.fuse_modules import set_module
@@ -21,18 +20,19 @@ from quantc.flows.eager.observing import FUNCTIONALS, OBSERVER, observer_of, reg
 from quantc.flows.eager.propagate import qconfig_of
 from quantc.flows.eager.stubs import DeQuantStub
 from quantc.flows.foreign import ObservedBy, spec_of
-from quantc.formats import Role
+from quantc.ir.decisions import Quantize
+from quantc.ir.plan import Group, Source
+from quantc.ir.program import LogEntry, Program, Stage
+from quantc.ir.site_index import Places
 from quantc.nn.trained import Trained
 from quantc.observe.observation import Observation
 from quantc.observe.trained import Trained as TrainedScales
-from quantc.outcomes import Quantize
 from quantc.patterns.explain import Explanation
-from quantc.pipeline import Pass
-from quantc.places import Places
-from quantc.plan import Group, Source
-from quantc.program import LogEntry, Program, Stage
-from quantc.quantizer import Backend, Quantizer, finishing, quantizer_of
-from quantc.spec import QuantSpec
+from quantc.pipeline.pipeline import Pass
+from quantc.spec.formats import Role
+from quantc.spec.spec import QuantSpec
+from quantc.verbs.steps import Method, capture
+from quantc.verbs.steps import prepare as prepare_program
 
 OUTSIDE = "it is outside of the stubs, where the eager model computes in float"
 END = ""

@@ -16,7 +16,7 @@ from quantc.flows.observers import (
     PerChannelMinMaxObserver,
     UniformQuantizationObserverBase,
 )
-from quantc.spec import FLOAT32_EPS
+from quantc.spec.spec import FLOAT32_EPS
 
 QParamsFunction = Callable[[Any], tuple[Any, Any]]
 """Given an observer with what it has seen (`min_val`, `max_val`, `quant_min`, `quant_max`, ...): scale and zero point."""

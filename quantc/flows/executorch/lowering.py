@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.executorch.packages import package, quiet
 from quantc.flows.pt2e.graph_modules import check_graph_module
+from quantc.targets.executorch.packages import package, quiet
 
 
 def to_executorch(

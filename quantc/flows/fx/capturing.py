@@ -10,14 +10,14 @@ from torch import fx, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from quantc.api import capture
 from quantc.capture.leaves import leaf_selector
 from quantc.capture.opening import hushed
 from quantc.errors import CaptureError, InputError
 from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
 from quantc.flows.fx.open_sizes import Shapes, batch_dimensions, shapes_of, tensors_in, with_stand_ins
-from quantc.program import Program, attribute
-from quantc.types import ScalarType, type_of
+from quantc.ir.program import Program, attribute
+from quantc.ir.types import ScalarType, type_of
+from quantc.verbs.steps import capture
 
 Leaf = str | type[nn.Module]
 

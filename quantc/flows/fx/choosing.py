@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from quantc.dialect import op_name
+from quantc.config.selectors import ancestors
 from quantc.flows.foreign import inner
 from quantc.flows.fx.custom_config import QuantType
 from quantc.flows.fx.object_types import class_name, is_module_class, ops_of, stands_for
 from quantc.flows.fx.qconfig_mapping import ObjectType, QConfigMapping
-from quantc.program import Program
-from quantc.selectors import ancestors
-from quantc.sites import Origin
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.ir.sites import Origin
 
 CALLS = ("call_function", "call_module", "call_method")
 MOST_KNOWN = 1024

@@ -9,16 +9,16 @@ import torch
 from torch import fx, nn
 
 from quantc import pipelines
-from quantc.api import capture
-from quantc.dialect import is_op, op_name
 from quantc.errors import ModeError
 from quantc.flows.fx.capturing import captured
 from quantc.flows.fx.custom_config import FuseCustomConfig
 from quantc.flows.fx.given import config_of
 from quantc.flows.fx.observed_module import preserve
 from quantc.flows.fx.translating import backend_of
-from quantc.program import Program
-from quantc.types import TensorType
+from quantc.ir.dialect import is_op, op_name
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType
+from quantc.verbs.steps import capture
 
 RANKS = {"torch.nn.modules.batchnorm.BatchNorm2d": 4, "torch.nn.modules.batchnorm.BatchNorm3d": 5}
 """The number of axes of what these modules take: they check it."""

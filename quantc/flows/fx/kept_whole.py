@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from quantc.aliasing import LEAVES_INPUTS_ALONE
 from quantc.errors import DataError
 from quantc.flows.fx.open_sizes import Shapes, tensors_in
+from quantc.ir.alias_analysis import LEAVES_INPUTS_ALONE
 
 NAME, SHAPES, VERSIONS = "_quantc_name", "_quantc_shapes", "_quantc_versions"
 

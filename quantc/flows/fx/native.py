@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends import masks, parts
-from quantc.capability import Capability
 from quantc.flows.fx.custom_config import QuantType
-from quantc.formats import DType, Offer, Role
-from quantc.outcomes import Fixed
+from quantc.ir.decisions import Fixed
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, op, optional
 from quantc.patterns.leaves import const
 from quantc.patterns.match import Match
 from quantc.patterns.table import Rule, RuleTable
-from quantc.quantizer import Backend
-from quantc.spec import UINT8
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, Offer, Role
+from quantc.spec.spec import UINT8
 
 ALONE = {"x": "act", "out": "act"}
 BOTH = {"x": "act", "y": "act", "out": "act"}

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from quantc.capture.spellings import OPERATORS, RENAMED
-from quantc.dialect import BY_NAME, op_name
+from quantc.ir.dialect import BY_NAME, op_name
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "relu6": ("clamp",),

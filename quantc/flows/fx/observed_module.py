@@ -11,15 +11,15 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from quantc.annotate.quantizer import Backend
 from quantc.flows.fx.choosing import Choice
 from quantc.flows.fx.custom_config import PrepareCustomConfig
 from quantc.flows.fx.kept_whole import watch_like
 from quantc.flows.fx.native import NATIVE
 from quantc.flows.fx.observers_in_graph import Makers, remove
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
-from quantc.program import Program, attribute
-from quantc.quantizer import Backend
-from quantc.signature import Signature
+from quantc.ir.program import Program, attribute
+from quantc.ir.signature import Signature
 
 if TYPE_CHECKING:
     from quantc.inspect.coverage import Coverage

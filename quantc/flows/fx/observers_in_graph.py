@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import fx, nn
 
+from quantc.calibration.graph_observers import redirect
 from quantc.errors import CalibrationError
 from quantc.flows.foreign import ObservedBy, has_seen, inner
 from quantc.flows.fx.choosing import PREFIX, Choice, is_fixed, is_observer, reuses_input
-from quantc.formats import Role, Timing
-from quantc.inserted import redirect
+from quantc.ir.decisions import Fixed, Quantize
+from quantc.ir.plan import Claim, Group, Source
+from quantc.ir.program import Program, Stage, attribute
+from quantc.ir.site_index import Places, after
 from quantc.observe.trained import Trained
-from quantc.outcomes import Fixed, Quantize
-from quantc.places import Places, after
-from quantc.plan import Claim, Group, Source
-from quantc.program import Program, Stage, attribute
+from quantc.spec.formats import Role, Timing
 
 OBSERVED = (Source.DATA, Source.GIVEN, Source.RUN_TIME)
 

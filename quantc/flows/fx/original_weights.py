@@ -8,11 +8,11 @@ from collections import Counter
 from torch import Tensor
 
 from quantc.flows.fx.custom_config import CustomConfigError
-from quantc.formats import Role
-from quantc.outcomes import Quantize
-from quantc.places import Places
-from quantc.program import Program
-from quantc.sites import Origin
+from quantc.ir.decisions import Quantize
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places
+from quantc.ir.sites import Origin
+from quantc.spec.formats import Role
 
 Weights = dict[str, tuple[Tensor, Tensor | None]]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import fx, nn
 
-from quantc.api import prepare as prepare_program
 from quantc.flows.fx.capturing import captured, leaves_of
 from quantc.flows.fx.choosing import Choice, quant_type_of
 from quantc.flows.fx.custom_config import (
@@ -22,7 +21,8 @@ from quantc.flows.fx.open_sizes import Shapes
 from quantc.flows.fx.qconfig_mapping import QConfigMapping, mapping_of
 from quantc.flows.fx.quantizer import QConfigQuantizer
 from quantc.flows.fx.translating import backend_of
-from quantc.program import Program, attribute
+from quantc.ir.program import Program, attribute
+from quantc.verbs.steps import prepare as prepare_program
 
 
 def prepare_fx(

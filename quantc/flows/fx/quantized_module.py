@@ -18,11 +18,11 @@ from quantc.flows.fx.custom_config import CustomConfigError
 from quantc.flows.fx.kept_whole import watch_like
 from quantc.flows.fx.observed_module import by_position
 from quantc.flows.fx.state import Grid, numbers_of, put_numbers
-from quantc.formats import DType
-from quantc.kernels.lowered import Lowered
-from quantc.kernels.one_op import portable_module
-from quantc.kernels.placing import Choosing
-from quantc.program import Program
+from quantc.ir.program import Program
+from quantc.spec.formats import DType
+from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.one_op import portable_module
+from quantc.targets.kernels.placing import Choosing
 
 QUANTIZED = {DType.UINT8: torch.quint8, DType.INT8: torch.qint8}
 
@@ -33,7 +33,7 @@ OWN = frozenset({*vars(nn.Module()), "_settling", "_key", "choosing"})
 
 class QuantizedGraphModule(Lowered):
     """A quantized model on int8 kernels. It is called like the model, and copied and saved as any lowered program is:
-    see `quantc.kernels.lowered.Lowered`."""
+    see `quantc.targets.kernels.lowered.Lowered`."""
 
     inputs: tuple[int, ...] = ()
     """Which inputs come as quantized tensors."""

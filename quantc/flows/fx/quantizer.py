@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from quantc.annotator import Annotator
-from quantc.config import ConfigRule
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.match_operands import Slot
+from quantc.annotate.quantizer import Backend
+from quantc.annotate.table_annotation import TableAnnotation
+from quantc.config.config import ConfigRule
+from quantc.config.resolve import Resolution, Setting
+from quantc.config.selectors import ByNode
 from quantc.errors import SpecError
 from quantc.flows.foreign import inner, spec_of
 from quantc.flows.fx.choosing import MOST_KNOWN, Choice, is_fixed, quant_type_of, reuses_input, rounds
@@ -18,22 +23,17 @@ from quantc.flows.fx.custom_config import PrepareCustomConfig, QuantType
 from quantc.flows.fx.formats import why_not_format
 from quantc.flows.fx.native import NATIVE, FlowBackend
 from quantc.flows.fx.qconfig_mapping import QConfigMapping
-from quantc.formats import Role, Timing
-from quantc.outcomes import Fixed, Float, Quantize, SameAs, TensorOutcome
-from quantc.plan import Claim
-from quantc.program import Program, attribute
-from quantc.quantizer import Backend
-from quantc.resolve import Resolution, Setting
-from quantc.selectors import ByNode
-from quantc.sites import Site
-from quantc.slots import Slot
-from quantc.spec import FP16_WEIGHT, INT4_WEIGHT, INT8_WEIGHT_ONLY, QuantSpec
-from quantc.table_annotation import TableAnnotation
+from quantc.ir.decisions import Fixed, Float, Quantize, SameAs, TensorOutcome
+from quantc.ir.plan import Claim
+from quantc.ir.program import Program, attribute
+from quantc.ir.sites import Site
+from quantc.spec.formats import Role, Timing
+from quantc.spec.spec import FP16_WEIGHT, INT4_WEIGHT, INT8_WEIGHT_ONLY, QuantSpec
 
 if TYPE_CHECKING:
     from quantc.patterns.explain import Explanation
     from quantc.patterns.match import Match
-    from quantc.pipeline import Pass
+    from quantc.pipeline.pipeline import Pass
 
 NOTHING = Float("the QConfigMapping has nothing for it")
 CUSTOM = "custom-module"
@@ -67,12 +67,12 @@ class QConfigQuantizer:
         """Specs come from QConfigs, and those that the backend cannot run were refused one by one."""
 
     def supported_operators(self) -> tuple[str, ...]:
-        from quantc.quantizer import TableQuantizer
+        from quantc.annotate.quantizer import TableQuantizer
 
         return TableQuantizer(self.backend).supported_operators()
 
     def explain(self, program: Program, node: str) -> Explanation:
-        from quantc.plan import Plan
+        from quantc.ir.plan import Plan
 
         choice = Choice(program, self.mapping)
         annotator = Annotator(program, _resolution(choice), Plan())
@@ -268,7 +268,7 @@ class QConfigAnnotation(TableAnnotation):
 
     @staticmethod
     def _slots(match: Match, name: str) -> list[Slot]:
-        from quantc.slots import slots_of
+        from quantc.annotate.match_operands import slots_of
 
         return [slot for slot in slots_of(match) if slot.name == name]
 

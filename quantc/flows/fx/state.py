@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from quantc.errors import LoadError
-from quantc.program import Program
+from quantc.ir.program import Program
 
 NOT_COUNTED = "aten."
 """Ops whose numbers are sizes and axes: what they compute is part of the model, not of its state."""

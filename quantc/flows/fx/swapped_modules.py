@@ -14,12 +14,12 @@ from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError
 from quantc.flows.fx.kept_whole import SHAPES, watch
 from quantc.flows.fx.observed_module import ObservedGraphModule, Preparation
 from quantc.flows.fx.state import Grid
-from quantc.formats import DType
-from quantc.numerics import QParams
-from quantc.outcomes import Fixed, Quantize
-from quantc.places import Places
-from quantc.program import Program, attribute
-from quantc.sites import Site
+from quantc.ir.decisions import Fixed, Quantize
+from quantc.ir.program import Program, attribute
+from quantc.ir.site_index import Places
+from quantc.ir.sites import Site
+from quantc.spec.formats import DType
+from quantc.spec.numerics import QParams
 
 QUANTIZED = {DType.UINT8: torch.quint8, DType.INT8: torch.qint8}
 

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from quantc.flows.foreign import ObservedBy, has_seen
 from quantc.flows.fx.choosing import rounds
 from quantc.flows.fx.observers_in_graph import Makers
-from quantc.formats import Timing
-from quantc.numerics import QParams
-from quantc.outcomes import Quantize
-from quantc.program import TRAINED, Program
+from quantc.ir.decisions import Quantize
+from quantc.ir.program import TRAINED, Program
 from quantc.qat.fake import FakeQuantizer, HandedOn
-from quantc.spec import QuantSpec
+from quantc.spec.formats import Timing
+from quantc.spec.numerics import QParams
+from quantc.spec.spec import QuantSpec
 
 
 class ByFakeQuantize(FakeQuantizer):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends import masks, parts
-from quantc.dialect import BY_NAME, op_name
 from quantc.errors import PatternError
 from quantc.flows.fx.backend_config import ObservationType
 from quantc.flows.fx.choosing import is_layer
@@ -24,14 +24,14 @@ from quantc.flows.fx.custom_config import CustomConfigError, QuantType
 from quantc.flows.fx.formats import check_dtypes, kinds_of
 from quantc.flows.fx.native import NATIVE, PER_AXIS_1, FlowBackend, norms, pools
 from quantc.flows.fx.object_types import class_name, is_module_class, ops_of
-from quantc.formats import Offer
+from quantc.ir.dialect import BY_NAME, op_name
+from quantc.ir.sites import Origin
 from quantc.patterns import aten
 from quantc.patterns.dsl import OpPattern, Pattern, op
 from quantc.patterns.leaves import Leaf, const, leaf
 from quantc.patterns.match import Match
 from quantc.patterns.table import Rule, RuleTable
-from quantc.quantizer import Backend
-from quantc.sites import Origin
+from quantc.spec.formats import Offer
 
 SWAPPED_IN = ("torch.ao.nn.", "torch.nn.intrinsic.", "torch.nn.qat.", "torch.nn.quantized.", "torchao.")
 """Where the classes come from that stand for fused, trained and quantized layers."""

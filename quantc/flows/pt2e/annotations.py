@@ -14,7 +14,7 @@ from torch import fx
 
 from quantc.errors import AnnotationError
 from quantc.flows.pt2e.quantizer import Q_ANNOTATION_KEY, EdgeOrNode
-from quantc.ties import follow, united
+from quantc.support.equivalence import follow, united
 
 ALIKE = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 """Two uses of one tensor share an observer if their specs have the same of these."""

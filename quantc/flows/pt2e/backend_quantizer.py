@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Self
 
 from torch import fx, nn
 
-from quantc.annotator import Annotator
+from quantc.annotate.annotator import Annotator
+from quantc.annotate.quantizer import Backend, TableQuantizer
 from quantc.capture.twins import Tensors
-from quantc.config import ConfigRule, QuantConfig
-from quantc.dialect import BY_NAME, target_name
+from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.selectors import AnySelector, ByAll, ByModule, ByNode, ByOp
 from quantc.errors import AnnotationError, ConfigError, suggest
 from quantc.flows.foreign import spec_of
 from quantc.flows.pt2e.annotations import Observed, read_annotations, show
@@ -33,15 +34,14 @@ from quantc.flows.pt2e.quantizer import (
     Quantizer,
     SharedQuantizationSpec,
 )
-from quantc.formats import PerChannel, PerTensor, Role, Timing
-from quantc.outcomes import FLOAT, Fixed, Quantize, SameAs, TensorOutcome
-from quantc.pipeline import Pipeline
-from quantc.plan import Plan
-from quantc.program import Program
-from quantc.quantizer import Backend, TableQuantizer
-from quantc.selectors import AnySelector, ByAll, ByModule, ByNode, ByOp
-from quantc.sites import Site
-from quantc.spec import QuantSpec
+from quantc.ir.decisions import FLOAT, Fixed, Quantize, SameAs, TensorOutcome
+from quantc.ir.dialect import BY_NAME, target_name
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program
+from quantc.ir.sites import Site
+from quantc.pipeline.pipeline import Pipeline
+from quantc.spec.formats import PerChannel, PerTensor, Role, Timing
+from quantc.spec.spec import QuantSpec
 
 OTHER_NAMES = {
     "hardtanh": "clamp", "relu6": "clamp", "clip": "clamp", "view": "reshape", "flatten": "reshape", "mm": "matmul",

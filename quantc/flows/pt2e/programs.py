@@ -19,17 +19,17 @@ from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.exported import origin_from_meta
 from quantc.capture.literals import name_literals
 from quantc.capture.twins import Tensors
-from quantc.dialect import short_name
 from quantc.flows.pt2e.export_utils import MODES
 from quantc.flows.pt2e.graph_modules import copied_graph, tensor_at
 from quantc.flows.pt2e.norms import NORMS
 from quantc.flows.pt2e.quantizer import EdgeOrNode
 from quantc.flows.pt2e.writes import drop_guards
+from quantc.ir.dialect import short_name
+from quantc.ir.program import Program
+from quantc.ir.signature import Signature
+from quantc.ir.site_index import operand_nodes
 from quantc.passes.canonicalize import Canonicalize
-from quantc.pipeline import Pipeline
-from quantc.places import operand_nodes
-from quantc.program import Program
-from quantc.signature import Signature
+from quantc.pipeline.pipeline import Pipeline
 
 
 def program_of(module: fx.GraphModule, tensors: Tensors) -> Program:

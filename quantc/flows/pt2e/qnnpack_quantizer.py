@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends import parts
 from quantc.backends.qnnpack import QNNPACK
-from quantc.capability import Capability
 from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
 from quantc.flows.pt2e.quantizer import OperatorConfig, QuantizationConfig
 from quantc.flows.pt2e.xnnpack_quantizer import get_symmetric_quantization_config, known_configs
-from quantc.formats import DType, Role
-from quantc.quantizer import Backend
-from quantc.spec import INT8
+from quantc.spec.capability import Capability
+from quantc.spec.formats import DType, Role
+from quantc.spec.spec import INT8
 
 QNNPACK_INT8 = replace(
     QNNPACK,

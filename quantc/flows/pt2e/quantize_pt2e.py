@@ -7,7 +7,6 @@ from typing import Any
 from torch import fx
 
 from quantc.capture.twins import Tensors
-from quantc.collector import paused_collector
 from quantc.errors import AnnotationError, CalibrationError
 from quantc.finite import refuse_unsound_module
 from quantc.flows.pt2e.annotations import Annotations, read_annotations
@@ -19,6 +18,7 @@ from quantc.flows.pt2e.reference import reference_form
 from quantc.flows.pt2e.regions import inline_regions
 from quantc.flows.pt2e.trained_norms import close_norms, open_norms
 from quantc.flows.pt2e.writes import name_results
+from quantc.support.gc_pause import paused_collector
 
 PREPARED = "quantc_prepared"
 """In `meta` of a prepared model: it can be converted, also where `allow_empty` left it without observers."""

@@ -12,14 +12,14 @@ from torch import fx
 
 from quantc import pipelines
 from quantc.capture.twins import Tensors
-from quantc.dialect import is_op
 from quantc.flows.pt2e.graph_modules import check_graph_module, finished
 from quantc.flows.pt2e.programs import program_of
-from quantc.formats import Timing
-from quantc.plan import Claim
-from quantc.program import Program, Stage
-from quantc.qdq import belongs_to_qdq, is_choice, is_dequantize, is_quantize
-from quantc.types import TensorType, tensor_type
+from quantc.ir.dialect import is_op
+from quantc.ir.plan import Claim
+from quantc.ir.program import Program, Stage
+from quantc.ir.types import TensorType, tensor_type
+from quantc.qdq.ops import belongs_to_qdq, is_choice, is_dequantize, is_quantize
+from quantc.spec.formats import Timing
 
 CLAMPS = ("relu", "clamp")
 NAME = "pt2e"

@@ -12,9 +12,9 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from quantc.flows.pt2e.graph_modules import store
-from quantc.inline import GRAD_MODE
-from quantc.nesting import form_of
-from quantc.program import attribute
+from quantc.ir.program import attribute
+from quantc.ir.subgraphs import form_of
+from quantc.rewrite.inline_wrappers import GRAD_MODE
 
 
 def inline_regions(module: fx.GraphModule) -> int:

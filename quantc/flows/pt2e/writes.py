@@ -13,9 +13,9 @@ from torch._ops import HigherOrderOperator
 from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
-from quantc.aliasing import Aliasing, rewritten, written
-from quantc.dialect import may_alias, writes
 from quantc.flows.pt2e.graph_modules import copied_graph
+from quantc.ir.alias_analysis import Aliasing, rewritten, written
+from quantc.ir.dialect import may_alias, writes
 
 GUARDS = "_guards_fn"
 """The module that checks inputs: it is called in the graph, reads them, and yields nothing."""

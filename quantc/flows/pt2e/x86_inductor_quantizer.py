@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends.x86 import X86
 from quantc.flows.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
 from quantc.flows.observers import (
@@ -20,7 +21,6 @@ from quantc.flows.observers import (
 )
 from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
 from quantc.flows.pt2e.quantizer import QuantizationConfig, QuantizationSpec
-from quantc.quantizer import Backend
 
 EPS = 2.0**-12
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from quantc.annotate.quantizer import Backend
 from quantc.backends.executorch import EXECUTORCH
 from quantc.flows.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
 from quantc.flows.observers import (
@@ -19,7 +20,6 @@ from quantc.flows.observers import (
 )
 from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
 from quantc.flows.pt2e.quantizer import QuantizationConfig, QuantizationSpec
-from quantc.quantizer import Backend
 
 EPS = 2.0**-12
 """The smallest scale that the delegate takes."""

@@ -82,7 +82,7 @@ class CallComparison:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
-        from quantc.terminal import plain_rows
+        from quantc.support.terminal import plain_rows
 
         unit = " dB" if math.isfinite(self.sqnr) else ""
         lines = [f"{self.model}: SQNR {shown(self.sqnr)}{unit} over {self.batches} batches"]

@@ -14,13 +14,13 @@ from quantc import pipelines
 from quantc.capture.assemble import place
 from quantc.errors import QuantcError
 from quantc.flows.tracing.traced_tensor import Grid
-from quantc.kernels.packed import Form, Kernel
-from quantc.kernels.placing import Choosing, Placed, on_kernels
-from quantc.plan import Plan
-from quantc.program import Program, attribute
-from quantc.qdq import is_dequantize, is_quantize
-from quantc.signature import Input, Signature
-from quantc.types import TensorType, type_of
+from quantc.ir.plan import Plan
+from quantc.ir.program import Program, attribute
+from quantc.ir.signature import Input, Signature
+from quantc.ir.types import TensorType, type_of
+from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.targets.kernels.packed import Form, Kernel
+from quantc.targets.kernels.placing import Choosing, Placed, on_kernels
 
 
 def grid_of(node: fx.Node) -> Grid | None:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
+from quantc.calibration.observed_tensors import observed_tensors
 from quantc.capture.tracing import INPUT, SeenAt
-from quantc.dialect import Trait, is_op, op_name, traits_of
 from quantc.flows.tracing.units import CallFacts, Derived, Operand, Path, Unit, behind_put_in, is_put_in
-from quantc.observed import observed_tensors
-from quantc.places import operand_nodes
-from quantc.plan import Part
-from quantc.program import TRAINED, Program, Stage
-from quantc.types import dtype_of
+from quantc.ir.dialect import Trait, is_op, op_name, traits_of
+from quantc.ir.plan import Part
+from quantc.ir.program import TRAINED, Program, Stage
+from quantc.ir.site_index import operand_nodes
+from quantc.ir.types import dtype_of
 
 FOLDED = frozenset({"add", "sub", "mul", "div", "rsub", "batch_norm"})
 """Ops that the `fuse` pass makes part of the convolution or linear before them."""

@@ -22,8 +22,8 @@ from quantc.flows.tracing.weights import digest
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.run import Run
+    from quantc.ir.program import Program
     from quantc.observe.observation import Observation
-    from quantc.program import Program
 
 STATE = "_auto_quant_state"
 """The name under which a module has its state."""
@@ -102,7 +102,7 @@ class AutoQuantizationState(nn.Module):
     @property
     def fake_quants(self) -> dict[str, nn.Module]:
         """What rounds in training, by name."""
-        from quantc.program import TRAINED
+        from quantc.ir.program import TRAINED
 
         holder = self.trace.held.root._modules.get(TRAINED)
         names = {name for unit in self.units for name in unit.fake_quantizers(self.trace.held)}

@@ -20,8 +20,8 @@ from quantc.flows.tracing.run import ACTIVE, Run
 from quantc.flows.tracing.trace import Trace
 from quantc.flows.tracing.units import CallFacts, Derived, Path
 from quantc.flows.tracing.weights import digest
-from quantc.program import Program
-from quantc.sites import Origin
+from quantc.ir.program import Program
+from quantc.ir.sites import Origin
 
 RECORDINGS: set[Recording] = set()
 """Those that are under way, in any thread."""

@@ -9,9 +9,9 @@ from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import place
 from quantc.capture.tracing import SeenAt
-from quantc.program import Program, attribute
-from quantc.signature import Input, Signature
-from quantc.types import TensorType, type_of
+from quantc.ir.program import Program, attribute
+from quantc.ir.signature import Input, Signature
+from quantc.ir.types import TensorType, type_of
 
 
 def subgraph(program: Program, calls: Collection[int], name: str) -> Program:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantc.calibration.accumulator import Tally
 from quantc.capture.stamps import Stamp
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError, SaveError
 from quantc.files.sealed_data import parse_json, sealed, unsealed
@@ -23,12 +24,11 @@ from quantc.flows.tracing.call_sites import END, START, Context, OpSite
 from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.grouping import Units
 from quantc.flows.tracing.units import CallFacts, Unit
+from quantc.ir.program import Program, Stage, attribute
 from quantc.observe.observation import Order
 from quantc.observe.store import Statistics
-from quantc.program import Program, Stage, attribute
 from quantc.store import load
 from quantc.store.bytes_form import as_bytes, from_bytes
-from quantc.tally import Tally
 
 MAGIC = b"a model of the dynamic tracing flow, 2\n"
 """What the content of a state dict begins with."""

@@ -13,9 +13,9 @@ from torch import Tensor, fx
 
 from quantc.flows.tracing.cutting import Compute, cut, grid_made, grid_read
 from quantc.flows.tracing.traced_tensor import Grid, Levels, float32_of, floats_of, levels_on, value_of
-from quantc.program import TRAINED, Program
+from quantc.ir.program import TRAINED, Program
 from quantc.qat.insertion import MODES, NORMS
-from quantc.qdq import belongs_to_qdq
+from quantc.qdq.ops import belongs_to_qdq
 
 Path = tuple[Any, ...]
 """How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""

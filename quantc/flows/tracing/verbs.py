@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx, nn
 
-from quantc import api, pipelines
+from quantc import pipelines
+from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.capture.leaves import leaf_selector
 from quantc.capture.literals import name_literals
 from quantc.capture.tracing import tensors_in
-from quantc.config import QuantConfig
-from quantc.dialect import op_name
+from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError, UnknownNameError
 from quantc.finite import refuse_unsound_module
 from quantc.flows.tracing.auto_trace import (
@@ -34,12 +34,13 @@ from quantc.flows.tracing.run import Bound
 from quantc.flows.tracing.trace import Phase, Trace
 from quantc.flows.tracing.units import CallFacts
 from quantc.flows.tracing.weights import digests
-from quantc.kernels.table import KERNELS
-from quantc.outcomes import FLOAT
+from quantc.ir.decisions import FLOAT
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
 from quantc.passes.canonicalize import Canonicalize
-from quantc.pipeline import Pipeline
-from quantc.program import Program
-from quantc.quantizer import mode_config, quantizer_of
+from quantc.pipeline.pipeline import Pipeline
+from quantc.targets.kernels.table import KERNELS
+from quantc.verbs import steps as api
 
 if TYPE_CHECKING:
     from quantc.inspect.coverage import Coverage, Row

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import InputError
-from quantc.program import attribute
+from quantc.ir.program import attribute
 
 
 def digest(tensor: Tensor) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from quantc.integer.arithmetic import aten
 from quantc.integer.library import integer_op
 from quantc.integer.ops import dynamic_kernels, products
-from quantc.run_time import choose_qparams, quantized
+from quantc.qdq.choose_qparams import choose_qparams, quantized
 
 FOUND = "sx, xz from the smallest and the largest x"
 ROUNDED = "xq = clamp(round(x / sx) + xz)"

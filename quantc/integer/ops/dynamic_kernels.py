@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quantc.integer.ops import product_kernels
 from quantc.integer.ops.product_kernels import BLOCK
-from quantc.run_time import extremes, qparams_between
+from quantc.qdq.choose_qparams import extremes, qparams_between
 
 SUMS = (None, None, 0, 0, 0, torch.float64)
 """The last arguments of a product that yields its exact sums."""

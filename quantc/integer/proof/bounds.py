@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quantc.instruction_sets import Neighbours
 from quantc.integer.proof.neighbours import adjacent
+from quantc.spec.instruction_sets import Neighbours
 
 Layout = Literal["rows", "columns", "transposed"]
 """Where a weight has its output channels: "rows" on its first axis (linear, convolutions), "columns" on its last

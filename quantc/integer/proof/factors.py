@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from quantc.dialect import argument, op_name, position
-from quantc.instruction_sets import SIGN_SHIFT, Neighbours, PairSums
 from quantc.integer.grid import grid_of
 from quantc.integer.library import op_of
 from quantc.integer.proof.bounds import (
@@ -26,11 +24,13 @@ from quantc.integer.proof.bounds import (
     sum_reach,
 )
 from quantc.integer.proof.ranges import Levels, levels_before, levels_of
-from quantc.macs import Sizes, example_sizes
-from quantc.program import Program
-from quantc.qdq import is_dequantize
-from quantc.symbols import evaluate
-from quantc.types import tensor_type
+from quantc.ir.dialect import argument, op_name, position
+from quantc.ir.mac_count import Sizes, example_sizes
+from quantc.ir.program import Program
+from quantc.ir.size_expressions import evaluate
+from quantc.ir.types import tensor_type
+from quantc.qdq.ops import is_dequantize
+from quantc.spec.instruction_sets import SIGN_SHIFT, Neighbours, PairSums
 
 FACTORS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("linear", *(f"conv{n}d" for n in (1, 2, 3))), ("x", "w")),

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from quantc.instruction_sets import PairSums
 from quantc.integer.proof.factors import Factors, Weights
+from quantc.spec.instruction_sets import PairSums
 
 PLACES = 1e4
 """Factors are rounded up to four decimals."""

@@ -9,22 +9,22 @@ from typing import Literal, cast
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from quantc.dialect import argument, op_name, position
 from quantc.errors import QuantcError
-from quantc.formats import PerChannel, PerTensor, Scheme
-from quantc.instruction_sets import INSTRUCTION_SETS, InstructionSet, PairSums
 from quantc.integer.proof.factors import FACTORS, Factors, Weights, layout_of, weight_by_channel
 from quantc.integer.proof.narrowing import largest_activation
 from quantc.integer.proof.ranges import Levels
 from quantc.integer.proof.weight_fitting import PairFit
-from quantc.layout import normal_axis
-from quantc.numerics import QParams, quantize
-from quantc.outcomes import Derived, Fixed, Quantize
-from quantc.places import Places
-from quantc.plan import Group, Source
-from quantc.program import Program
-from quantc.sites import Site
-from quantc.spec import QuantSpec
+from quantc.ir.decisions import Derived, Fixed, Quantize
+from quantc.ir.dialect import argument, op_name, position
+from quantc.ir.plan import Group, Source
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places
+from quantc.ir.sites import Site
+from quantc.spec.formats import PerChannel, PerTensor, Scheme
+from quantc.spec.granularity import normal_axis
+from quantc.spec.instruction_sets import INSTRUCTION_SETS, InstructionSet, PairSums
+from quantc.spec.numerics import QParams, quantize
+from quantc.spec.spec import QuantSpec
 
 RangeReduction = Literal["auto", "no", "weights", "activations"]
 """What is made narrower where the instruction set of the backend adds pairs: nothing, the weights of the channels that

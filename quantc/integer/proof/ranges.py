@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.dialect import argument, op_name, position
 from quantc.integer.library import op_of
 from quantc.integer.writers.moves import MOVES
-from quantc.program import Program
-from quantc.run_time import CHOOSE
-from quantc.types import dtype_of
+from quantc.ir.dialect import argument, op_name, position
+from quantc.ir.program import Program
+from quantc.ir.types import dtype_of
+from quantc.qdq.choose_qparams import CHOOSE
 
 HANDED_ON = {*MOVES, "pad", "cat", "stack", "max_pool2d", "max_pool3d", "max_pool2d_with_indices"}
 """Ops that yield integers they were given; where they pad, the zero point of their grid or nothing that counts."""

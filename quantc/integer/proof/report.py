@@ -15,15 +15,15 @@ import torch
 from torch import fx
 from torch._higher_order_ops.out_dtype import out_dtype
 
-from quantc.dialect import op_name
 from quantc.errors import PipelineError
-from quantc.instruction_sets import INSTRUCTION_SETS, PairSums
 from quantc.integer.library import op_of
 from quantc.integer.proof.factors import Factors, factors
 from quantc.integer.proof.narrowing import largest_activation, weight_factors
-from quantc.program import Program, Stage
-from quantc.sites import Origin
-from quantc.types import tensor_type
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program, Stage
+from quantc.ir.sites import Origin
+from quantc.ir.types import tensor_type
+from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
 
 PRIMITIVES = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default)
 """What products on integers are decomposed into, beside `out_dtype`."""
@@ -170,7 +170,7 @@ class Accumulators:
 
     def table(self, rows: Sequence[SumRow]) -> list[str]:
         """Rows as lines of text, the first of them."""
-        from quantc.terminal import plain_rows
+        from quantc.support.terminal import plain_rows
 
         heads = ("node", "op", "module", "accumulator", "bits", "16-bit pairs", "verdict", "the least that helps")
         lines = plain_rows(heads, [_cells(row) for row in rows[:MOST_ROWS]])

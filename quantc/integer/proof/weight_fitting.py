@@ -8,13 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quantc.formats import PerChannel, PerTensor
-from quantc.instruction_sets import Neighbours, PairSums
 from quantc.integer.proof.bounds import decisive, pair_reach
 from quantc.integer.proof.neighbours import adjacent
 from quantc.integer.proof.ranges import Levels
-from quantc.numerics import QParams, quantize
-from quantc.spec import QuantSpec
+from quantc.spec.formats import PerChannel, PerTensor
+from quantc.spec.instruction_sets import Neighbours, PairSums
+from quantc.spec.numerics import QParams, quantize
+from quantc.spec.spec import QuantSpec
 
 PAIRS = 4
 """How many pairs of each sign are looked at first."""

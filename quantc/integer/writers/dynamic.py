@@ -8,10 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc import run_time
-from quantc.decomposed import decomposed_ops
-from quantc.dialect import argument, position
-from quantc.formats import Timing
 from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.arithmetic import aten
 from quantc.integer.grid import Grid
@@ -20,8 +16,12 @@ from quantc.integer.ops.dynamic import DYNAMIC, MATMUL, ROWS, WHOLE
 from quantc.integer.proof.bounds import Layout
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
-from quantc.qdq import is_choice, is_dequantize
-from quantc.types import tensor_type
+from quantc.ir.dialect import argument, position
+from quantc.ir.types import tensor_type
+from quantc.qdq import choose_qparams as run_time
+from quantc.qdq.ops import is_choice, is_dequantize
+from quantc.qdq.registration import decomposed_ops
+from quantc.spec.formats import Timing
 
 WHERE_IT_COMES = "y likewise, where it comes"
 OF_TWO = f"{ROWS}; {WHERE_IT_COMES}; acc = Σ (xq − xz)(yq − yz) in int32; out = f32(acc · (sx·sy))"

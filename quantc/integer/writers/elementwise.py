@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.dialect import op_name
 from quantc.integer.ending import finish, finish_sum, reach, term
 from quantc.integer.ops.elementwise import MUL, MULTIPLIED, SUMMED
 from quantc.integer.ops.rescaling import REQUANTIZE, REQUANTIZED
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
+from quantc.ir.dialect import op_name
 
 SIGNS = {"add": (1.0, 1.0), "sub": (1.0, -1.0), "rsub": (-1.0, 1.0)}
 """Of both operands; `rsub(x, y)` is `y - x`."""

@@ -10,8 +10,8 @@ from torch import fx
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS
 from quantc.integer.task import Bounds, Quantized, Task
-from quantc.qdq import is_quantize
-from quantc.types import TensorType, tensor_type
+from quantc.ir.types import TensorType, tensor_type
+from quantc.qdq.ops import is_quantize
 
 End = tuple[fx.Node, Grid]
 """A node that quantizes, and the grid it quantizes to."""

@@ -9,11 +9,11 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from quantc.dialect import op_name
 from quantc.integer.task import NotIntegerError, Quantized, Task
 from quantc.integer.writers.handing_on import End, ends_of, hand_on, is_read_in_float
-from quantc.places import outputs_of
-from quantc.types import TensorType, TupleType, ValueType, tensor_type, type_of
+from quantc.ir.dialect import op_name
+from quantc.ir.site_index import outputs_of
+from quantc.ir.types import TensorType, TupleType, ValueType, tensor_type, type_of
 
 INDICES = ("max_pool2d_with_indices", *(f"aten.adaptive_max_pool{n}d.default" for n in (1, 2, 3)))
 """Ops whose second result says where the values were."""

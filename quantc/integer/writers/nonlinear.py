@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import op_name
 from quantc.integer.curves import CURVES, Curve, composed, curve_of, prelu
 from quantc.integer.fixed import mantissa_and_shift
 from quantc.integer.grid import Grid
@@ -16,7 +15,8 @@ from quantc.integer.ops.softmax import SOFTMAX, SOFTMAX_DEVIATION, SOFTMAX_OP, p
 from quantc.integer.ops.tables import INDEXABLE, LOOKED_UP, LOOKUP, table_of
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
-from quantc.types import tensor_type
+from quantc.ir.dialect import op_name
+from quantc.ir.types import tensor_type
 
 SMOOTH = tuple(name for name in CURVES if name not in ("relu", "clamp"))
 """Relu and clamp need no table: they are bounds."""

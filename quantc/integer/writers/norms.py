@@ -16,7 +16,7 @@ from quantc.integer.ops.elementwise import SUMMED
 from quantc.integer.ops.norms import NORM_DEVIATION, NORMALIZE, NORMALIZED, eps_of, fixed_places, reciprocal_places
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Task, tail_bounds
-from quantc.types import TensorType, tensor_type
+from quantc.ir.types import TensorType, tensor_type
 
 
 @dataclass(frozen=True, eq=False)

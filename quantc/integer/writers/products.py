@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import argument, is_op, op_name
 from quantc.integer.accumulators import Weight, accumulation, fitted
 from quantc.integer.arithmetic import aten
 from quantc.integer.biases import stored_bias
@@ -22,8 +21,9 @@ from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task, bounds_of, tail_bounds
 from quantc.integer.writers.grouped import write_linear_grouped
 from quantc.integer.writers.steps import steps_of, write_steps
-from quantc.numerics import quantize_bias
-from quantc.types import tensor_type
+from quantc.ir.dialect import argument, is_op, op_name
+from quantc.ir.types import tensor_type
+from quantc.spec.numerics import quantize_bias
 
 FORMULA = f"{ACCUMULATOR}; {REQUANTIZED.replace('(xq − xz)', 'acc').replace('sx / so', 'sx·sw / so')}"
 OF_TWO = FORMULA.replace("w", "y")

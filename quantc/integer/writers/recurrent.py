@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import fx
 
-from quantc.dialect import op_name
-from quantc.formats import Timing
 from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.library import OPS
 from quantc.integer.ops.recurrent import KINDS
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
 from quantc.integer.writers.dynamic import RunTime, run_time_operand
-from quantc.program import Program
-from quantc.types import type_of
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.ir.types import type_of
+from quantc.spec.formats import Timing
 
 LAYERS = tuple(KINDS)
 CELLS = tuple(f"{name}_cell" for name in KINDS)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.dialect import op_name
 from quantc.integer.ending import ACCUMULATOR_LIMIT, finish, reach
 from quantc.integer.ops.reductions import AVERAGED, SUM_OF_ALL, SUM_OVER, SUM_SPANS, SUM_WINDOWS
 from quantc.integer.semantics import computes
 from quantc.integer.task import NotIntegerError, Quantized, Task
-from quantc.types import tensor_type
+from quantc.ir.dialect import op_name
+from quantc.ir.types import tensor_type
 
 # -- over axes -----------------------------------------------------------------------------------------------------
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from quantc.dialect import argument, op_name
 from quantc.integer.arithmetic import aten
 from quantc.integer.curves import Curve, curve_of, prelu
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, integer_op
 from quantc.integer.ops.tables import by_rows, entries
 from quantc.integer.task import NotIntegerError, Task
-from quantc.types import tensor_type
+from quantc.ir.dialect import argument, op_name
+from quantc.ir.types import tensor_type
 
 LOWEST, HIGHEST = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
 STEPPED = "out = levels[number of breakpoints < acc]: clamp(round(f(acc · sx·sw) / so) + zo) for every acc, as a table"

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from quantc.errors import SpecError
 from quantc.integer.ops.recurrent import KINDS
-from quantc.kernels import engines
-from quantc.kernels.recurrent import CELLS
 from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
 from quantc.nn.recurrent_weights import GATES, Recurrent
 from quantc.nn.run_time import run_time_grid
+from quantc.targets.kernels import engines
+from quantc.targets.kernels.recurrent import CELLS
 
 
 class RNNCellBase(Recurrent):

@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quantc.errors import DataError, SpecError
 from quantc.integer.ops.recurrent import KINDS, Layout, unrolled
-from quantc.kernels import engines
 from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
 from quantc.nn.quantized.dynamic.modules.cells import GRUCell, LSTMCell, RNNCell, RNNCellBase
 from quantc.nn.recurrent_weights import GATES, Recurrent, bias_of
 from quantc.nn.run_time import FULL, run_time_grid
+from quantc.targets.kernels import engines
 
 OVER_SEQUENCES = {"lstm": engines.lstm_dynamic, "gru": engines.gru_dynamic}
 OVER_PACKED = {"lstm": engines.lstm_of_packed, "gru": engines.gru_of_packed}

@@ -1,0 +1,1 @@
+"""Annotation: quantizers decide, by table or by hand, what becomes of each tensor."""

@@ -1,0 +1,1 @@
+"""Calibration: the loop over batches, observers, checkpoints, and qparams from statistics."""

@@ -1,0 +1,144 @@
+"""Statistics that grow by whole batches: what a batch adds counts once all of the batch has been seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from quantc.calibration.interpreter import Runner, Watch
+from quantc.calibration.observed_tensors import data_groups, observed_tensors
+from quantc.errors import DataError
+from quantc.ir.program import Program
+from quantc.ir.types import dtype_of
+from quantc.observe.observation import Observation, Order
+from quantc.observe.registry import OBSERVATIONS
+from quantc.spec.spec import QuantSpec
+
+ADVICE = "look for the op that makes them and correct the model or the data"
+MASK = (
+    "if this is a mask of minus infinity, leave the op that reads it float: QuantConfig().set_node({reader!r}, FLOAT)"
+)
+
+
+class NotFiniteError(DataError):
+    """NaN or infinity where a tensor is observed."""
+
+    def __init__(self, node: fx.Node, where: str, count: int, of: int) -> None:
+        reader = next((user.name for user in node.users if _computes(user)), None)
+        super().__init__(
+            f"{count} of {of} values are NaN or infinite",
+            where=where,
+            advice=ADVICE if reader is None else f"{ADVICE}; {MASK.format(reader=reader)}",
+        )
+        self.node = node
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether a node yields numbers that could be quantized, rather than a size."""
+    dtype = dtype_of(node)
+    return node.op.startswith("call_") and dtype is not None and dtype.is_floating_point
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is known after a number of whole batches."""
+
+    totals: Mapping[str, Observation]
+    """The statistics, by group."""
+    batches: int = 0
+    samples: int | None = 0
+    """None once a batch did not say how many it holds."""
+
+
+class Seat:
+    """What one group sees of the batch that is running."""
+
+    __slots__ = ("empty", "part")
+
+    def __init__(self, spec: QuantSpec) -> None:
+        kind = OBSERVATIONS[spec.observe.name]
+        self.empty = partial(kind.empty, spec.granularity, dict(spec.observe.options))
+        self.part = self.empty()
+
+    def begin(self, total: Observation) -> None:
+        # an observation that follows the order of the data cannot be merged, so a copy of it goes on
+        self.part = self.empty() if total.order is Order.FREE else copy.deepcopy(total)
+
+    def added_to(self, total: Observation) -> Observation:
+        """The statistics with this batch. What there was is not changed."""
+        if total.order is not Order.FREE:
+            return self.part
+        return total.merge(self.part) if self.part.seen else total
+
+
+class Tally:
+    """The statistics of all groups of a prepared program."""
+
+    def __init__(self, program: Program, totals: Mapping[str, Observation]) -> None:
+        self.program = program
+        self.seats = {group.name: Seat(spec) for group, spec in data_groups(program)}
+        self.whole = Whole(
+            {name: totals[name] if name in totals else seat.empty() for name, seat in self.seats.items()}
+        )
+
+    def begin(self) -> None:
+        """A batch is about to run. What an earlier one left half done is forgotten."""
+        for name, seat in self.seats.items():
+            seat.begin(self.whole.totals[name])
+
+    def commit(self, samples: int | None) -> None:
+        """The batch is whole. All of it counts at once, so that no interruption can come in between."""
+        before = self.whole
+        totals = {name: seat.added_to(before.totals[name]) for name, seat in self.seats.items()}
+        count = None if samples is None or before.samples is None else before.samples + samples
+        self.whole = Whole(totals, before.batches + 1, count)
+
+    def watchers(self) -> dict[fx.Node, Watch]:
+        """What a runner is to tell of each node."""
+        return {
+            node: self._watch(node, [self.seats[group.name] for group in groups])
+            for node, groups in observed_tensors(self.program).items()
+        }
+
+    def _watch(self, node: fx.Node, seats: list[Seat]) -> Watch:
+        where = self.program.describe(node)
+
+        def watch(value: Any) -> None:
+            for seat in seats:
+                part = seat.part
+                before = part.non_finite
+                part.update(value, where=where)
+                if part.non_finite > before:
+                    raise NotFiniteError(node, where, part.non_finite - before, value.numel())
+
+        return watch
+
+
+class FirstNotFinite:
+    """Looks for the first op of a program that gives NaN or infinity."""
+
+    def __init__(self, program: Program) -> None:
+        looking = (node for node in program.nodes() if node.op not in ("get_attr", "output"))
+        self.runner = Runner(program, {node: self._watch(node) for node in looking})
+
+    def run(self, leaves: list[Any]) -> fx.Node | None:
+        try:
+            self.runner.run(leaves)
+        except NotFiniteError as error:
+            return error.node
+        return None
+
+    def _watch(self, node: fx.Node) -> Watch:
+        def watch(value: Any) -> None:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return
+            if not bool(torch.isfinite(value).all()):
+                raise NotFiniteError(node, "", 1, value.numel())
+
+        return watch

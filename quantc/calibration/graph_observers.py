@@ -1,0 +1,78 @@
+"""Observers that stand in a graph: reading them, giving them what was seen elsewhere, and taking them out again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from torch import fx
+
+from quantc.ir.program import Program, Stage, attribute
+from quantc.ir.site_index import operand_nodes, rewire
+from quantc.observe.module import ObserverModule, observers_in
+from quantc.observe.observation import Observation
+
+HOLDER = "_observers"
+"""The submodule that holds the observers of a graph."""
+
+
+def observer_nodes(program: Program) -> dict[fx.Node, ObserverModule]:
+    """The nodes that call observers."""
+    found: dict[fx.Node, ObserverModule] = {}
+    for _, graph in program.graphs():
+        owner = program.owner(graph)
+        for node in graph.find_nodes(op="call_module"):
+            module = attribute(owner, str(node.target))
+            if isinstance(module, ObserverModule):
+                found[node] = module
+    return found
+
+
+def behind(node: Any, observers: Container[fx.Node]) -> Any:
+    """What an operand is once observers are looked through."""
+    while node in observers:
+        node = node.args[0]
+    return node
+
+
+def read_observers(program: Program) -> bool:
+    """Take what the observers of a program have seen into its plan; whether they have seen anything."""
+    has_seen = False
+    for observer in observers_in(program.root):
+        program.plan.statistics[observer.group] = observer.observation
+        has_seen = has_seen or observer.observation.seen > 0
+    if has_seen:
+        program.stage = max(program.stage, Stage.CALIBRATED)
+    return has_seen
+
+
+def show_observers(program: Program) -> None:
+    """Give the observers of a program what its plan knows, so that they go on from there."""
+    copies: dict[str, Observation] = {}
+    for observer in observers_in(program.root):
+        known = program.plan.statistics.get(observer.group)
+        if known is not None:
+            # a copy: observers change theirs in place, and somebody may hold what the plan has
+            if observer.group not in copies:
+                copies[observer.group] = copy.deepcopy(known)
+            observer.observation = copies[observer.group]
+
+
+def redirect(program: Program, replaced: Mapping[fx.Node, fx.Node], readers: Iterable[fx.Node]) -> None:
+    """Let readers read other nodes in place of some. Each is changed once, however many of its operands are."""
+    for reader in readers:
+        operands = enumerate(operand_nodes(reader))
+        rewire(program, reader, {place: replaced[node] for place, node in operands if node in replaced})
+
+
+def remove_observers(program: Program) -> int:
+    """Take the observers out of the graph; how many there were."""
+    observers = observer_nodes(program)
+    readers = dict.fromkeys(user for node in observers for user in node.users if user not in observers)
+    redirect(program, {node: behind(node, observers) for node in observers}, readers)
+    for node in reversed(observers):
+        program.erase(node)
+    for _, graph in program.graphs():
+        program.owner(graph)._modules.pop(HOLDER, None)
+    return len(observers)

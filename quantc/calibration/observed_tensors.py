@@ -1,0 +1,66 @@
+"""Which tensors of a program are observed, and for which groups.
+
+Calibration and the pass `insert-observers` both go by this, so that they see the same numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterator
+
+from torch import fx
+
+from quantc.calibration.graph_observers import behind, observer_nodes
+from quantc.ir.decisions import Quantize
+from quantc.ir.dialect import Trait, is_op, traits_of
+from quantc.ir.plan import Group, Source
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places
+from quantc.spec.formats import PerTensor
+from quantc.spec.spec import QuantSpec
+from quantc.text.literals import used_nodes
+
+
+def data_groups(program: Program) -> Iterator[tuple[Group, QuantSpec]]:
+    """The groups whose ranges come from calibration, with their specs."""
+    for group in program.plan.groups:
+        if group.source is Source.DATA and isinstance(group.outcome, Quantize):
+            yield group, group.outcome.spec
+
+
+def observed_tensors(program: Program) -> dict[fx.Node, tuple[Group, ...]]:
+    """The nodes whose values are observed, in the order of the groups, and the groups each is observed for.
+
+    Constants are not among them: their range is read when the scales are found. Nor is what an op hands on of tensors
+    in the same group, as reshape, cat and max_pool do: each element counts once, where it is computed.
+    """
+    places = Places(program)
+    observers = observer_nodes(program)
+    found: dict[fx.Node, tuple[Group, ...]] = {}
+    for group, spec in data_groups(program):
+        values = dict.fromkeys(places.node(site) for site in group.values)
+        is_whole = isinstance(spec.granularity, PerTensor)
+        for node in values:
+            if node.op == "get_attr" or (is_whole and _hands_on(node, values, observers)):
+                continue
+            found[node] = (*found.get(node, ()), group)
+    return found
+
+
+def _hands_on(node: fx.Node, values: Container[fx.Node], observers: Container[fx.Node]) -> bool:
+    """Whether every element of a tensor is an element of others in the group."""
+    op = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(op, fx.Node) or Trait.PRESERVES_VALUES not in traits_of(op) or is_op(op, "pad"):
+        return False  # padding may bring in a number of its own
+    sources = [behind(source, observers) for source in used_nodes(op.args[0])]
+    return all(source in values and source.op != "get_attr" for source in sources)
+
+
+def observed_sites(program: Program) -> dict[str, list[str]]:
+    """For each group that data decides, the tensors that are observed for it."""
+    places = Places(program)
+    sites: dict[str, list[str]] = {group.name: [] for group, _ in data_groups(program)}
+    for node, groups in observed_tensors(program).items():
+        for group in groups:
+            sites[group.name].append(str(places.out(node)))
+    return sites

@@ -1,0 +1,117 @@
+"""What a calibration saw, to read and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from quantc.calibration.observed_tensors import data_groups
+from quantc.calibration.underflow import Coarse, extremes_of
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places
+from quantc.observe.observation import Observation
+from quantc.observe.store import Statistics
+
+SHOWN = 40
+"""How many groups are printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRange:
+    """What was seen of one group."""
+
+    group: str
+    where: str
+    """The node that makes its first tensor, and where that comes from."""
+    observe: str
+    low: float | None
+    """The extremes; None if nothing was seen, or the observation keeps none."""
+    high: float | None
+    seen: int
+    """How many elements."""
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What a calibration saw. Printed, it is a table; `to_json` is for machines."""
+
+    name: str
+    """The program's."""
+    batches: int
+    """Of this call."""
+    total: int
+    """Batches that the program's statistics are of: those of earlier calls too."""
+    samples: int | None
+    """Of this call, where the first dimension of the inputs says so."""
+    seconds: float
+    groups: tuple[GroupRange, ...]
+    notes: tuple[str, ...]
+    coarse: tuple[Coarse, ...]
+    """Groups that are too small for the smallest scale, and so come to few levels."""
+    seen: Mapping[str, Observation] = field(repr=False)
+    describe: Callable[[], Mapping[str, Any]] = field(repr=False)
+    """What `seen` is of: takes a digest of all weights, and so is asked for only when needed."""
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """All that was known then. `statistics.save(path)` keeps it for `qc.use_statistics`."""
+        return Statistics(self.seen, self.describe())
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Groups that no batch has reached, as in a branch that was never taken."""
+        return tuple(row.group for row in self.groups if not row.seen)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "batches": self.batches,
+            "total": self.total,
+            "samples": self.samples,
+            "seconds": self.seconds,
+            "unseen": list(self.unseen),
+            "notes": list(self.notes),
+            "warnings": [str(row) for row in self.coarse],
+            "coarse": [asdict(row) for row in self.coarse],
+            "groups": [asdict(row) for row in self.groups],
+        }
+
+    def __str__(self) -> str:
+        from quantc.support.terminal import plain_rows
+
+        samples = f", {self.samples} samples" if self.samples is not None else ""
+        before = f" ({self.total} in all)" if self.total != self.batches else ""
+        lines = [f"calibrated {self.name}: {counted(self.batches)}{before}{samples}, {self.seconds:.1f} s"]
+        lines += [f"  {note}" for note in self.notes]
+        lines += [f"  warning: {row}" for row in self.coarse]
+        if self.unseen:
+            lines.append(f"  never reached, and so not to be converted: {', '.join(self.unseen)}")
+        rows = [(row.where, row.observe, _shown(row.low), _shown(row.high), str(row.seen)) for row in self.groups]
+        if rows:
+            lines += plain_rows(("tensor", "observe", "low", "high", "seen"), rows[:SHOWN])
+        if len(rows) > SHOWN:
+            lines.append(f"  and {len(rows) - SHOWN} more; .groups has them all")
+        return "\n".join(lines)
+
+
+def counted(batches: int) -> str:
+    return "1 batch" if batches == 1 else f"{batches} batches"
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def rows_of(program: Program) -> tuple[GroupRange, ...]:
+    """What the statistics of a program hold of each group that data decides."""
+    places = Places(program)
+    rows = []
+    for group, spec in data_groups(program):
+        where = program.describe(places.node(group.values[0]))
+        observation = program.plan.statistics.get(group.name)
+        low, high = extremes_of(observation)
+        seen = observation.seen if observation is not None else 0
+        rows.append(GroupRange(group.name, where, str(spec.observe), low, high, seen))
+    return tuple(rows)

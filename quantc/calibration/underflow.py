@@ -1,0 +1,124 @@
+"""Tensors too small for the smallest scale: most of the levels they could have are out of their reach.
+
+A scale is never finer than the spec's `eps` (2^-12 for activations). Numbers around 1e-6 all become zero then, though
+nothing failed: so it is told, by name, wherever somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from quantc.calibration.observed_tensors import data_groups
+from quantc.errors import UnknownNameError
+from quantc.ir.plan import Group
+from quantc.ir.program import Program
+from quantc.ir.site_index import Places
+from quantc.observe.average import MovingAverage
+from quantc.observe.minmax import MinMax
+from quantc.observe.observation import Observation
+from quantc.qdq.ops import belongs_to_qdq
+from quantc.spec.formats import Scheme
+from quantc.spec.granularity import extremes
+from quantc.spec.spec import QuantSpec
+
+COARSE = "warning: "
+"""How notes of this kind begin, in the log."""
+LEAST_SHARE = 0.5
+"""Which share of its levels a tensor must come to use. Half of them is one bit, 6 dB: what a range that was seen once and is
+half as wide later loses as well. Beyond that the format itself is in question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coarse:
+    """One tensor, or several that share a scale."""
+
+    group: str
+    where: str
+    """The node that makes the first of them, and where that comes from."""
+    low: float
+    high: float
+    scale: float
+    """The smallest that is allowed, and coarser than these numbers ask for."""
+    levels: int
+    """How many different integers the numbers become."""
+    of: int
+
+    def __str__(self) -> str:
+        if self.low == self.high == 0:
+            told = "calibration saw only zeros, so that other numbers are cut off near them"
+        elif self.levels == 1:
+            told = "every number becomes zero"
+        else:
+            told = f"they come to {self.levels} of {self.of} levels"
+        return (
+            f"{self.where}: numbers within {self.low:.3g}..{self.high:.3g} have the smallest scale allowed, "
+            f"{self.scale:.3g}: {told}"
+        )
+
+
+def coarse_groups(program: Program) -> Iterator[Coarse]:
+    """The groups with ranges from data that come to less than half of their levels, because the scale cannot be finer."""
+    places = Places(program)
+    for group, spec in data_groups(program):
+        low, high = extremes_of(program.plan.statistics.get(group.name))
+        reach = None if low is None or high is None else coarse_reach(spec, low, high)
+        if low is None or high is None or reach is None:
+            continue
+        yield Coarse(group.name, _where(program, places, group), low, high, spec.eps, *reach)
+
+
+def _where(program: Program, places: Places, group: Group) -> str:
+    """The node that makes a tensor: in a quantized program, the one before it was quantized. In integer form it may have
+    become part of another: then where the tensor is read, or the name of the group."""
+    for site in group.places:
+        try:
+            node = places.value(site)
+        except UnknownNameError:
+            continue
+        while belongs_to_qdq(node) and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        return program.describe(node)
+    return group.name
+
+
+def coarse_reach(spec: QuantSpec, low: float, high: float) -> tuple[int, int] | None:
+    """How many integers numbers of a range become, and how many with the scale that the range asks for; None where that
+    is not less than half."""
+    if spec.dtype.is_float:
+        return None
+    low, high = min(low, 0.0), max(high, 0.0)
+    width = 2 * max(-low, high) if spec.scheme is Scheme.SYMMETRIC else high - low
+    needed = width / (spec.levels - 1)
+    if needed >= spec.eps:
+        return None
+    levels = round(high / spec.eps) - round(low / spec.eps) + 1
+    # a symmetric range that is used on one side has half of the levels to begin with
+    wanted = round(high / needed) - round(low / needed) + 1 if needed else spec.levels
+    return (levels, wanted) if levels < wanted * LEAST_SHARE else None
+
+
+def coarse_channels(spec: QuantSpec, weight: Tensor) -> str | None:
+    """What there is to say of a weight in which some scales cannot be as fine as they should. Channels of zeros are well."""
+    if spec.dtype.is_float:
+        return None
+    lows, highs = (found.flatten().tolist() for found in extremes(weight.detach().float(), spec.granularity))
+    ends = [(low, high) for low, high in zip(lows, highs, strict=True) if low or high]
+    lost = [reach[0] for low, high in ends if (reach := coarse_reach(spec, low, high)) is not None]
+    if not lost:
+        return None
+    counts = f"{lost[0]}" if len(lost) == 1 else f"between {min(lost)} and {max(lost)}"
+    return (
+        f"{len(lost)} of {len(lows)} scales are the smallest allowed, {spec.eps:.3g}, and should be finer: "
+        f"their numbers come to {counts} of {spec.levels} levels"
+    )
+
+
+def extremes_of(observation: Observation | None) -> tuple[float | None, float | None]:
+    """The smallest and the largest number seen; None if nothing was, or the observation keeps none."""
+    kept: object = getattr(observation, "extremes", observation)  # histograms and recordings keep them apart
+    if not isinstance(kept, MinMax | MovingAverage) or kept.low is None or kept.high is None:
+        return None, None
+    return float(kept.low.min()), float(kept.high.max())

@@ -1,0 +1,203 @@
+"""`QuantConfig`: which parts of a program are quantized how, as data.
+
+    config = QuantConfig().set("layer1.*", FLOAT).set(nn.Linear, INT8_DYNAMIC).set_op("add", UINT8)
+
+Each call gives a new config with one more rule, and the last rule that matches wins. What no rule matches is left to
+the backend. A rule that matches nothing is an error, since a misspelt name would otherwise go unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+from quantc.config.selectors import ByAll, ByEdge, ByNode, ByOp, Key, Selector, selector_of
+from quantc.errors import ConfigError, LoadError, QuantcError, suggest
+from quantc.files.regular_file import as_path, read_text
+from quantc.files.sealed_data import MAX_BYTES, SEAL, parse_json, parse_toml, sealed, unsealed
+from quantc.files.whole_file import write_text
+from quantc.ir.decisions import FLOAT, OUTCOMES, Fixed, Float, Quantize
+from quantc.spec.formats import Role, Timing
+from quantc.spec.spec import NAMED, QuantSpec, name_of
+from quantc.support.toml_writer import to_toml
+from quantc.support.validated import Frozen
+
+if TYPE_CHECKING:
+    from quantc.config.resolve import Resolution
+    from quantc.ir.program import Program
+
+Use = Quantize | Fixed | Float
+"""What a rule may ask for."""
+
+
+def _use(value: Any) -> Any:
+    """A spec, its text, the name of one, FLOAT, or an outcome as data."""
+    if isinstance(value, QuantSpec):
+        return Quantize(value)
+    if isinstance(value, str):
+        return _use_from_text(value)
+    return OUTCOMES.validate_python(value) if isinstance(value, dict) else value
+
+
+def _use_from_text(text: str) -> Use:
+    if text == "FLOAT":
+        return FLOAT
+    if text.isidentifier() and text.isupper() and text not in NAMED:
+        raise ConfigError(f"there is no spec named {text}", advice=suggest(text, ["FLOAT", *NAMED], noun="named specs"))
+    return Quantize(QuantSpec.parse(text))
+
+
+def _use_as_data(value: Use) -> Any:
+    if value == FLOAT:
+        return "FLOAT"
+    return name_of(value.spec) if isinstance(value, Quantize) else OUTCOMES.dump_python(value, mode="json")
+
+
+EXAMPLE = 'write [[rules]], select = { by = "module", path = "layer1.*" }, use = "FLOAT"; or rules = [] for none'
+USE_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "description": f"FLOAT, a named spec ({', '.join(NAMED)}), or the text of one"},
+        {"type": "object", "required": ["kind"], "description": "an outcome: quantize, fixed or float"},
+    ]
+}
+
+
+class ConfigRule(Frozen, frozen=True):
+    """One setting: what it is for, and what happens there."""
+
+    noun: ClassVar[str] = "rule"
+    fault = ConfigError
+
+    select: Selector
+    use: Annotated[Use, BeforeValidator(_use), PlainSerializer(_use_as_data), WithJsonSchema(USE_SCHEMA)]
+    role: Role | None = None
+    """Only for weights, activations or biases; without it the spec's own role, and FLOAT is for all."""
+
+    def why_not(self) -> str | None:
+        if isinstance(self.use, Float) or self.role is None or self.role is self.use.spec.role:
+            return None
+        return (
+            f"role: {name_of(self.use.spec)} is meant for {self.use.spec.role.value}, not for {self.role.value}; "
+            f"write spec.but(role={self.role.value!r})"
+        )
+
+    @property
+    def settings(self) -> dict[Role, Use]:
+        """What the rule says for each role."""
+        if isinstance(self.use, Float):
+            return dict.fromkeys([self.role] if self.role is not None else Role, self.use)
+        if self.use.spec.timing is Timing.WEIGHT_ONLY:
+            rest = Float("weight only")
+            return {Role.WEIGHT: self.use, Role.ACT: rest, Role.BIAS: rest}
+        return {self.use.spec.role: self.use}
+
+    @property
+    def timing(self) -> Timing:
+        """The technique it is part of; static for FLOAT."""
+        return Timing.STATIC if isinstance(self.use, Float) else self.use.spec.timing
+
+    @property
+    def is_weight_only(self) -> bool:
+        return self.timing is Timing.WEIGHT_ONLY
+
+    def __str__(self) -> str:
+        only = f" ({self.role.value} only)" if self.role is not None else ""
+        return f"{self.select}{only}: {self.use}"
+
+
+def _with_seal(schema: dict[str, Any]) -> None:
+    """Files have an entry more than configs."""
+    told = "a digest of the rules, as they were written; remove it to edit the file"
+    schema["properties"][SEAL] = {"type": "string", "description": told}
+
+
+class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
+    """Settings for the parts of a program; the last that matches wins."""
+
+    noun: ClassVar[str] = "config"
+    fault = ConfigError
+
+    rules: tuple[ConfigRule, ...] = ()
+
+    # -- building --------------------------------------------------------------------------------------------
+
+    def set(self, key: Key, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
+        """For modules: by path or glob, compiled regular expression, or class. A module is all that is in it."""
+        if not isinstance(use, QuantSpec | Quantize | Fixed | Float | str | dict):
+            raise ConfigError(
+                f"{use!r} is nothing that a tensor can become",
+                where=f"the rule for {key!r}",
+                advice="give a spec, as qc.INT8, qc.FLOAT to leave it float, or qc.Fixed(scale, zero_point)",
+            )
+        rule = ConfigRule.model_validate({"select": selector_of(key), "use": use, "role": role})
+        return QuantConfig(rules=(*self.rules, rule))
+
+    def set_all(self, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
+        """For everything, as in `set_all(FLOAT, role="bias")`."""
+        return self.set(ByAll(), use, role=role)
+
+    def set_op(self, op: str, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
+        """For all ops of a kind, by their name in the dialect."""
+        return self.set(ByOp(op=op), use, role=role)
+
+    def set_node(self, node: str, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
+        """For one node of the program, by its name in the dump; `branch/*` is for all of a nested graph."""
+        return self.set(ByNode(node=node), use, role=role)
+
+    def set_edge(self, producer: str, consumer: str, use: QuantSpec | Use) -> QuantConfig:
+        """For the tensor from one node to another; each by node name or module path."""
+        return self.set(ByEdge(producer=producer, consumer=consumer), use)
+
+    def __add__(self, other: QuantConfig) -> QuantConfig:
+        """The rules of both; the other's win."""
+        return QuantConfig(rules=(*self.rules, *other.rules))
+
+    def __str__(self) -> str:
+        return "\n".join(str(rule) for rule in self.rules) or "no rules: the backend decides"
+
+    # -- using -----------------------------------------------------------------------------------------------
+
+    def resolve(self, program: Program) -> Resolution:
+        """What the rules say for each node of a program. ConfigError if one matches nothing."""
+        from quantc.config.resolve import resolve
+
+        return resolve(self, program)
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str) -> None:
+        """Write a `.toml` or `.json` file, whole or not at all. Its entry `seal` shows damage: remove it to edit the file."""
+        path = as_path(path, ConfigError)
+        data = sealed(self.model_dump(mode="json", exclude_none=True))
+        write_text(path, json.dumps(data, indent=2) + "\n" if _is_json(path) else to_toml(data))
+
+    @staticmethod
+    def load(path: Path | str) -> QuantConfig:
+        """Read a `.toml` or `.json` file."""
+        path = as_path(path, ConfigError)
+        parse = parse_json if _is_json(path) else parse_toml
+        try:
+            data = parse(read_text(path, "write a .toml or .json file", most=MAX_BYTES))
+            data = unsealed(data) if isinstance(data, dict) else data
+        except LoadError as error:
+            raise ConfigError(f"{path} does not read: {error.what}", where=str(path), advice=error.advice) from error
+        if not isinstance(data, dict) or set(data) != {"rules"} or not isinstance(data["rules"], list):
+            raise ConfigError("a config is a list of rules, and nothing else", where=str(path), advice=EXAMPLE)
+        rules = enumerate(data["rules"], start=1)
+        return QuantConfig(rules=tuple(_rule(path, number, rule) for number, rule in rules))
+
+
+def _rule(path: Path, number: int, data: Any) -> ConfigRule:
+    try:
+        return ConfigRule.model_validate(data)
+    except QuantcError as error:
+        raise ConfigError(error.what, where=f"rule {number} of {path}", advice=error.advice) from error
+
+
+def _is_json(path: Path) -> bool:
+    if path.suffix not in (".json", ".toml"):
+        raise ConfigError(f"{path} is neither .toml nor .json", advice="name the file so that its format can be told")
+    return path.suffix == ".json"

@@ -1,0 +1,302 @@
+"""What came of quantizing a model: the data behind `print(result.report)` and `quantc quantize`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from io import StringIO
+from typing import Any, Literal
+
+from rich.console import Console
+
+from quantc.calibration.report import CalibrationReport
+from quantc.inspect.compare import Comparison, Layer
+from quantc.inspect.coverage import Coverage, Verdict
+from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
+from quantc.inspect.held_out import Outside
+from quantc.inspect.noise import shown
+from quantc.inspect.report_html import page
+from quantc.inspect.size import Size
+from quantc.inspect.techniques import HEAD as TECHNIQUE
+from quantc.inspect.techniques import with_techniques
+from quantc.ir.program import LogEntry
+from quantc.spec.formats import Timing
+from quantc.support.terminal import Screen
+
+MOST_ROWS = 20
+"""How many rows of each table the text shows."""
+MeasuredOn = Literal["batches", "example inputs"]
+EXAMPLES = "the example inputs"
+SLOWER = 0.97
+"""How many times as fast a program is that is told to be slower: less than this is chance."""
+DIGITS = 4
+"""How many significant digits times have."""
+WORTH_TELLING = 0.9
+"""A program that is saved smaller than it is in memory by this much has integers of few bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One verb, and how long it took."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How long a call takes, of the float program and of the quantized one where it runs."""
+
+    target: str
+    """What runs the quantized one."""
+    before: float
+    """Milliseconds of the float model in torch, the best of all rounds."""
+    after: float
+    runtime: str = ""
+    """What runs the float program in the same way as the quantized one; empty where that was not measured."""
+    runtime_before: float | None = None
+    """Milliseconds of the float program there."""
+    why_not: str = ""
+    """Why the float program was not measured there."""
+
+    def __post_init__(self) -> None:
+        """Times are kept as they are shown, so that what is shown is their quotient."""
+        for name in ("before", "after", "runtime_before"):
+            spent = getattr(self, name)
+            object.__setattr__(self, name, None if spent is None else float(f"{spent:.{DIGITS}g}"))
+
+    @property
+    def times(self) -> float:
+        """How many times faster than the float model in torch."""
+        return _quotient(self.before, self.after)
+
+    @property
+    def runtime_times(self) -> float | None:
+        """How many times faster than the float program on the same runtime."""
+        return None if self.runtime_before is None else _quotient(self.runtime_before, self.after)
+
+    @property
+    def against(self) -> tuple[tuple[str, float, float], ...]:
+        """What it is held against, the milliseconds of that, and how many times faster the quantized program is."""
+        own = [(self.runtime, self.runtime_before, self.runtime_times)]
+        return (
+            ("torch", self.before, self.times),
+            *((name, spent, times) for name, spent, times in own if spent is not None and times is not None),
+        )
+
+    def to_data(self) -> dict[str, Any]:
+        return {**asdict(self), "times": self.times, "runtime_times": self.runtime_times}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the quantized program is slower than."""
+        slower = [
+            f"{1 / times:.2f} times slower than float in {name}" for name, _, times in self.against if times < SLOWER
+        ]
+        return (f"the quantized program on {self.target} is {' and '.join(slower)}",) if slower else ()
+
+    def __str__(self) -> str:
+        told = [
+            f"{1 / times:.2f} times slower than float in {name} ({_shown(spent)} ms)"
+            if times < SLOWER
+            else f"{times:.2f} times as fast as float in {name} ({_shown(spent)} ms)"
+            for name, spent, times in self.against
+        ]
+        more = f"; {self.why_not}" if self.why_not else ""
+        return f"{_shown(self.after)} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the report."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    all_of_them: str
+    """Where all rows are, in Python."""
+    decibels: int | None = None
+    """The column that a page shows as bars."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was quantized and why the rest was not, how close the numbers come, how large the program is."""
+
+    name: str
+    backend: str
+    form: str
+    """Of the quantized program: "qdq" or "integer"."""
+    coverage: Coverage
+    calibration: CalibrationReport | None
+    """None where no scales come from data."""
+    comparison: Comparison | None
+    """Against the float program, on the first batches, or on the example inputs where there are none. None without
+    either."""
+    size: Size
+    steps: tuple[Step, ...]
+    log: tuple[LogEntry, ...]
+    """What each pass did, and what it had to say."""
+    speed: Speed | None = None
+    """Where it was measured: `quantc quantize` does, on what it was lowered to."""
+    measured_on: MeasuredOn = "batches"
+    """What the comparison is of: batches, or the inputs the model was captured with where none were given."""
+    is_held_out: bool = True
+    """Whether calibration saw nothing of what the comparison is of."""
+    outside: tuple[Outside, ...] = ()
+    """Inputs of what was held out that are far from what calibration saw."""
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "backend": self.backend,
+            "form": self.form,
+            "warnings": list(self.warnings),
+            "coverage": self.coverage.to_data(),
+            "calibration": None if self.calibration is None else self.calibration.to_json(),
+            "comparison": None if self.comparison is None else self.comparison.to_data(),
+            "measured_on": None if self.comparison is None else self.measured_on,
+            "held_out": None if self.comparison is None else self.is_held_out,
+            "outside": [asdict(each) for each in self.outside],
+            "thresholds": {"model_dB": MODEL_DB, "op_dB": OP_DB, "vanished": VANISHED},
+            "size": self.size.to_data(),
+            "speed": None if self.speed is None else self.speed.to_data(),
+            "steps": [asdict(step) for step in self.steps],
+            "log": [asdict(entry) for entry in self.log],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, quantized for {self.backend}{', in integer form' if self.form == 'integer' else ''}"
+
+    def fields(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What it comes to, in a few lines."""
+        return {
+            **(extra or {}),
+            "coverage": self.coverage.headline.partition(": ")[2],
+            "calibrated with": self._calibrated_with,
+            "SQNR": self._sqnr,
+            "size": self._size,
+            **({} if self.speed is None else {"speed": str(self.speed)}),
+            "time": ", ".join(f"{step.name} {step.seconds:.2f} s" for step in self.steps),
+        }
+
+    def sections(self) -> list[Section]:
+        """The tables, each with all its rows; those without any are left out."""
+        techniques = {row.node: row.technique for row in self.coverage.rows}
+        layers = [] if self.comparison is None else [_layer_cells(row, techniques) for row in self.comparison.worst()]
+        head, cells = with_techniques(("node", "op", "rule", TECHNIQUE, "module", "alone, dB", "here, dB"), layers)
+        floats = [(row.node, row.op, row.module, row.reason) for row in self.coverage.rows_for(Verdict.FLOAT)]
+        noted = [(entry.name, "; ".join(entry.notes)) for entry in self.log if entry.notes]
+        title = "what each quantized op costs, the worst first"
+        every = [
+            Section(title, head, tuple(cells), "result.report.comparison.worst()", len(head) - 2),
+            Section(
+                "left float", ("node", "op", "module", "why"), tuple(floats), "result.report.coverage.rows_for('float')"
+            ),
+            Section("what was done", ("pass", "notes"), tuple(noted), "result.program.log"),
+        ]
+        return [section for section in every if section.rows]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else there is to say."""
+        found, seen = self.comparison, self.calibration
+        unseen = () if seen is None else (*seen.notes, *(f"no batch reached {group}" for group in seen.unseen))
+        return (*unseen, *(() if found is None else found.notes))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is likely to be wrong with the numbers, or slower than before: said before everything else."""
+        found = () if self.comparison is None else findings(self.comparison, self._measured)
+        slower = () if self.speed is None else self.speed.warnings
+        far = (each.told(self._measured) for each in self.outside)
+        return (*far, *found, *self.coverage.warnings, *slower)
+
+    def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
+        """Print it, with more lines at the top if there are any."""
+        for text in self.warnings:
+            screen.text(f"warning: {text}")
+        screen.fields(self.title, self.fields(extra))
+        for section in self.sections():
+            screen.table(section.title, section.columns, section.rows[:MOST_ROWS])
+            if len(section.rows) > MOST_ROWS:
+                screen.text(f"  … and {len(section.rows) - MOST_ROWS} more: {section.all_of_them}")
+        for note in self.notes:
+            screen.text(f"note: {note}")
+
+    def to_html(self, extra: Mapping[str, str] | None = None) -> str:
+        """A page that a browser opens, with every row of every table."""
+        return page(self, extra or {})
+
+    @property
+    def _calibrated_with(self) -> str:
+        if self.calibration is not None:
+            return _counted(self.calibration.batches)
+        techniques = self.coverage.techniques
+        if techniques[Timing.DYNAMIC]:
+            return "no data: the scales of activations are found as the program runs"
+        if techniques[Timing.WEIGHT_ONLY] and not techniques[Timing.STATIC]:
+            return "no data: weights alone are quantized, and their scales come from the weights"
+        return "no data: no scale comes from it"
+
+    @property
+    def _size(self) -> str:
+        size = self.size
+        text = f"{readable(size.before)} -> {readable(size.after)} ({size.ratio:.1%})"
+        if size.stored is None or size.stored > size.after * WORTH_TELLING:
+            return text
+        return f"{text}, packed in a file {readable(size.stored)} ({size.stored_ratio:.1%})"
+
+    @property
+    def _sqnr(self) -> str:
+        if self.comparison is None:
+            return "not measured: there are neither batches nor example inputs"
+        return f"{shown(self.comparison.sqnr)} dB over {self._measured}"
+
+    @property
+    def _measured(self) -> str:
+        """What the numbers were measured on."""
+        if self.comparison is None or self.measured_on != "batches":
+            return EXAMPLES
+        count = self.comparison.batches
+        if not self.is_held_out:
+            return f"{_counted(count)} that calibration saw"
+        return _counted(count) if self.calibration is None else _counted(count, "held-out ")
+
+    def __str__(self) -> str:
+        text = StringIO()
+        self.show(Screen(Console(file=text, highlight=False, force_terminal=False)))
+        return text.getvalue().rstrip("\n")
+
+
+def _layer_cells(layer: Layer, techniques: Mapping[str, str]) -> tuple[str, ...]:
+    technique = techniques.get(layer.node, "")
+    return layer.node, layer.op, layer.rule, technique, layer.module, shown(layer.local), shown(layer.sqnr)
+
+
+def _quotient(before: float, after: float) -> float:
+    return before / after if after else math.inf
+
+
+def _shown(milliseconds: float) -> str:
+    """A time with all its digits."""
+    return f"{milliseconds:.{DIGITS}g}"
+
+
+def _counted(batches: int, kind: str = "") -> str:
+    return f"1 {kind}batch" if batches == 1 else f"{batches} {kind}batches"
+
+
+def readable(count: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,226 @@
+"""How many multiply-adds an op makes, and of which tensors.
+
+Counted from the types of a program. Sizes that are dynamic are those of the example inputs; where there are none,
+the count is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from quantc.ir.dialect import argument, op_name, short_name
+from quantc.ir.program import Program
+from quantc.ir.size_expressions import evaluate
+from quantc.ir.types import tensor_type
+
+Sizes = Mapping[str, int]
+INSIDE = None
+"""Stands for a tensor that an op makes for itself, such as the hidden state of a recurrent layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Multiply-adds of two tensors or more, by the nodes that yield them."""
+
+    count: int
+    factors: tuple[fx.Node | None, ...]
+
+
+Count = Callable[[fx.Node, Sizes], "tuple[Product, ...]"]
+"""Counts the products of an op."""
+
+
+def example_sizes(program: Program) -> dict[str, int]:
+    """The dynamic sizes of a program as its example inputs have them."""
+    sizes: dict[str, int] = {}
+    inputs = program.graph.find_nodes(op="placeholder")
+    for node, value in zip(inputs, program.example_inputs or (), strict=False):
+        kind = tensor_type(node)
+        shape = getattr(value, "shape", ())
+        if kind is None or len(shape) != kind.rank:
+            continue
+        sizes |= {name: size for name, size in zip(kind.shape, shape, strict=True) if isinstance(name, str)}
+    return sizes
+
+
+def products(node: fx.Node, sizes: Sizes) -> tuple[Product, ...] | None:
+    """The products an op computes: none for most ops, None where their size is not known."""
+    count = _COUNTS.get(op_name(node))
+    if count is None:
+        return ()
+    try:
+        return count(node, sizes)
+    except _UnknownSizeError:
+        return None
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether an op multiplies tensors and sums up."""
+    return op_name(node) in _COUNTS
+
+
+class _UnknownSizeError(Exception):
+    """A size that is not known; caught by `products`."""
+
+
+def _shape(value: Any, sizes: Sizes) -> tuple[int, ...]:
+    kind = tensor_type(value)
+    if kind is None:
+        raise _UnknownSizeError
+    shape: list[int] = []
+    for size in kind.shape:
+        known = size if isinstance(size, int) else evaluate(size, sizes)
+        if known is None:
+            raise _UnknownSizeError
+        shape.append(known)
+    return tuple(shape)
+
+
+def _convolution(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    x, w = argument(node, "x"), argument(node, "w")
+    return (Product(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
+
+
+def _transposed(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """Each element of the input meets the whole kernel once."""
+    x, w = argument(node, "x"), argument(node, "w")
+    return (Product(math.prod(_shape(x, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
+
+
+def _linear(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    x, w = argument(node, "x"), argument(node, "w")
+    return (Product(math.prod(_shape(node, sizes)) * _shape(w, sizes)[-1], (x, w)),)
+
+
+def _linear_weight_only(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """The weight may be stored with its outputs first or last; what it reads says how many it sums over."""
+    x, w = argument(node, "x"), argument(node, "w")
+    return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
+
+
+def _bilinear(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    x, y, w = argument(node, "x"), argument(node, "y"), argument(node, "w")
+    return (Product(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, y, w)),)
+
+
+def _matmul(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    x, y = argument(node, "x"), argument(node, "y")
+    return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, y)),)
+
+
+def _einsum(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """One product of two tensors: every element of the result sums over the labels that are not in it."""
+    equation, operands = argument(node, "equation"), argument(node, "operands")
+    if len(operands) == 1:
+        return ()
+    if len(operands) > 2:
+        raise _UnknownSizeError  # the order of the products is torch's to choose
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    labels = inputs.replace("...", "").replace(",", "")
+    kept = output if arrow else "".join(label for label in labels if labels.count(label) == 1)
+    extent: dict[str, int] = {}
+    for term, operand in zip(inputs.split(","), operands, strict=True):
+        extent |= _extents(term, _shape(operand, sizes))
+    summed = math.prod(size for label, size in extent.items() if label not in kept)
+    return (Product(math.prod(_shape(node, sizes)) * summed, tuple(operands)),)
+
+
+def _extents(term: str, shape: Sequence[int]) -> dict[str, int]:
+    """The size of each label of one operand; dimensions under `...` have none."""
+    before, dots, after = term.partition("...")
+    found = dict(zip(before, shape, strict=False))
+    return found | dict(zip(after, shape[len(shape) - len(after) :], strict=True)) if dots else found
+
+
+def _attention(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    q, k, v = argument(node, "q"), argument(node, "k"), argument(node, "v")
+    query, keys, values = _shape(q, sizes), _shape(k, sizes)[-2], _shape(v, sizes)[-1]
+    rows = math.prod(query[:-1]) * keys
+    return (Product(rows * query[-1], (q, k)), Product(rows * values, (INSIDE, v)))
+
+
+def _recurrent(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """At every step each weight meets one vector: the input in the first layer, what the op made itself elsewhere."""
+    x, params = argument(node, "x"), argument(node, "params")
+    directions = 2 if argument(node, "bidirectional") else 1
+    steps = math.prod(_shape(x, sizes)[:-1])
+    group = len(params) // (argument(node, "num_layers") * directions)
+    found = []
+    for index, weight in enumerate(params):
+        shape = _shape(weight, sizes)
+        reads_input = index % group == 0 and index < group * directions
+        if len(shape) == 2:
+            found.append(Product(steps * math.prod(shape), (x if reads_input else INSIDE, weight)))
+    return tuple(found)
+
+
+def _cell(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    x, hx = argument(node, "x"), argument(node, "hx")
+    hidden = hx[0] if isinstance(hx, list | tuple) else hx
+    rows = math.prod(_shape(x, sizes)[:-1])
+    pairs = ((x, argument(node, "w_ih")), (hidden, argument(node, "w_hh")))
+    return tuple(Product(rows * math.prod(_shape(weight, sizes)), (value, weight)) for value, weight in pairs)
+
+
+def _quantizing(count: Count, stored: int = 1) -> Count:
+    """An op that quantizes what it reads in float itself, to 8 bits: what else there is to say of its factors is what
+    the stored ones are, which come last."""
+
+    def counted(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+        found = count(node, sizes)
+        return tuple(Product(each.count, each.factors[len(each.factors) - stored :]) for each in found)
+
+    return counted
+
+
+def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """Input and hidden state are both quantized as they come."""
+    steps = math.prod(_shape(argument(node, "x"), sizes)[:-1])
+    weights = argument(node, "weights")
+    return tuple(Product(steps * math.prod(_shape(weight, sizes)), (weight,)) for weight in weights)
+
+
+def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    """A product in the type its sums are in: `out_dtype(op, dtype, x, w, ...)`."""
+    given: tuple[Any, ...] = node.args
+    inner, x, w = given[0], given[2], given[3]
+    if short_name(inner) != "convolution":
+        depth = _shape(x, sizes)[-1]
+        return (Product(math.prod(_shape(node, sizes)) * depth, (x, w)),)
+    is_transposed = given[8]
+    meets = x if is_transposed else node
+    return (Product(math.prod(_shape(meets, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
+
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+_COUNTS: dict[str, Count] = {
+    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": _transposed for n in (1, 2, 3)},
+    "linear": _linear,
+    "bilinear": _bilinear,
+    **dict.fromkeys(("matmul", "addmm", "baddbmm"), _matmul),
+    "einsum": _einsum,
+    "sdpa": _attention,
+    **dict.fromkeys(RECURRENT, _recurrent),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _cell),
+    "quantc.conv.default": _convolution,
+    "quantc.conv_transpose.default": _transposed,
+    **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),
+    "quantc.linear_weight_only.default": _linear_weight_only,
+    "quantc.linear_dynamic.default": _quantizing(_linear),
+    "quantc.linear_both_dynamic.default": _quantizing(_linear, stored=0),
+    "quantc.matmul_dynamic.default": _quantizing(_matmul),
+    "quantc.matmul_both_dynamic.default": _quantizing(_matmul, stored=0),
+    "quantc.conv_dynamic.default": _quantizing(_convolution),
+    "quantc.conv_transpose_dynamic.default": _quantizing(_transposed),
+    **dict.fromkeys((f"quantc.{name}_dynamic.default" for name in RECURRENT), _recurrent_dynamic),
+    **dict.fromkeys((f"quantc.{name}_cell_dynamic.default" for name in RECURRENT), _quantizing(_cell)),
+    "quantc.matmul.default": _matmul,
+    "higher_order.out_dtype": _accumulated,
+}

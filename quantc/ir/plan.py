@@ -1,0 +1,149 @@
+"""The plan of a quantization: what has been decided about a program's tensors, kept beside its graph.
+
+Quantizers write claims and outcomes, `share` resolves them into groups, calibration fills in the statistics, and
+`quantize` carries the plan out. Until then no node of the graph is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
+from quantc.ir.sites import NodeTable, Site
+from quantc.spec.formats import Timing
+
+if TYPE_CHECKING:
+    from quantc.annotate.quantizer import Quantizer
+    from quantc.config.config import QuantConfig
+    from quantc.observe.observation import Observation
+    from quantc.spec.numerics import QParams
+
+
+class Part(StrEnum):
+    """What a rule makes of a node."""
+
+    QUANTIZED = "quantized"
+    """It computes on quantized tensors."""
+    PROPAGATED = "propagated"
+    """It hands quantized tensors on, because it was given one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Which rule of which quantizer has taken a node, and the last node of that match."""
+
+    quantizer: str
+    rule: str
+    root: str
+    part: Part = Part.QUANTIZED
+    timing: Timing = Timing.STATIC
+    """When the scales of what it reads are found, and whether it computes on integers."""
+
+    def __str__(self) -> str:
+        how = "" if self.timing is Timing.STATIC else f" ({self.timing})"
+        return f"{self.part} by {self.rule} of {self.quantizer}{how}"
+
+
+class Source(StrEnum):
+    """Where the qparams of a group come from."""
+
+    DATA = "data"
+    """Calibration."""
+    CONSTANTS = "constants"
+    """The tensors themselves, as for weights."""
+    GIVEN = "given"
+    """They are fixed."""
+    DERIVED = "derived"
+    """Those of other groups."""
+    RUN_TIME = "run-time"
+    """The tensor at hand, each time the program runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Places that share one scale and zero point."""
+
+    name: str
+    """The text of its first site. Statistics go by it."""
+    outcome: Quantize | Fixed | Derived
+    values: tuple[Site, ...]
+    """The tensors that are observed, as outputs; each once, in the order of the program."""
+    places: tuple[Site, ...]
+    """Every output and operand in the group."""
+    source: Source = Source.DATA
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.outcome}, {', '.join(str(place) for place in self.places)}"
+
+
+@dataclass
+class Plan:
+    """What has been decided so far; empty for a program nobody has annotated."""
+
+    quantizer: Quantizer | None = None
+    """Who annotated the program. It explains what was left out."""
+    config: QuantConfig | None = None
+    """What the user asked for."""
+    claims: NodeTable[Claim] = field(default_factory=NodeTable[Claim])
+    left_float: NodeTable[str] = field(default_factory=NodeTable[str])
+    """Why a node was left float, where the reason is known from annotating."""
+    lowered: NodeTable[str] = field(default_factory=NodeTable[str])
+    """In the integer form: the node of the Q/DQ form, by name, whose value a node has."""
+    outcomes: dict[Site, TensorOutcome] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    statistics: dict[str, Observation] = field(default_factory=dict)
+    """By the name of the group."""
+    batches: int = 0
+    """How many batches the statistics are of."""
+    qparams: dict[str, QParams] = field(default_factory=dict)
+    """By the name of the group, once `quantize` has run."""
+    instruction_sets: dict[str, str] = field(default_factory=dict)
+    """Whose sums the numbers are for, by the name of the quantizer that claims a node. It stands here, and not with the
+    quantizer alone, because a file cannot hold every quantizer, and numbers must not depend on that."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.outcomes
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nobody has decided anything, not even to leave all as it is."""
+        return self.quantizer is None and not (self.outcomes or self.claims.rows or self.left_float.rows)
+
+    def decides_like(self, other: Plan) -> bool:
+        """Whether two plans for one graph come to the same decisions."""
+        mine, theirs = (self.claims.rows, self.left_float.rows), (other.claims.rows, other.left_float.rows)
+        return self.outcomes == other.outcomes and mine == theirs
+
+    @property
+    def tables(self) -> tuple[NodeTable[Claim], NodeTable[str], NodeTable[str]]:
+        """The tables whose rows follow their nodes."""
+        return self.claims, self.left_float, self.lowered
+
+    def renamed(self, nodes: Mapping[fx.Node, fx.Node]) -> Plan:
+        """The plan for a copy of the graph; `nodes` maps old nodes to new ones. The statistics are the same objects."""
+        return Plan(
+            self.quantizer,
+            self.config,
+            self.claims.renamed(nodes),
+            self.left_float.renamed(nodes),
+            self.lowered.renamed(nodes),
+            dict(self.outcomes),
+            self.groups,
+            dict(self.statistics),
+            self.batches,
+            dict(self.qparams),
+            dict(self.instruction_sets),
+        )
+
+    def __str__(self) -> str:
+        lines = [f"claim {node.name}: {claim}" for node, claim in self.claims.rows.items()]
+        lines += [f"float {node.name}: {reason}" for node, reason in self.left_float.rows.items()]
+        lines += [f"place {site}: {outcome}" for site, outcome in self.outcomes.items()]
+        lines += [f"group {group}" for group in self.groups]
+        return "\n".join(lines)

@@ -1,0 +1,589 @@
+"""Program: a captured model as one fx graph in one dialect, with typed side tables and the log of passes.
+
+Passes change a Program only through `emit`, `constant`, `replace` and `erase`: these keep the side tables in step
+with the graph, and note that the runnable module is out of date. It is rebuilt once, when it is next asked for,
+not once a pass (rebuilding costs 35-150 µs a node).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import fx, nn
+from torch._ops import OpOverload
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+
+from quantc.errors import InputError, LoadError, ModeError, QuantcError, UnknownNameError, suggest
+from quantc.finite import Watch, check_has_numbers
+from quantc.ir.dialect import arguments, is_opaque, short_name
+from quantc.ir.module_copy import copied
+from quantc.ir.plan import Plan
+from quantc.ir.signature import Signature, as_tensors
+from quantc.ir.sites import ModeValue, NodeTable, Origin, SetAside, Site
+from quantc.ir.types import ValueType, type_of_value
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from quantc.inspect.coverage import Coverage
+    from quantc.inspect.explain import Explanation
+    from quantc.text.diff import Diff
+
+MOST_REASONS = 8
+NO_GRADIENT = "out=... arguments don't support automatic differentiation"
+"""What torch says of writes with `out=` to what has a gradient."""
+TRAINED = "_fake_quantizers"
+"""The submodule that holds the fake quantizers of a graph."""
+DumpFormat = Literal["text", "table", "json", "dot", "graphml"]
+
+
+class Stage(IntEnum):
+    """How far a Program has come. Passes say which stage they need and which they give."""
+
+    CAPTURED = 0
+    CANONICAL = 1
+    FUSED = 2
+    ANNOTATED = 3
+    SHARED = 4
+    OBSERVED = 5
+    CALIBRATED = 6
+    QUANTIZED = 7
+    FOLDED = 8
+    LOWERED = 9
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of `Program.log`: what ran, how long it took, whether it changed anything, what it had to say."""
+
+    name: str
+    seconds: float
+    changed: bool
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {'changed' if self.changed else 'no change'}, {self.seconds * 1e3:.1f} ms"
+        return "\n".join([text, *(f"  {note}" for note in self.notes)])
+
+
+@dataclass(eq=False)
+class Program:
+    """A captured model.
+
+    `graph` is the top graph and `root` the module that owns what graphs refer to: parameters, buffers, nested
+    graphs of higher-order ops, and modules kept opaque.
+    """
+
+    graph: fx.Graph
+    root: nn.Module
+    signature: Signature
+    name: str = "program"
+    method: str = "given"
+    """How it was captured: "export", "fx", "parsed" or "given"."""
+    training: bool = False
+    stage: Stage = Stage.CAPTURED
+    inference_only: tuple[str, ...] = ()
+    """Why `.train()` is no longer possible; empty while it is."""
+    fixed_mode: str = ""
+    """Why neither `.train()` nor `.eval()` can change the mode; empty where they can."""
+    log: list[LogEntry] = field(default_factory=list)
+    origins: NodeTable[Origin] = field(default_factory=NodeTable[Origin])
+    modes: NodeTable[ModeValue] = field(default_factory=NodeTable[ModeValue])
+    counters: NodeTable[str] = field(default_factory=NodeTable[str])
+    """For each batch norm: the buffer that counts its training batches."""
+    set_aside: NodeTable[SetAside] = field(default_factory=NodeTable[SetAside])
+    """For convolutions and linears that are trained quantized: the batch norm behind them."""
+    plan: Plan = field(default_factory=Plan)
+    """What has been decided about quantizing it."""
+    example_inputs: tuple[Any, ...] | None = None
+    """The flat example inputs of the capture, for the numeric guard."""
+    _module: fx.GraphModule | None = field(default=None, repr=False)
+    _watched: tuple[fx.GraphModule, Watch] | None = field(default=None, repr=False)
+    _taken: dict[str, int] = field(default_factory=dict, repr=False)
+    """How many constants were stored under each hint."""
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def graphs(self) -> Iterator[tuple[str, fx.Graph]]:
+        """Every graph with its path: the top one ("") first, then those of higher-order ops, outermost first."""
+        pending: list[tuple[str, fx.Graph, nn.Module]] = [("", self.graph, self.root)]
+        seen: set[int] = set()
+        while pending:
+            path, graph, owner = pending.pop(0)
+            yield path, graph
+            for node in graph.find_nodes(op="get_attr"):
+                if node.meta.get("val") is not None:
+                    continue  # a tensor: there are many, and looking each up takes time
+                child = attribute(owner, str(node.target))
+                if isinstance(child, fx.GraphModule) and id(child) not in seen:
+                    seen.add(id(child))
+                    pending.append((f"{path}/{node.target}".lstrip("/"), child.graph, child))
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """Every node of every graph, in order."""
+        for _, graph in self.graphs():
+            yield from graph.nodes
+
+    def owner(self, graph: fx.Graph) -> nn.Module:
+        """The module that `graph`'s get_attr nodes refer into."""
+        if graph is self.graph:
+            return self.root
+        module = graph.owning_module
+        if module is None:
+            raise QuantcError("a nested graph has no module", advice="capture the model again")
+        return module
+
+    def node(self, name: str) -> fx.Node:
+        """The node of that name; `branch/name` for one in a nested graph."""
+        path, _, short = name.rpartition("/")
+        for graph_path, graph in self.graphs():
+            if graph_path != path:
+                continue
+            found: list[fx.Node] = [node for node in graph.nodes if node.name == short]
+            if found:
+                return found[0]
+        names = [node.name if not path else f"{path}/{node.name}" for path, g in self.graphs() for node in g.nodes]
+        raise UnknownNameError(f"there is no node {name!r}", where=self.name, advice=suggest(name, names, noun="nodes"))
+
+    def has_node(self, name: str) -> bool:
+        """Whether there is a node of that name."""
+        path, _, short = name.rpartition("/")
+        return any(node.name == short for at, graph in self.graphs() if at == path for node in graph.nodes)
+
+    def module_nodes(self, path: str) -> list[fx.Node]:
+        """The nodes that the module at a path made, and those inside it."""
+        rows = self.origins.rows
+        return [
+            node
+            for node in self.nodes()
+            if (origin := rows.get(node)) is not None and f"{origin.module_path}.".startswith(f"{path}.")
+        ]
+
+    def site(self, node: fx.Node, *, out: int | None = None, operand: int | None = None) -> Site:
+        path = next((path for path, graph in self.graphs() if graph is node.graph), "")
+        return Site(path, node.name, out=0 if out is None and operand is None else out, operand=operand)
+
+    def tensor(self, node: fx.Node) -> torch.Tensor | None:
+        """The parameter, buffer or constant that a get_attr node refers to; None if it is something else."""
+        if node.op != "get_attr":
+            return None
+        value = attribute(self.owner(node.graph), str(node.target))
+        return value if isinstance(value, torch.Tensor) else None
+
+    def describe(self, node: fx.Node) -> str:
+        """A node and its origin, for messages: `conv2d (layer1.0 : Conv2d @ model.py:12)`."""
+        origin = self.origins.get(node)
+        return f"{node.name} ({origin})" if origin is not None and str(origin) else node.name
+
+    def opaque(self) -> list[fx.Node]:
+        """Nodes that have no canonical form: no pattern can match them."""
+        return [node for node in self.nodes() if is_opaque(node)]
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    @property
+    def module(self) -> fx.GraphModule:
+        """A `torch.fx.GraphModule` with the model's own calling convention."""
+        if self._module is None:
+            self._module = self._build()
+        return self._module
+
+    def _build(self) -> fx.GraphModule:
+        graph, root = self._as_given()
+        info = _PyTreeInfo(self.signature.parameters, self.signature.in_spec, self.signature.out_spec)
+        graph.set_codegen(_PyTreeCodeGen(info))
+        module = fx.GraphModule(root, graph, class_name=self.name.rpartition(".")[2] or "Program")
+        for name, _ in self.root.named_buffers():
+            # GraphModule copies attributes one by one and forgets which buffers are not saved
+            parent, _, leaf = name.rpartition(".")
+            if leaf in self.root.get_submodule(parent)._non_persistent_buffers_set:
+                target = module.get_submodule(parent) if _has_submodule(module, parent) else None
+                if target is not None and leaf in target._buffers:
+                    target._non_persistent_buffers_set.add(leaf)
+        module.train(self.training)
+        return module
+
+    def _as_given(self) -> tuple[fx.Graph, nn.Module | dict[str, Any]]:
+        """The graph to build the module from, and what it refers to: nested graphs are given their constants."""
+        from quantc.rewrite.lift_constants import lift_constants, with_checked_norms
+
+        if any(path for path, _ in self.graphs()):
+            return lift_constants(self)
+        learns = (self.training or self.is_live) and bool(self.modes.rows)
+        return (with_checked_norms(self) if learns else self.graph), self.root
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = self.signature.flatten(args, kwargs)
+        leaves = as_tensors(leaves) or leaves
+        self.signature.check(leaves, spec)
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        check_has_numbers(self, leaves)
+        module = self.module
+        if (self.stage >= Stage.QUANTIZED or self.is_live) and not torch.compiler.is_compiling():
+            self._watch_of(module).check(leaves)
+        try:
+            return module(*args, **kwargs)
+        except RuntimeError as error:
+            if NO_GRADIENT in str(error):
+                raise InputError(
+                    f"{self.name} writes with out=, which torch does not do while gradients are recorded",
+                    where=str(error),
+                    advice="call it under torch.no_grad() or torch.inference_mode()",
+                ) from error
+            from quantc.qdq.ops import why_no_range
+
+            if (found := why_no_range(self, error)) is not None:
+                raise found from error
+            raise
+
+    def _watch_of(self, module: fx.GraphModule) -> Watch:
+        """The inputs that are looked at for NaN, found once for each module: it is of the graph as it is now."""
+        if self._watched is None or self._watched[0] is not module:
+            self._watched = module, Watch.of(self)
+        return self._watched[1]
+
+    def run_flat(self, leaves: Iterable[Any]) -> list[Any]:
+        """Run on flat inputs and give the flat outputs."""
+        args, kwargs = pytree.tree_unflatten(list(leaves), self.signature.in_spec)
+        return pytree.tree_leaves(self.module(*args, **kwargs))
+
+    def train(self, mode: bool = True) -> Program:
+        """Switch dropout, batch norm and the like to training; `train(False)` is `eval()`. Changes this Program."""
+        if mode and self.inference_only:
+            raise ModeError(
+                f"{self.name} cannot be trained any more: {self.inference_only[0]}",
+                where="; ".join(self.inference_only),
+                advice="capture the model in training mode and prepare it with qat=True",
+            )
+        if mode != self.training and self.fixed_mode:
+            raise ModeError(
+                f"{self.name} cannot change its mode: {self.fixed_mode}",
+                where=self.fixed_mode,
+                advice=f"capture the model again in {'training' if mode else 'eval'} mode",
+            )
+        if self.is_live:
+            return self._switch_modules(mode)
+        for node, value in self.modes.rows.items():
+            args = list(node.args)
+            if value.position >= len(args) and isinstance(node.target, OpOverload):
+                args += [row.default for row in arguments(node.target)[len(args) : value.position + 1]]
+            args[value.position] = value.value(mode)
+            node.args = tuple(args)
+        if mode != self.training:
+            self._switch_counters(mode)
+        self.training = mode
+        self.root.train(mode)
+        self.touch()
+        return self
+
+    def eval(self) -> Program:
+        return self.train(False)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it was prepared with `qat=True`: fake quantizers stand in its graphs, and it follows the mode of its
+        module as it runs."""
+        return TRAINED in self.root._modules
+
+    def _switch_modules(self, mode: bool) -> Program:
+        """Nothing is rebuilt: whoever holds the module, compiled or distributed, goes on with the same one."""
+        self.training = mode
+        self.root.train(mode)
+        if self._module is not None:
+            self._module.train(mode)
+        return self
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What can be trained, for an optimizer. They stay the same tensors whatever is done to the program."""
+        return self.root.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same with their names."""
+        return self.root.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, buffers, and in training the ranges and what is frozen: all that `load_state_dict` takes to go on
+        from here."""
+        return self.root.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict` of this program, or of another that was prepared alike."""
+        try:
+            self.root.load_state_dict(state)
+        except RuntimeError as error:
+            raise LoadError(
+                f"this is not the state of {self.name}: {error}",
+                where=f"its stage is {self.stage.label}",
+                advice="prepare the same model in the same way first, then load the state",
+            ) from error
+
+    def _switch_counters(self, training: bool) -> None:
+        """Batch norms count their batches in training, and only then."""
+        add = torch.ops.aten.add_.Tensor
+        nodes = {
+            (id(graph), node.target): node for _, graph in self.graphs() for node in graph.find_nodes(op="get_attr")
+        }
+        for norm, target in self.counters.rows.items():
+            counter = nodes.get((id(norm.graph), target))
+            if training:
+                if counter is None:
+                    counter = nodes[id(norm.graph), target] = self.read(target, before=norm)
+                self.emit(add, (counter, 1), before=norm, like=counter)
+            elif counter is not None:
+                for user in list(counter.users):
+                    if user.target is add and not user.users:
+                        self.erase(user)
+                if not counter.users:
+                    self.erase(counter)
+                    del nodes[id(norm.graph), target]  # a module called twice has two norms with one counter
+
+    # -- changing --------------------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Say that the graph has changed; the module is rebuilt when next asked for."""
+        self._module = None
+
+    def emit(
+        self,
+        target: Callable[..., Any] | str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        before: fx.Node,
+        like: fx.Node | None = None,
+        name: str | None = None,
+        value: Any = None,
+    ) -> fx.Node:
+        """Insert a call of a function, or of a module by its name, before a node. It takes its origin from `like` (by
+        default `before`), and its type from `value`, or from `like` if that is given."""
+        graph = before.graph
+        if name is None and isinstance(target, OpOverload):
+            name = short_name(target)
+        with graph.inserting_before(before):
+            kind = "call_module" if isinstance(target, str) else "call_function"
+            node = graph.create_node(kind, target, args, kwargs or {}, name=name)
+        source = like if like is not None else before
+        if value is not None:
+            node.meta["val"] = value
+        elif like is not None and "val" in like.meta:
+            node.meta["val"] = like.meta["val"]
+        if (origin := self.origins.get(source)) is not None:
+            self.origins[node] = origin
+        self._module = None
+        return node
+
+    def read(self, target: str, *, before: fx.Node) -> fx.Node:
+        """A get_attr node for what is stored at `target`, placed before a node."""
+        value = attribute(self.owner(before.graph), target)
+        with before.graph.inserting_before(before):
+            node = before.graph.create_node("get_attr", target)
+        if isinstance(value, torch.Tensor):
+            node.meta["val"] = type_of_value(value)
+        self._module = None
+        return node
+
+    def constant(self, hint: str, value: torch.Tensor, *, before: fx.Node) -> fx.Node:
+        """Store a new constant under a name like `hint` and give its get_attr node, placed before `before`.
+
+        A parameter stays a parameter, anything else becomes a buffer. The name may contain dots."""
+        owner = self.owner(before.graph)
+        parent, _, leaf = hint.rpartition(".")
+        holder = _submodule(owner, parent)
+        name = leaf
+        while hasattr(holder, name):
+            # counted, not searched from 1: a pass may store thousands under one hint
+            self._taken[hint] = self._taken.get(hint, 0) + 1
+            name = f"{leaf}_{self._taken[hint]}"
+        if isinstance(value, nn.Parameter):
+            holder.register_parameter(name, value)
+        else:
+            holder.register_buffer(name, value)
+        return self.read(f"{parent}.{name}" if parent else name, before=before)
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let `new`, made for this, stand for `old` everywhere; move `old`'s rows to it, and erase `old`."""
+        old.replace_all_uses_with(new)
+        self.inherit(old, new)
+        self.erase(old)
+
+    def inherit(self, old: fx.Node, new: fx.Node) -> None:
+        """Give `old`'s rows to `new`, made to stand for it."""
+        for table in self._tables:
+            table.move(old, new)
+
+    def forward(self, old: fx.Node, to: fx.Node) -> None:
+        """Let `to`, which was there before, stand for `old` everywhere; erase `old` and its rows."""
+        old.replace_all_uses_with(to)
+        self.erase(old)
+
+    def erase(self, node: fx.Node) -> None:
+        """Remove a node nobody uses, and its rows."""
+        node.graph.erase_node(node)
+        for table in self._tables:
+            table.drop(node)
+        self._module = None
+
+    @property
+    def _tables(self) -> tuple[NodeTable[Any], ...]:
+        """The side tables whose rows follow their nodes."""
+        return (self.origins, self.modes, self.counters, self.set_aside, *self.plan.tables)
+
+    def note_inference_only(self, reason: str) -> None:
+        """Note why the program cannot be trained any more; the first few reasons are enough."""
+        if len(self.inference_only) < MOST_REASONS and reason not in self.inference_only:
+            self.inference_only = (*self.inference_only, reason)
+
+    def clone(self) -> Program:
+        """An independent copy: neither graph nor tensors nor statistics are shared."""
+        twin = self.draft()
+        twin.plan.statistics = copy.deepcopy(twin.plan.statistics)
+        return twin
+
+    __copy__ = clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        memo[id(self)] = twin = self.clone()
+        return twin
+
+    def __reduce__(self) -> Any:
+        """Pickled as the file that `save` writes: code is never part of it. SaveError if a file cannot hold it."""
+        from quantc.store.bytes_form import as_bytes, program_of
+
+        return program_of, (as_bytes(self.save),)
+
+    def draft(self) -> Program:
+        """A copy for somebody who only reads the statistics, which may be many: these are shared."""
+        root = copied(self.root)
+        nodes: dict[fx.Node, fx.Node] = {}
+        graph = fx.Graph()
+        results = graph.graph_copy(self.graph, nodes)
+        old_output = next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        nodes[old_output] = graph.output(results)
+        twin = Program(graph, root, self.signature)
+        for (_, old), (_, new) in zip(self.graphs(), twin.graphs(), strict=True):
+            if old is not self.graph:
+                nodes.update(zip(old.nodes, new.nodes, strict=True))
+        for old_node, new_node in nodes.items():
+            new_node.meta = copy.copy(old_node.meta)
+            new_node.name = old_node.name  # fx renames nodes that are called like builtins; names are ours to keep
+            new_node.graph._graph_namespace._used_names.add(old_node.name)
+        for attr in ("name", "method", "training", "stage", "inference_only", "fixed_mode", "example_inputs"):
+            setattr(twin, attr, getattr(self, attr))
+        twin.log = list(self.log)
+        twin.origins = self.origins.renamed(nodes)
+        twin.modes = self.modes.renamed(nodes)
+        twin.counters = self.counters.renamed(nodes)
+        twin.set_aside = self.set_aside.renamed(nodes)
+        twin.plan = self.plan.renamed(nodes)
+        return twin
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the Program to a file that `qc.load` reads, whole or not at all. SaveError, naming the node, if it
+        holds something a file cannot."""
+        from quantc.store import save
+
+        save(self, path)
+
+    # -- inspecting (each is a module of its own; these are the doors) ---------------------------------------
+
+    def dump(self, format: DumpFormat = "text") -> str:  # noqa: A002 - the keyword users know
+        """The Program as text. "text" parses back with `quantc.parse`."""
+        from quantc.text.printer import dump
+
+        return dump(self, format)
+
+    def diff(self, other: Program) -> Diff:
+        """What changed from this Program to `other`."""
+        from quantc.text.diff import diff
+
+        return diff(self, other)
+
+    def coverage(self) -> Coverage:
+        """What became of every op once the program was prepared: quantized, handed on, or float and why."""
+        from quantc.inspect.coverage import coverage
+
+        return coverage(self)
+
+    def explain(self, node: fx.Node | str) -> Explanation:
+        """What became of one node, or of the ops of a module given by its path, every rule tried on it, and the smallest
+        change that would make one fit."""
+        from quantc.inspect.explain import explain
+
+        return explain(self, node)
+
+    def verify(self) -> None:
+        """Check every rule of the IR; raise one VerifyError that lists all faults."""
+        from quantc.verify.verify import verify
+
+        verify(self)
+
+    def to_networkx(self) -> nx.MultiDiGraph[str]:
+        """The graph for networkx: one vertex a node, one edge an operand."""
+        from quantc.text.printer import to_networkx
+
+        return to_networkx(self)
+
+    def __str__(self) -> str:
+        return self.dump("text")
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name}: {len(self.graph.nodes)} nodes, {self.stage.label}, by {self.method}>"
+
+
+def check_program(given: object, verb: str, first: str) -> None:
+    """Refuse what is no Program, such as the model itself."""
+    if not isinstance(given, Program):
+        raise InputError(
+            f"qc.{verb} was given a {type(given).__name__}, and takes a Program",
+            where=f"the first argument of qc.{verb}",
+            advice=f"write {first} first",
+        )
+
+
+def attribute(root: nn.Module, target: str) -> Any:
+    """What a get_attr target refers to, or None if there is no such thing."""
+    value: Any = root
+    for part in target.split("."):
+        value = getattr(value, part, None)
+        if value is None:
+            return None
+    return value
+
+
+def _has_submodule(root: nn.Module, path: str) -> bool:
+    return not path or isinstance(attribute(root, path), nn.Module)
+
+
+def _submodule(root: nn.Module, path: str) -> nn.Module:
+    """The submodule at a path, made of plain modules where it does not exist."""
+    module = root
+    for part in path.split(".") if path else ():
+        child = getattr(module, part, None)
+        if not isinstance(child, nn.Module):
+            child = nn.Module()
+            module.add_module(part, child)
+        module = child
+    return module
+
+
+__all__ = [
+    "DumpFormat",
+    "InputError",
+    "LogEntry",
+    "Program",
+    "Stage",
+    "ValueType",
+    "attribute",
+    "check_program",
+]

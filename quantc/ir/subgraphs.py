@@ -1,0 +1,141 @@
+"""The graphs of higher-order ops: where a call holds them, what it gives them, and whether the two fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+from torch._ops import HigherOrderOperator
+
+from quantc.ir.dialect import target_name
+from quantc.ir.program import Program, attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a higher-order op is called: the positions of its graphs, and of the operands all of them are given."""
+
+    graphs: tuple[int, ...]
+    lists: tuple[int, ...] = ()
+    """The arguments that are lists of operands, in the order the graphs take them."""
+    rest: int | None = None
+    """Where the operands begin, if they are arguments of their own."""
+    outputs_agree: bool = False
+
+    def operands(self, args: tuple[Any, ...]) -> list[Any]:
+        """What a call gives its graphs, one for each of their inputs."""
+        if self.rest is not None:
+            return list(args[self.rest :])
+        return [operand for position in self.lists if position < len(args) for operand in args[position]]
+
+    def captured(self, args: tuple[Any, ...]) -> range:
+        """Which of the operands are only read: they are neither carried from step to step nor taken apart. A call can
+        do without them."""
+        count = len(self.operands(args))
+        if self.rest is not None:
+            return range(count)
+        last = self.lists[-1]
+        return range(count - len(args[last]) if last < len(args) else count, count)
+
+    def without(self, args: tuple[Any, ...], dropped: set[int]) -> tuple[Any, ...]:
+        """The arguments of a call that no longer gives some of the captured operands."""
+        kept = [index for index in self.captured(args) if index not in dropped]
+        operands = self.operands(args)
+        if self.rest is not None:
+            return (*args[: self.rest], *(operands[index] for index in kept))
+        last = self.lists[-1]
+        return (*args[:last], type(args[last])(operands[index] for index in kept), *args[last + 1 :])
+
+    def with_more(self, args: tuple[Any, ...], more: list[fx.Node]) -> tuple[Any, ...]:
+        """The arguments of a call that gives further operands, after the others."""
+        if self.rest is not None:
+            return (*args, *more)
+        last = self.lists[-1]
+        return (*args[:last], type(args[last])([*args[last], *more]), *args[last + 1 :])
+
+
+FORMS: dict[str, Form] = {
+    "cond": Form((1, 2), (3,), outputs_agree=True),
+    "while_loop": Form((0, 1), (2, 3)),
+    "map_impl": Form((0,), (1, 2)),
+    "scan": Form((0,), (1, 2, 3)),
+    "wrap_with_set_grad_enabled": Form((1,), rest=2),
+    "wrap_with_autocast": Form((4,), rest=5),
+}
+
+
+def form_of(node: fx.Node) -> Form | None:
+    """How a node calls its graphs; None if it calls none, or in a way that is not known."""
+    if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator) or node.kwargs:
+        return None
+    return FORMS.get(target_name(node.target).removeprefix("higher_order."))
+
+
+def called_graphs(program: Program, node: fx.Node) -> tuple[fx.GraphModule, ...]:
+    """The graphs a call of a known form runs."""
+    form = form_of(node)
+    if form is None:
+        return ()
+    owner = program.owner(node.graph)
+    values = [node.args[position] for position in form.graphs if position < len(node.args)]
+    found = [attribute(owner, str(value.target)) for value in values if isinstance(value, fx.Node)]
+    return tuple(module for module in found if isinstance(module, fx.GraphModule))
+
+
+def run_in_unknown_ways(program: Program) -> dict[fx.Graph, str]:
+    """The nested graphs that no one can follow, with the op that runs them or the graph they are in."""
+    found: dict[fx.Graph, str] = {}
+    for _, graph in program.graphs():
+        owner = program.owner(graph)
+        for node in graph.find_nodes(op="get_attr"):
+            module = attribute(owner, str(node.target))
+            if not isinstance(module, fx.GraphModule):
+                continue
+            caller = next((user for user in node.users if form_of(user) is None), None)
+            if caller is not None or graph in found:
+                found[module.graph] = target_name(caller.target) if caller is not None else found[graph]
+    return found
+
+
+def why_not_nested(node: fx.Node, target: HigherOrderOperator, owner: nn.Module) -> Iterator[str]:
+    """Every way in which a call of a higher-order op does not fit its graphs. Ops we do not know pass."""
+    op = target_name(target).removeprefix("higher_order.")
+    form = form_of(node)
+    if form is None:
+        return
+    graphs: list[tuple[str, fx.Graph]] = []
+    for position in form.graphs:
+        found = _graph(node.args[position], owner) if position < len(node.args) else None
+        if found is None:
+            yield f"argument {position} of {op} must be a nested graph"
+        else:
+            graphs.append(found)
+    try:
+        given = len(form.operands(node.args))
+    except TypeError:
+        yield f"the operands of {op} must be tuples"
+        return
+    for name, graph in graphs:
+        takes = len(graph.find_nodes(op="placeholder"))
+        if takes != given:
+            yield f"@{name} takes {takes} inputs, but is given {given}"
+    counts = {name: _outputs(graph) for name, graph in graphs}
+    if form.outputs_agree and len(set(counts.values())) > 1:
+        listed = ", ".join(f"@{name} gives {count}" for name, count in counts.items())
+        yield f"the branches must give as many outputs: {listed}"
+
+
+def _graph(value: Any, owner: nn.Module) -> tuple[str, fx.Graph] | None:
+    if not isinstance(value, fx.Node) or value.op != "get_attr":
+        return None
+    module = attribute(owner, str(value.target))
+    return (str(value.target), module.graph) if isinstance(module, fx.GraphModule) else None
+
+
+def _outputs(graph: fx.Graph) -> int:
+    for node in graph.find_nodes(op="output"):
+        value = node.args[0] if node.args else ()
+        return len(value) if isinstance(value, tuple | list) else 1
+    return 0

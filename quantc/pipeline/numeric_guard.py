@@ -1,0 +1,199 @@
+"""The numeric guard: a pass that promises to keep the numbers is held to it on the example inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from quantc.errors import GuardError
+from quantc.ir.dialect import writes
+from quantc.ir.program import Program, attribute
+from quantc.observe.module import observers_off
+from quantc.pipeline.pipeline import Hook, Pass, Preserves
+from quantc.pipeline.tolerance import Gap, Tolerance, gap
+
+SMALL = 2000
+"""How many nodes a program may have to be guarded unless asked for."""
+
+
+@dataclass
+class Trace:
+    """What a program did on its example inputs."""
+
+    outputs: list[Any]
+    written: dict[str, torch.Tensor]
+    """The buffers, parameters and inputs it wrote to, with what they held afterwards."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """What each node of the top graph gave."""
+
+
+class Guard(Hook):
+    """Run the example inputs before and after each pass that preserves numbers, and compare.
+
+    Compared are the outputs and all that the program writes to: buffers and inputs. A difference raises a GuardError
+    that names the pass, the first node whose value differs, and by how much. The run draws its random numbers from
+    `seed` and leaves the generator and all buffers as they were.
+
+    Programs of more than `limit` nodes are left out (None: none are). What could not be checked is in `skipped`, with
+    the reason; what was, in `checked`.
+    """
+
+    def __init__(self, *, limit: int | None = SMALL, tolerance: Tolerance | None = None, seed: int = 0) -> None:
+        self.limit = limit
+        self.tolerance = Tolerance() if tolerance is None else tolerance
+        self.seed = seed
+        self.checked: list[str] = []
+        self.skipped: list[str] = []
+        self._before: Trace | None = None
+
+    def before(self, program: Program, pass_: Pass) -> None:
+        self._before = None
+        if pass_.preserves is Preserves.NOTHING:
+            return
+        if (reason := why_not_guarded(program, self.limit)) is not None:
+            self.skipped.append(f"{pass_.name}: {reason}")
+            return
+        self._before = self._trace(program, f"before {pass_.name} ran")
+
+    def after(self, program: Program, pass_: Pass, changed: bool) -> None:
+        before, self._before = self._before, None
+        if before is None:
+            return
+        after = self._trace(program, f"after {pass_.name}, though it did before")
+        found = self._compare(before, after, pass_)
+        if found is not None:
+            raise self._error(program, pass_, before, after, *found)
+        self.checked.append(pass_.name)
+
+    def _compare(self, before: Trace, after: Trace, pass_: Pass) -> tuple[str, Gap] | None:
+        pairs: list[tuple[str, Any, Any]] = [("the number of outputs", len(before.outputs), len(after.outputs))]
+        pairs += [
+            (f"output {index}", *pair) for index, pair in enumerate(zip(before.outputs, after.outputs, strict=False))
+        ]
+        names = dict.fromkeys([*before.written, *after.written])
+        pairs += [(f"what is written to {name}", before.written.get(name), after.written.get(name)) for name in names]
+        for what, left, right in pairs:
+            if (found := gap(left, right, pass_.preserves, self.tolerance)) is not None:
+                return what, found
+        return None
+
+    def _error(self, program: Program, pass_: Pass, before: Trace, after: Trace, what: str, size: Gap) -> GuardError:
+        where = f"{what}; no node that is in the program before and after differs"
+        for node in program.graph.nodes:
+            if node.op == "output" or node.name not in before.values:
+                continue
+            found = gap(before.values[node.name], after.values.get(node.name), pass_.preserves, self.tolerance)
+            if found is not None:
+                where = f"the first node that differs is {program.describe(node)}: {found}"
+                break
+        return GuardError(
+            f"pass {pass_.name} changed the numbers: {what} {size}",
+            where=where,
+            advice=f"correct the pass; if it means to change numbers, let it declare so (it declares Preserves.{pass_.preserves.name})",
+        )
+
+    def _trace(self, program: Program, when: str) -> Trace:
+        with undisturbed(program, self.seed) as tensors:
+            before = {name: tensor.clone() for name, tensor in tensors.items()}
+            leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in program.example_inputs or ()]
+            recorder = Recorder(program)
+            try:
+                outputs = pytree.tree_leaves(recorder.run(*leaves, enable_io_processing=False))
+            except Exception as error:
+                raise GuardError(
+                    f"the program does not run on its example inputs {when}: {type(error).__name__}: {error}",
+                    where=f"node {program.describe(recorder.current)}" if recorder.current is not None else None,
+                    advice="look at the node with program.dump()",
+                ) from error
+            outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
+            written = {name: tensor.clone() for name, tensor in tensors.items() if not _same(tensor, before[name])}
+            for index, (leaf, given) in enumerate(zip(leaves, program.example_inputs or (), strict=True)):
+                if isinstance(leaf, torch.Tensor) and not _same(leaf, given):
+                    written[f"input {index}"] = leaf
+        return Trace(outputs, written, recorder.values)
+
+
+class NodeByNode(fx.Interpreter):
+    """Runs the top graph of a program node by node."""
+
+    def __init__(self, program: Program) -> None:
+        for path, graph in program.graphs():
+            if path and graph.owning_module is not None:
+                graph.owning_module.recompile()
+        super().__init__(program.root, garbage_collect_values=True, graph=program.graph)
+        self.extra_traceback = False
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # the interpreter knows a module that has two names by one of them only
+        return attribute(self.module, str(target))(*args, **kwargs)
+
+
+class Recorder(NodeByNode):
+    """Keeps what each node gave."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.current: fx.Node | None = None
+        self.values: dict[str, Any] = {}
+        self.copies = _has_writes(program)
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = n
+        value = super().run_node(n)
+        # a later write in place must not reach back into what was recorded
+        copied = self.copies and isinstance(value, torch.Tensor)
+        self.values[n.name] = value.clone() if copied else value
+        return value
+
+
+def why_not_guarded(program: Program, limit: int | None) -> str | None:
+    """Why a program's numbers cannot be checked, or None if they can."""
+    if program.example_inputs is None:
+        return "the program has no example inputs; capture it with some"
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in program.example_inputs):
+        return "the example inputs are on the meta device"
+    if any(tensor.is_meta for tensor in _tensors(program.root, parameters=True).values()):
+        return "the program's constants are on the meta device; parse it with its constants"
+    size = sum(len(graph.nodes) for _, graph in program.graphs())
+    if limit is not None and size > limit:
+        return f"the program has {size} nodes, more than {limit}; ask for it with Guard(limit=None)"
+    return None
+
+
+@contextmanager
+def undisturbed(program: Program, seed: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Run in here with fixed random numbers and no gradients, and no observers; buffers and generator are put back.
+
+    Gives the tensors that are put back, by name."""
+    tensors = _tensors(program.root, parameters=_has_writes(program))
+    saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), observers_off(program.root):
+        torch.manual_seed(seed)
+        try:
+            yield tensors
+        finally:
+            with torch.no_grad():  # a program may have turned gradients on, as its model does
+                for name, tensor in tensors.items():
+                    tensor.copy_(saved[name])
+
+
+def _tensors(root: nn.Module, *, parameters: bool) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = dict(root.named_buffers())
+    if parameters:
+        found.update(root.named_parameters())
+    return found
+
+
+def _has_writes(program: Program) -> bool:
+    """Whether anything may be written in place: by an op that says so, or by code we know nothing of."""
+    return any(node.op in ("call_module", "call_method") or bool(writes(node.target)) for node in program.nodes())
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return gap(left, right, Preserves.EXACTLY, Tolerance()) is None

@@ -1,0 +1,53 @@
+"""A folder that shows a failure again: the program just before the pass that failed, and that pass."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+
+from quantc.errors import PassError
+from quantc.files.whole_file import write_text
+from quantc.ir.program import Program
+from quantc.pipeline.pipeline import Hook, Pass
+from quantc.text.files import Snapshot
+
+PACKAGES = ("quantc", "torch", "pydantic", "numpy")
+
+
+class Reproducer(Hook):
+    """When a pass fails, write to `folder` what is needed to see it again.
+
+    - `program.txt`: the program before the failing pass, `program.safetensors`: its constants
+      (as they are then: a pass that writes into a tensor instead of making a new one is seen by its digest);
+    - `program.inputs.safetensors`: the example inputs;
+    - `pipeline.txt`: the pass that fails, as pipeline text;
+    - `error.txt`: the error with its traceback; `versions.json`: what it ran on.
+
+    `quantc run "$(cat pipeline.txt)" program.txt` runs it again.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._snapshot: Snapshot | None = None
+
+    def before(self, program: Program, pass_: Pass) -> None:
+        self._snapshot = Snapshot.of(program)
+
+    def failed(self, program: Program, pass_: Pass, error: PassError) -> None:
+        if self._snapshot is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write("pipeline.txt", str(pass_))
+        self._write("error.txt", "".join(traceback.format_exception(error)))
+        versions = {name: version(name) for name in PACKAGES}
+        self._write("versions.json", json.dumps({"python": platform.python_version(), **versions}, indent=2))
+        command = f"quantc run {shlex.quote(str(pass_))} {shlex.quote(str(self.folder / 'program.txt'))}"
+        self._snapshot.write(self.folder / "program.txt")
+        error.add_note(f"to see it again: {command}")
+
+    def _write(self, name: str, text: str) -> None:
+        write_text(self.folder / name, f"{text}\n")

@@ -1,0 +1,113 @@
+"""How far apart two results of a program are, and how far apart they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from math import inf
+from typing import Any
+
+import torch
+
+from quantc.ir.types import type_of_value
+from quantc.pipeline.pipeline import Preserves
+
+ROUNDING: dict[torch.dtype, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+    torch.complex64: 1e-4,
+    torch.complex128: 1e-9,
+}
+"""How far results may drift by rounding, as a share of the largest value in the tensor. Other dtypes: not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What difference is allowed: `relative` to the largest value (None: by dtype, see ROUNDING) plus `absolute`."""
+
+    relative: float | None = None
+    absolute: float = 1e-7
+
+    def allowed(self, value: torch.Tensor, preserves: Preserves) -> float:
+        if preserves is Preserves.EXACTLY or value.dtype not in ROUNDING:
+            return 0.0
+        share = ROUNDING[value.dtype] if self.relative is None else self.relative
+        finite = value.detach().abs().to(torch.float64)
+        finite = finite[finite.isfinite()]
+        largest = float(finite.max()) if finite.numel() else 0.0
+        return self.absolute + share * largest
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A difference that is larger than allowed; infinite where the two cannot be compared."""
+
+    size: float
+    allowed: float
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def gap(before: Any, after: Any, preserves: Preserves, tolerance: Tolerance) -> Gap | None:
+    """The difference between two values, or None if it is allowed. What has parts is compared part by part."""
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        return _tensor_gap(before, after, preserves, tolerance)
+    left, right = _parts(before), _parts(after)
+    if left is not None and right is not None and left.keys() == right.keys():
+        found = (gap(part, right[name], preserves, tolerance) for name, part in left.items())
+        return next((item for item in found if item is not None), None)
+    if type(before) is type(after) and (before is after or _are_equal(before, after)):
+        return None
+    return Gap(inf, 0.0, f"was {_short(before)}, is {_short(after)}")
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """The items of a sequence or mapping, and the fields of a dataclass, whose own comparison cannot have tensors in it."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in fields(value)}
+    return None
+
+
+def _are_equal(before: Any, after: Any) -> bool:
+    try:
+        return bool(before == after)
+    except Exception:  # noqa: BLE001 - what an object's comparison raises says that the two cannot be told to be the same
+        return False
+
+
+def distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest absolute difference of two tensors of one shape. Equal infinities and NaNs are no difference."""
+    if torch.equal(left, right):
+        return 0.0
+    if left.is_complex():
+        left, right = torch.view_as_real(left), torch.view_as_real(right)
+    wide_left, wide_right = left.detach().to(torch.float64), right.detach().to(torch.float64)
+    same = (left == right) | (wide_left.isnan() & wide_right.isnan())
+    apart = (wide_left - wide_right).abs().nan_to_num(nan=inf, posinf=inf)[~same]
+    if not apart.numel():
+        return 0.0
+    # integers beyond 2**53 can differ and yet meet as float64
+    return float(apart.max()) or 1.0
+
+
+def _tensor_gap(before: torch.Tensor, after: torch.Tensor, preserves: Preserves, tolerance: Tolerance) -> Gap | None:
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return Gap(inf, 0.0, f"was {type_of_value(before)}, is {type_of_value(after)}")
+    size = distance(before, after)
+    allowed = tolerance.allowed(before, preserves) if size else 0.0
+    if size <= allowed:
+        return None
+    return Gap(size, allowed, f"differs by {size:.6g} (allowed: {allowed:.3g})")
+
+
+def _short(value: Any) -> str:
+    kind = type_of_value(value)
+    return str(kind) if kind is not None else repr(value)[:60]

@@ -1,0 +1,1 @@
+"""The Q/DQ form: its ops, and their insertion by the plan."""

@@ -1,0 +1,1 @@
+"""Building blocks of passes: normal forms, functionalization, folding, replacement."""

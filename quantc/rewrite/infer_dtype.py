@@ -1,0 +1,54 @@
+"""Dtypes that follow from the weights, for programs captured without example inputs.
+
+A convolution takes an input of its weight's dtype and of no other, so what it is fed and what it gives are of that
+dtype, and so is whatever the ops around it merely pass on. A few steps back from a value, and a few of its users,
+are all that is looked at.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import fx
+
+from quantc.ir.dialect import Trait, is_op, traits_of
+from quantc.ir.types import dtype_of
+
+STEPS = 16
+USERS = 8
+PRODUCTS = (
+    *(f"conv{n}d" for n in (1, 2, 3)),
+    *(f"conv_transpose{n}d" for n in (1, 2, 3)),
+    "linear",
+)
+"""Ops that refuse an input of another dtype than their weight's."""
+PASSING = ("relu", "batch_norm", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "gelu", "silu", "clamp")
+"""Ops that give a floating-point tensor's dtype back."""
+
+
+def proven_dtype(node: Any) -> torch.dtype | None:
+    """The dtype a value has in every run that does not raise; None where that is not known."""
+    for _ in range(STEPS):
+        if not isinstance(node, fx.Node):
+            return None
+        found = dtype_of(node) or _weight_dtype(node) or _fed_dtype(node)
+        if found is not None:
+            return found
+        if not is_op(node, *PASSING) and Trait.PRESERVES_VALUES not in traits_of(node):
+            return None
+        node = node.args[0]
+    return None
+
+
+def _weight_dtype(node: fx.Node) -> torch.dtype | None:
+    return dtype_of(node.args[1]) if is_op(node, *PRODUCTS) else None
+
+
+def _fed_dtype(node: fx.Node) -> torch.dtype | None:
+    """The dtype that one of the first users of a value asks of it."""
+    for user in islice(node.users, USERS):
+        if is_op(user, *PRODUCTS) and user.args[0] is node:
+            return dtype_of(user.args[1])
+    return None

@@ -1,0 +1,152 @@
+"""A program as others want to run it: nested graphs are given their constants, instead of having them.
+
+Inside quantc a branch refers to its own weights, so that patterns can see them. torch.export traces a branch with the
+tensors it is given, and takes those it finds inside for examples without numbers: what it would make of such a program
+could not be run. So the module that leaves quantc hands constants over as operands, under the names they had. And its
+nested graphs say what they yield in torch's terms, which torch looks up when it runs them with gradients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from quantc.ir.dialect import argument, is_op
+from quantc.ir.program import Program, attribute
+from quantc.ir.subgraphs import called_graphs, form_of
+from quantc.ir.types import TensorType, TupleType, ValueType, type_of
+
+ANY_SIZE = 2
+
+
+def lift_constants(program: Program) -> tuple[fx.Graph, dict[str, Any]]:
+    """A copy of the top graph in which calls hand over what their graphs refer to, and all it refers to by name.
+
+    The tensors are the program's own. A graph that several calls run, or one run in an unknown way, stays as it is.
+    """
+    modules = {id(module): module for path, graph in program.graphs() if path and (module := graph.owning_module)}
+    calls: Counter[int] = Counter()
+    for _, graph in program.graphs():
+        for node in graph.nodes:
+            calls.update(id(module) for module in called_graphs(program, node))
+        for node in graph.find_nodes(op="get_attr"):
+            module = attribute(program.owner(graph), str(node.target))
+            if isinstance(module, fx.GraphModule) and any(form_of(user) is None for user in node.users):
+                calls[id(module)] += 2
+    learns = program.training or program.is_live
+    lifting = _Lifting({key for key, count in calls.items() if count == 1}, learns)
+    for key in reversed(modules):  # innermost first: what a graph is given, the graph around it must have
+        lifting.copy(modules[key])
+    return lifting.copied(program.graph, program.root)
+
+
+def with_checked_norms(program: Program) -> fx.Graph:
+    """A copy of the top graph whose norms refuse, as torch's modules do, what they cannot learn from."""
+    new, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    new.output(new.graph_copy(program.graph, nodes))
+    for old, copied in nodes.items():
+        copied.meta = dict(old.meta)
+    spell_norms(new)
+    return new
+
+
+def spell_norms(graph: fx.Graph) -> None:
+    """Let norms that learn be called by torch's functions. These look at the size before they compute: of one value a
+    channel there is no variance, and ATen's ops would put NaN into the running statistics without a word."""
+    for node in list(graph.nodes):
+        if not is_op(node, "batch_norm", "instance_norm"):
+            continue
+        *operands, learns, momentum, eps = (
+            argument(node, name)
+            for name in (
+                *("input", "running_mean", "running_var", "weight", "bias"),
+                "training" if is_op(node, "batch_norm") else "use_input_stats",
+                "momentum",
+                "eps",
+            )
+        )
+        node.target = functional.batch_norm if is_op(node, "batch_norm") else functional.instance_norm
+        node.args, node.kwargs = (*operands, learns, momentum, eps), {}
+
+
+class _Lifting:
+    def __init__(self, open_: set[int], learns: bool) -> None:
+        self.open = open_
+        """The graphs (by id of their module) that can be changed along with their one call."""
+        self.learns = learns
+        self.copies: dict[int, fx.GraphModule] = {}
+
+    def copy(self, module: fx.GraphModule) -> None:
+        graph, parts = self.copied(module.graph, module)
+        self.copies[id(module)] = fx.GraphModule(parts, graph, class_name=type(module).__name__)
+
+    def copied(self, graph: fx.Graph, owner: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
+        """A copy of a graph whose calls hand over the constants of the graphs they run, and what it refers to."""
+        new, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+        results = new.graph_copy(graph, nodes)
+        new.output(results)
+        for old, copied in nodes.items():
+            copied.meta = {**old.meta, "val": _example(type_of(old))}
+        for node in list(new.nodes):
+            self._hand_over(node, owner)
+        if self.learns:
+            spell_norms(new)
+        parts: dict[str, Any] = {}
+        for node in new.nodes:
+            if node.op in ("get_attr", "call_module"):
+                value = attribute(owner, str(node.target))
+                parts[str(node.target)] = self.copies.get(id(value), value)
+        return new, parts
+
+    def _hand_over(self, node: fx.Node, owner: nn.Module) -> None:
+        """Let a call give each tensor that its graphs refer to, once; they take all of them, read or not."""
+        form = form_of(node)
+        if form is None:
+            return
+        names = [str(at.target) for index in form.graphs if isinstance(at := node.args[index], fx.Node)]
+        modules = [attribute(owner, name) for name in names]
+        if any(id(module) not in self.open for module in modules):
+            return
+        copies = [self.copies[id(module)] for module in modules]
+        given: dict[int, fx.Node] = {}
+        for module, name in zip(copies, names, strict=True):
+            for at in module.graph.find_nodes(op="get_attr"):
+                value = attribute(module, str(at.target))
+                if isinstance(value, torch.Tensor) and id(value) not in given:
+                    with node.graph.inserting_before(node):
+                        given[id(value)] = node.graph.create_node("get_attr", f"{name}.{at.target}")
+                    given[id(value)].meta = dict(at.meta)
+        node.args = form.with_more(node.args, list(given.values()))
+        for module in copies:
+            _take(module, given)
+
+
+def _take(module: fx.GraphModule, given: dict[int, fx.Node]) -> None:
+    """Let a graph take tensors (by id) as inputs, in that order, and read those instead of its own."""
+    graph = module.graph
+    own = {at: id(attribute(module, str(at.target))) for at in graph.find_nodes(op="get_attr")}
+    first = next(node for node in graph.nodes if node.op != "placeholder" and own.get(node) not in given)
+    entries: dict[int, fx.Node] = {}
+    for key, outer in given.items():
+        with graph.inserting_before(first):
+            entries[key] = graph.placeholder(f"given_{outer.name}")
+        entries[key].meta = dict(outer.meta)
+    for at, key in own.items():
+        if key in entries:
+            at.replace_all_uses_with(entries[key])
+            graph.erase_node(at)
+    module.recompile()
+
+
+def _example(kind: ValueType | None) -> Any:
+    """A value of a type, without numbers. torch asks for its kind alone, so a dynamic size can be any."""
+    if isinstance(kind, TensorType):
+        shape = [size if isinstance(size, int) else ANY_SIZE for size in kind.shape]
+        return torch.empty(shape, dtype=kind.dtype, device="meta")
+    if isinstance(kind, TupleType):
+        return tuple(_example(item) for item in kind.items)
+    return None

@@ -1,0 +1,75 @@
+"""Which specs a backend's kernels take, as data."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from quantc.spec.formats import DType, Role, Scheme, Timing
+from quantc.spec.spec import QuantSpec
+from quantc.support.validated import Frozen
+
+
+class Capability(Frozen, frozen=True):
+    """A set of specs: those of one role whose fields are all among the ones listed here."""
+
+    noun: ClassVar[str] = "capability"
+
+    role: Role
+    dtypes: tuple[DType, ...]
+    schemes: tuple[Scheme, ...] = (Scheme.AFFINE, Scheme.SYMMETRIC)
+    granularities: tuple[str, ...] = ("per-tensor",)
+    timings: tuple[Timing, ...] = (Timing.STATIC,)
+    qmin: int | None = None
+    """No spec may go below it; by default the dtype's own end."""
+    qmax: int | None = None
+    min_eps: float = 0.0
+    """The smallest scale the kernels take."""
+
+    @staticmethod
+    def of(spec: QuantSpec) -> Capability:
+        """What takes a spec and others like it: the same format and sharing, any range inside its own, any scale."""
+        return Capability(
+            role=spec.role,
+            dtypes=(spec.dtype,),
+            schemes=(spec.scheme,),
+            granularities=(spec.granularity.kind,),
+            timings=(spec.timing,),
+            qmin=spec.qmin,
+            qmax=spec.qmax,
+        )
+
+    def refusals(self, spec: QuantSpec) -> list[str]:
+        """What is against a spec."""
+        low = self.qmin if self.qmin is not None else spec.dtype.qmin
+        high = self.qmax if self.qmax is not None else spec.dtype.qmax
+        checks = {
+            f"dtype must be {_listed(self.dtypes)}, not {spec.dtype.value}": spec.dtype in self.dtypes,
+            f"scheme must be {_listed(self.schemes)}, not {spec.scheme.value}": spec.scheme in self.schemes,
+            f"granularity must be {' or '.join(self.granularities)}, not {spec.granularity.kind}": (
+                spec.granularity.kind in self.granularities
+            ),
+            f"timing must be {_listed(self.timings)}, not {spec.timing.value}": spec.timing in self.timings,
+            f"the range must lie in {low}..{high}, not be {spec.qmin}..{spec.qmax}": (
+                low <= spec.qmin and spec.qmax <= high
+            ),
+            f"the smallest scale (eps) must be at least {self.min_eps!r}, not {spec.eps!r}": spec.eps >= self.min_eps,
+        }
+        return [text for text, fits in checks.items() if not fits]
+
+
+def _listed(values: tuple[DType | Scheme | Timing, ...]) -> str:
+    return " or ".join(value.value for value in values)
+
+
+def refusal(capabilities: tuple[Capability, ...], spec: QuantSpec) -> str | None:
+    """Why none of some capabilities takes a spec: what the nearest has against it; None if one does."""
+    of_role = [capability for capability in capabilities if capability.role is spec.role]
+    if not of_role:
+        roles = sorted({capability.role.value for capability in capabilities})
+        return f"it quantizes {' and '.join(roles) or 'nothing'}, not {spec.role.value}"
+    of_timing = [capability for capability in of_role if spec.timing in capability.timings]
+    if not of_timing:
+        timings = tuple(dict.fromkeys(timing for capability in of_role for timing in capability.timings))
+        return f"timing must be {_listed(timings)}, not {spec.timing.value}"
+    nearest = min((capability.refusals(spec) for capability in of_timing), key=len)
+    return "; ".join(nearest) or None

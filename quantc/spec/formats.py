@@ -1,0 +1,180 @@
+"""How a quantized number is stored, and which numbers share a scale: the vocabulary of specs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import BeforeValidator, Field, StrictInt
+
+from quantc.support.validated import Frozen
+
+
+class Role(StrEnum):
+    """What a tensor is to the op that uses it."""
+
+    ACT = "act"
+    WEIGHT = "weight"
+    BIAS = "bias"
+
+
+class Scheme(StrEnum):
+    """Where zero lies."""
+
+    AFFINE = "affine"
+    SYMMETRIC = "symmetric"
+
+
+class Timing(StrEnum):
+    """When scales are found, and whether the op computes on integers."""
+
+    STATIC = "static"
+    """Before the program runs: from calibration, or from the weights."""
+    DYNAMIC = "dynamic"
+    """Each time the program runs, from the tensor at hand."""
+    WEIGHT_ONLY = "weight-only"
+    """The weight is stored quantized and the op computes in float."""
+
+
+class Offer(StrEnum):
+    """Whether a rule can be carried out by a technique: scales known beforehand, or found as the program runs."""
+
+    NO = "no"
+    NAMED = "named"
+    """Where a config asks for it by op, node, edge or layer: it costs more than it gains."""
+    YES = "yes"
+
+
+class DType(StrEnum):
+    """A number format. Integers narrower than a byte are kept one to an int8 until they are packed."""
+
+    INT2 = "int2"
+    INT3 = "int3"
+    INT4 = "int4"
+    INT5 = "int5"
+    INT6 = "int6"
+    INT7 = "int7"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    INT16 = "int16"
+    INT32 = "int32"
+    FP16 = "fp16"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+
+    @property
+    def facts(self) -> Facts:
+        return FACTS[self]
+
+    @property
+    def bits(self) -> int:
+        return FACTS[self].bits
+
+    @property
+    def storage(self) -> torch.dtype:
+        """The torch dtype that holds it."""
+        return FACTS[self].storage
+
+    @property
+    def qmin(self) -> int:
+        return FACTS[self].qmin
+
+    @property
+    def qmax(self) -> int:
+        return FACTS[self].qmax
+
+    @property
+    def is_float(self) -> bool:
+        return self.storage.is_floating_point
+
+    @property
+    def is_signed(self) -> bool:
+        return self.qmin < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What there is to know of a number format."""
+
+    bits: int
+    storage: torch.dtype
+    qmin: int
+    qmax: int
+
+
+def _integer(bits: int, storage: torch.dtype) -> Facts:
+    return Facts(bits, storage, -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def _float(bits: int, storage: torch.dtype) -> Facts:
+    largest = int(torch.finfo(storage).max)
+    return Facts(bits, storage, -largest, largest)
+
+
+FACTS: dict[DType, Facts] = {
+    **{DType(f"int{bits}"): _integer(bits, torch.int8) for bits in range(2, 9)},
+    DType.UINT8: Facts(8, torch.uint8, 0, 255),
+    DType.INT16: _integer(16, torch.int16),
+    DType.INT32: _integer(32, torch.int32),
+    DType.FP16: _float(16, torch.float16),
+    DType.FP8_E4M3: _float(8, torch.float8_e4m3fn),
+    DType.FP8_E5M2: _float(8, torch.float8_e5m2),
+}
+
+
+class _Share(Frozen, frozen=True):
+    """A way of sharing scales."""
+
+    noun: ClassVar[str] = "granularity"
+
+
+class PerTensor(_Share, frozen=True):
+    """One scale for the whole tensor."""
+
+    kind: Literal["per-tensor"] = "per-tensor"
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+class PerChannel(_Share, frozen=True):
+    """One scale for each index along an axis."""
+
+    kind: Literal["per-channel"] = "per-channel"
+    axis: StrictInt = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}(axis={self.axis})"
+
+
+class PerGroup(_Share, frozen=True):
+    """One scale for each run of `size` elements along an axis; the other axes are kept apart."""
+
+    kind: Literal["per-group"] = "per-group"
+    axis: StrictInt = 1
+    size: Annotated[StrictInt, Field(gt=1)] = 32
+
+    def __str__(self) -> str:
+        return f"{self.kind}(axis={self.axis},size={self.size})"
+
+
+class PerToken(_Share, frozen=True):
+    """One scale for each row along the last axis."""
+
+    kind: Literal["per-token"] = "per-token"
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+def _from_name(value: Any) -> Any:
+    """`"per-channel"` alone is the kind with its defaults."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Granularity = Annotated[
+    PerTensor | PerChannel | PerGroup | PerToken, Field(discriminator="kind"), BeforeValidator(_from_name)
+]
+"""Which elements share a scale."""

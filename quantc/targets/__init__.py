@@ -1,0 +1,1 @@
+"""Targets: where programs end up. Kernels, engines, ONNX and ExecuTorch."""

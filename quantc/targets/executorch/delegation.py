@@ -1,0 +1,232 @@
+"""What became of each quantized op: a delegate computes it on integers, a delegate computes it in float, or none took it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch import fx
+
+from quantc.ir.dialect import op_name
+from quantc.ir.plan import Claim
+from quantc.ir.program import Program
+from quantc.spec.formats import Timing
+from quantc.support.terminal import plain_rows
+from quantc.targets.executorch.partitioning import is_implicit, name_of
+from quantc.targets.executorch.recurrent import STEPS
+from quantc.targets.executorch.spelling import is_mean_of_any_number
+from quantc.targets.executorch.surroundings import is_constant, is_scaling
+
+MOST_ROWS = 40
+"""How many ops the text shows."""
+
+
+class Place(StrEnum):
+    """Where an op runs."""
+
+    DELEGATE = "delegate"
+    """In a delegate, on integers."""
+    DELEGATE_FLOAT = "delegate, in float"
+    KERNEL = "own kernel"
+    """On a kernel of ExecuTorch's own that reads integers: the rows of an embedding."""
+    PORTABLE = "portable"
+    """On ExecuTorch's own kernels, in float."""
+    GONE = "removed"
+    """It did nothing."""
+
+
+ON_INTEGERS = (Place.DELEGATE, Place.KERNEL, Place.GONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantized op of the program."""
+
+    node: str
+    op: str
+    rule: str
+    module: str
+    place: Place
+    why: str = ""
+    """Why a delegate does not compute it on integers."""
+
+    @property
+    def is_delegated(self) -> bool:
+        return self.place in (Place.DELEGATE, Place.GONE)
+
+    @property
+    def is_float(self) -> bool:
+        return self.place not in ON_INTEGERS
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """The quantized ops of a program, and what runs each. Prints as a table."""
+
+    program: str
+    rows: tuple[Row, ...]
+    delegates: int
+    """How many pieces of the program delegates run."""
+    others: tuple[str, ...] = ()
+    """The ops that run on ExecuTorch's own kernels, quantized or not, by name, each once."""
+    sizes: str = ""
+    """Which sizes were fixed that are open in the program, if any were."""
+
+    @property
+    def taken(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.is_delegated)
+
+    @property
+    def fallen_back(self) -> tuple[Row, ...]:
+        """The ops that are computed in float."""
+        return tuple(row for row in self.rows if row.is_float)
+
+    @property
+    def fraction(self) -> float:
+        """The share of quantized ops that delegates compute on integers."""
+        return len(self.taken) / len(self.rows) if self.rows else 1.0
+
+    def row(self, node: str) -> Row | None:
+        return next((row for row in self.rows if row.node == node), None)
+
+    @property
+    def headline(self) -> str:
+        pieces = "1 delegate" if self.delegates == 1 else f"{self.delegates} delegates"
+        return f"{self.program}: {len(self.taken)} of {len(self.rows)} quantized ops on integers in {pieces}"
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "program": self.program,
+            "delegates": self.delegates,
+            "taken": len(self.taken),
+            "fraction": self.fraction,
+            "portable": list(self.others),
+            "sizes": self.sizes,
+            "ops": [asdict(row) for row in self.rows],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        """What fell back comes first."""
+        ordered = sorted(self.rows, key=lambda row: not row.is_float)
+        cells = [(row.node, row.op, row.rule, row.place.value, row.why) for row in ordered[:MOST_ROWS]]
+        more = [f"  … and {len(ordered) - MOST_ROWS} more"] if len(ordered) > MOST_ROWS else []
+        table = plain_rows(("node", "op", "rule", "runs in", "why"), cells) if cells else []
+        others = [f"  on ExecuTorch's own kernels: {', '.join(self.others)}"] if self.others else []
+        sizes = [f"  {self.sizes}; for other sizes give largest="] if self.sizes else []
+        return "\n".join([self.headline, *sizes, *others, *table, *more])
+
+
+# -- reading it from what was lowered ------------------------------------------------------------------------------
+
+
+def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) -> Delegation:
+    """What became of a program's quantized ops, read from the graphs that were lowered."""
+    top = manager.exported_program().graph_module
+    inside = {id(graph): graph for graph in _delegated(top)}
+    places: dict[str, set[Place]] = {}
+    for graph in inside.values():
+        for name, place in _places(graph):
+            places.setdefault(name, set()).add(place)
+    others: dict[str, None] = {}
+    for node in _outside(top):
+        others.setdefault(_short(node))
+        if name := name_of(node):
+            on_integers = "embedding_byte" in str(node.target)
+            places.setdefault(name, set()).add(Place.KERNEL if on_integers else Place.PORTABLE)
+    rows = tuple(_rows(program, places, reasons))
+    return Delegation(program.name, rows, len(inside), tuple(others))
+
+
+def misread(manager: Any) -> str:
+    """The first dequantize op that a delegate takes for a part of an op though others read it; empty if there is none.
+
+    What these others read would be integers taken for floats."""
+    for graph in _delegated(manager.exported_program().graph_module):
+        for node in graph.nodes:
+            is_part = is_scaling(node) and is_implicit(node) and "dequantize" in str(node.target)
+            if is_part and any(user.op == "output" for user in node.users):
+                return name_of(node) or node.name
+    return ""
+
+
+def _rows(program: Program, places: Mapping[str, set[Place]], reasons: Mapping[str, str]) -> Iterator[Row]:
+    for node, claim in program.plan.claims.rows.items():
+        if node.op != "call_function" or "getitem" in str(node.target):
+            continue
+        place = _worst(places.get(node.name, {Place.GONE}))
+        why = "" if place in ON_INTEGERS else _why(program, node, claim, reasons)
+        origin = program.origins.get(node)
+        yield Row(node.name, op_name(node), claim.rule, origin.module_path if origin else "", place, why)
+
+
+def _worst(places: Iterable[Place]) -> Place:
+    """An op that became several is where the worst of them is."""
+    order = (Place.PORTABLE, Place.DELEGATE_FLOAT, Place.KERNEL, Place.DELEGATE, Place.GONE)
+    return min(places, key=order.index)
+
+
+def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, str]) -> str:
+    """The partitioner's own reason, or else what is plain to see."""
+    if op_name(node) in STEPS:
+        return "its products with the input are taken; its state is float, and so is what is made of it"
+    if claim.timing is Timing.WEIGHT_ONLY:
+        return "XNNPACK multiplies floats only with weights of linear layers, and these with a scale for each channel"
+    if is_mean_of_any_number(node):
+        return "a pool in float: the int8 mean is wrong for a batch that is larger than those before it"
+    for name in (node.name, claim.root):
+        if name in reasons:
+            return reasons[name].rstrip(".")
+    near = {other.name: other for other in (*node.all_input_nodes, *node.users)}
+    told = [f"{name}: {reasons[name].rstrip('.')}" for name in near if name in reasons]
+    if told:
+        return told[0]
+    floats = [source.name for source in node.all_input_nodes if not is_scaling(source) and not is_constant(source)]
+    if floats:
+        return f"{floats[0]}, which it reads, comes as float"
+    readers = [user.name for user in node.users if not is_scaling(user)]
+    return f"{readers[0]} reads it as float" if readers else "no partitioner has a rule for it in this form"
+
+
+def _delegated(module: Any) -> Iterator[fx.Graph]:
+    """The graphs that delegates run, those in branches and loops too."""
+    for part in module.modules():
+        original = getattr(part, "original_module", None)
+        if original is not None:
+            yield original.graph
+
+
+def _outside(module: Any) -> Iterator[fx.Node]:
+    """The ops that no delegate runs."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.op == "call_function" and not _is_plumbing(node):
+                    yield node
+
+
+def _is_plumbing(node: fx.Node) -> bool:
+    return any(word in str(node.target) for word in ("executorch_call_delegate", "getitem", "higher_order"))
+
+
+def _short(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _places(graph: fx.Graph) -> Iterator[tuple[str, Place]]:
+    """Where each op of a delegate's graph is computed: on integers if all it reads are, or its weight is."""
+    on_integers: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or is_scaling(node):
+            continue
+        read = [source for source in node.all_input_nodes if source.op == "call_function"]
+        levels = [source for source in read if is_scaling(source) and is_implicit(source)]
+        has_weight = any("per_channel" in str(source.target) for source in levels)
+        if read and (has_weight or all(source in on_integers or source in levels for source in read)):
+            on_integers.add(node)
+        yield name_of(node), Place.DELEGATE if node in on_integers else Place.DELEGATE_FLOAT

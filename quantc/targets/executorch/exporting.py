@@ -1,0 +1,173 @@
+"""From a program in Q/DQ form to torch's exported program: flat inputs and outputs, and every op with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram
+from torch.fx.graph import CodeGen
+
+from quantc.capture.fixing import write_out
+from quantc.errors import QuantcError, RefusedError, suggest
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_dequantize
+from quantc.targets.executorch.packages import quiet
+from quantc.targets.executorch.partitioning import give_name
+from quantc.targets.executorch.running import in_order
+
+LARGEST = 64
+"""The largest size of a dimension that is not bounded: ExecuTorch sets memory aside for the largest there can be."""
+
+
+def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The sizes of each dynamic dimension, all with an end: its own, or where it has none, the one for all. One that is named
+    gets no more memory than that, whatever its bound."""
+    known = program.signature.ranges
+    named = {} if isinstance(largest, int) else _by_symbol(largest, known)
+    for_all = _checked(largest) if isinstance(largest, int) else LARGEST
+    found: dict[str, tuple[int, int]] = {}
+    for symbol, (low, high) in known.items():
+        end = for_all if high is None else high
+        wanted = named.get(symbol, end)
+        found[symbol] = (low, max(wanted if high is None else min(wanted, high), low))
+    return found
+
+
+def _by_symbol(largest: Any, known: Mapping[str, Any]) -> dict[str, int]:
+    if not isinstance(largest, Mapping):
+        raise _wrong(f"largest is a {type(largest).__name__}", "give a number, or numbers by symbol")
+    for symbol in largest:
+        if symbol not in known:
+            raise _wrong(f"{symbol!r} is no size that varies", suggest(str(symbol), known, noun="sizes"))
+    return {symbol: _checked(size) for symbol, size in largest.items()}
+
+
+def _checked(size: Any) -> int:
+    if not isinstance(size, int) or size < 1:
+        raise _wrong(f"largest is {size!r}", "give the largest size that will be asked for, a whole number")
+    return size
+
+
+def _wrong(what: str, advice: str) -> RefusedError:
+    return RefusedError(what, where='qc.lower(program, "executorch", largest=...)', advice=advice)
+
+
+def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
+    """A program of one's own, exported. Its flat outputs are the tensors that it yields."""
+    inputs = _of_several(program, examples_of(program), ranges)
+    for _, graph in program.graphs():
+        for node in graph.nodes:
+            if node.op == "call_function" and "custom" not in node.meta:
+                give_name(node, node.name)
+    shapes = _shapes(program, ranges)
+    with quiet(), torch.no_grad():
+        made = torch.export.export(_flat_module(program), inputs, dynamic_shapes=shapes)
+    _part_dequantized(made.graph)
+    return made
+
+
+def keeps_state(program: ExportedProgram) -> bool:
+    """Whether an exported program writes to a buffer of its own. Refused if it writes to an input: ExecuTorch gives what is
+    written among the outputs, before the others, and leaves the caller's tensor as it was."""
+    targets = [node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)]
+    if not any(target._schema.is_mutable for target in targets):
+        return False
+    with quiet():  # what is written to is known once no op writes in place
+        signature = program.run_decompositions({}).graph_signature
+    for name in signature.user_inputs_to_mutate.values():
+        raise RefusedError(
+            f"the program writes to its input {name!r}, which a program of ExecuTorch cannot do for its caller",
+            where='qc.lower(program, "executorch")',
+            advice="let the model work on a copy: x = x.clone()",
+        )
+    return bool(signature.buffers_to_mutate)
+
+
+def _part_dequantized(graph: fx.Graph) -> None:
+    """Give each reader a dequantize op of its own: one that a delegate takes with an op must have no other reader."""
+    for node in list(graph.nodes):
+        if not is_dequantize(node):
+            continue
+        for user in list(node.users)[1:]:
+            with graph.inserting_before(user):
+                own = graph.create_node("call_function", node.target, node.args, dict(node.kwargs))
+            own.meta = dict(node.meta)
+            user.replace_input_with(node, own)
+
+
+def _flat_module(program: Program) -> fx.GraphModule:
+    _fix_constants(program)
+    graph, root = program._as_given()
+    graph.set_codegen(CodeGen())
+    (output,) = graph.find_nodes(op="output")
+    output.args = (tuple(value for value in output.args[0] if isinstance(value, fx.Node)),)
+    module = fx.GraphModule(root, graph)
+    _order_constants(module)
+    return module.requires_grad_(False).eval()
+
+
+def _order_constants(module: nn.Module) -> None:
+    """Constants that lie in memory as their axes come: XNNPACK's passes fail on weights that have channels last already."""
+    done: dict[int, Any] = {}
+    """By the id of a tensor: those that go by several names stay one."""
+    names = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, value in names:
+        ordered = in_order(value.detach())
+        if ordered.stride() != value.stride():
+            path, _, leaf = name.rpartition(".")
+            own = nn.Parameter(ordered, False) if isinstance(value, nn.Parameter) else ordered
+            setattr(module.get_submodule(path), leaf, done.setdefault(id(value), own))
+
+
+def _fix_constants(program: Program) -> None:
+    """Inputs that are no tensors are what they were at capture, and no inputs any more."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, item in zip(placeholders, program.signature.inputs, strict=True):
+        if item.is_constant:
+            write_out(node, item.constant)
+            program.graph.erase_node(node)
+
+
+def examples_of(program: Program) -> tuple[Tensor, ...]:
+    if program.example_inputs is None:
+        raise QuantcError(
+            f"{program.name} has no example inputs, and ExecuTorch's exporter runs the program on some",
+            where="qc.lower",
+            advice="capture the model with example inputs: qc.capture(model, example_inputs)",
+        )
+    pairs = zip(program.example_inputs, program.signature.inputs, strict=True)
+    # how they lie in memory would be written into the program, which is then called with others: they lie in order
+    return tuple(in_order(leaf) for leaf, item in pairs if not item.is_constant)
+
+
+def _of_several(
+    program: Program, inputs: tuple[Tensor, ...], ranges: Mapping[str, tuple[int, int]]
+) -> tuple[Tensor, ...]:
+    """Example inputs whose sizes that vary are not 1: torch.export takes that for a size that does not."""
+    items = [item for item in program.signature.inputs if not item.is_constant]
+    larger = {symbol for symbol, (_, high) in ranges.items() if high > 1}
+    made = []
+    for item, tensor in zip(items, inputs, strict=True):
+        for axis, size in enumerate(() if item.type is None else item.type.shape):
+            if size in larger and tensor.shape[axis] == 1:
+                tensor = tensor.repeat_interleave(2, axis)
+        made.append(tensor)
+    return tuple(made)
+
+
+def _shapes(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Any:
+    """Which dimensions are dynamic, as torch.export takes it; None if none is."""
+    if not ranges:
+        return None
+    dims = {symbol: Dim(symbol, min=low, max=high) for symbol, (low, high) in ranges.items()}
+    found = []
+    for item in program.signature.inputs:
+        if item.is_constant or item.type is None:
+            continue
+        sizes = {dim: size for dim, size in enumerate(item.type.shape) if isinstance(size, str)}
+        found.append({dim: dims.get(size, Dim.AUTO) for dim, size in sizes.items()} or None)
+    return tuple(found)

@@ -1,0 +1,43 @@
+"""Ops that move values about, written into a program for the delegate's sake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType
+from quantc.qdq.registration import decomposed_ops
+from quantc.targets.executorch.partitioning import give_name
+
+
+def known(shape: Sequence[int | str]) -> list[int]:
+    """Sizes for a reshape, which finds the one that varies."""
+    return [size if isinstance(size, int) else -1 for size in shape]
+
+
+@dataclass(frozen=True, eq=False)
+class Mover:
+    """Writes ops before a node. They count as `name` when the delegate is asked what it took; as none, if that is empty."""
+
+    program: Program
+    before: fx.Node
+    name: str = ""
+
+    def emit(self, target: Any, args: tuple[Any, ...], kind: TensorType) -> fx.Node:
+        made = self.program.emit(target, args, before=self.before, value=kind)
+        give_name(made, self.name)
+        return made
+
+    def move(self, x: fx.Node, op: Any, how: tuple[Any, ...], kind: TensorType) -> fx.Node:
+        """What lies on a grid is put on it again after it was moved, and brought back: so the delegate knows that it may move
+        levels."""
+        moved, ops = self.emit(op, (x, *how), kind), decomposed_ops()
+        if x.target is not ops.dequantize_per_tensor.default:
+            return moved
+        grid: Any = x.args[1:]
+        levels = self.emit(ops.quantize_per_tensor.default, (moved, *grid), TensorType(grid[-1], kind.shape))
+        return self.emit(x.target, (levels, *grid), kind)

@@ -1,0 +1,55 @@
+"""ExecuTorch's packages: imported when they are needed, and quietly."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from quantc.support.optional_dependency import extra
+
+XNNPACK = "executorch.backends.xnnpack"
+
+
+def package(name: str) -> Any:
+    """A module of ExecuTorch; MissingDependencyError, with the command that installs it, if there is none."""
+    with quiet():
+        return extra(name, "executorch", ".pte files, which ExecuTorch writes and runs")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of packages that are not ours: of torchao about libraries for other machines, and of torch
+    about what ExecuTorch still uses."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with unwarned():
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Without warnings, but with what is logged."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@cache
+def runtime() -> Any:
+    """ExecuTorch's runtime, with the kernels for quantized ops that no delegate took. It gets as many threads as torch has
+    when it is first asked for: delegates keep those they were made with."""
+    package("executorch.kernels.quantized")
+    found = package("executorch.runtime").Runtime.get()
+    library = package("executorch.extension.pybindings.portable_lib")
+    if library._threadpool_get_thread_count() != torch.get_num_threads():
+        library._unsafe_reset_threadpool(torch.get_num_threads())
+    return found

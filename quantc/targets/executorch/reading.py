@@ -1,0 +1,23 @@
+"""Reading `.pte` files."""
+
+from __future__ import annotations
+
+import os
+
+from quantc.errors import LoadError
+from quantc.files.regular_file import as_path, read_bytes
+from quantc.targets.executorch.artifact import Pte, read_back
+from quantc.targets.executorch.container import ADVICE, unsealed
+from quantc.targets.executorch.running import Running
+
+
+def load(path: str | os.PathLike[str]) -> Pte:
+    """A `.pte` file, to be run; LoadError if it is none, damaged, or cut short. Files that others wrote will do."""
+    place = as_path(path, LoadError)
+    data = read_bytes(place, ADVICE)
+    content = unsealed(data, str(place))
+    running = Running(content, str(place))
+    metadata = running.metadata()
+    if metadata is not None and len(content) == len(data):
+        raise LoadError("the file has lost its seal: it was cut short", where=str(place), advice=ADVICE)
+    return read_back(content, metadata, str(place))

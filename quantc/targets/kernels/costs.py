@@ -1,0 +1,67 @@
+"""Times of kernels that were measured beforehand: what the choice goes by where nobody tunes.
+
+The tables are files, one a target, made by `python -m benchmarks.costs`:
+
+    {"processor": "…", "rows": [{"kind": "conv2d 3x3 s1", "size": 3136, "channels": [64, 64],
+                                 "microseconds": {"onednn": 1410.0, "fbgemm": 1620.0}}]}
+
+Absolute times are those of one processor. The choice only asks which family is the fastest at the nearest shape, which
+changes much less from one processor to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from quantc.targets.kernels.packed import Work
+from quantc.targets.kernels.saturation import adds_in_16_bits
+
+CHANNELS_WEIGHT = 0.5
+"""How much a doubling of channels counts against one of the size, when shapes are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How long each family took at one shape."""
+
+    work: Work
+    microseconds: dict[str, float]
+
+    def distance(self, work: Work) -> float:
+        """How many doublings apart two shapes are."""
+        apart = abs(math.log2(max(work.size, 1) / max(self.work.size, 1)))
+        pairs = zip(work.channels, self.work.channels, strict=True)
+        return apart + CHANNELS_WEIGHT * sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in pairs)
+
+
+def file_of(target: str) -> str:
+    """The name of the table for a target on this processor. With VNNI one instruction does what takes three without, in
+    some families of kernels: the order of these turns about."""
+    return f"costs_{target}.json" if adds_in_16_bits() else f"costs_{target}_vnni.json"
+
+
+@cache
+def measured(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
+    """The table of a target, by kind and number of channels; empty if it has none."""
+    folder = resources.files("quantc.targets.kernels")
+    names = (file_of(target), f"costs_{target}.json")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        return {}
+    found: dict[tuple[str, int], list[Measured]] = {}
+    for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+        work = Work(row["kind"], row["size"], tuple(row["channels"]))
+        found.setdefault((work.kind, len(work.channels)), []).append(Measured(work, row["microseconds"]))
+    return {key: tuple(rows) for key, rows in found.items()}
+
+
+def nearest(target: str, work: Work) -> Measured | None:
+    """What was measured at the shape that is closest; None if nothing of the kind was."""
+    table, channels = measured(target), len(work.channels)
+    # what is done to results on the way takes all families about as long
+    rows = table.get((work.kind, channels)) or table.get((work.kind.partition(" + ")[0], channels))
+    return min(rows, key=lambda row: row.distance(work)) if rows else None

@@ -1,0 +1,404 @@
+"""`qc.lower`: a quantized program as a module on real kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from quantc.errors import InputError, ModeError, QuantcError
+from quantc.finite import Watch
+from quantc.ir.program import Program, Stage, check_program
+from quantc.ir.signature import as_tensors
+from quantc.store.bytes_form import as_bytes, from_bytes
+from quantc.store.programs import Lowering, save
+from quantc.support.progress import Style
+from quantc.support.terminal import plain_rows
+from quantc.targets.kernels.compiled import compiled
+from quantc.targets.kernels.holding import Holdings
+from quantc.targets.kernels.memory import Memory, memory_of
+from quantc.targets.kernels.one_op import RUN_LOWERED, portable_module, registered
+from quantc.targets.kernels.placing import Choosing, Placed, on_kernels
+from quantc.targets.kernels.replayed import Replayed
+from quantc.targets.kernels.straight import straight_line, why_not_recorded, why_not_repeated
+from quantc.targets.kernels.table import kernels_for
+from quantc.targets.kernels.vetting import check_device, check_gradients
+from quantc.targets.kernels.whole import fastest, race
+from quantc.targets.provenance import check_has_plan
+
+MOST_ROWS = 40
+"""How many ops the text shows."""
+STATE = "module."
+"""What names in a state dict begin with."""
+MOST_SHAPES = 256
+"""How many shapes of inputs are remembered as fitting."""
+
+
+class Lowered(nn.Module):
+    """A quantized program on the kernels of a target. Called like the model; `placed` says what runs each op.
+
+    Several threads may call it at once. Weights are plain until the first call, which packs them; from then on only
+    the packed ones are held, where they can be unpacked again.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        target: str,
+        choosing: Choosing | None = None,
+        compile: bool = False,  # noqa: A002 - the keyword of qc.lower
+    ) -> None:
+        super().__init__()
+        self._program = program
+        program.root.requires_grad_(False)
+        self.target = target
+        self.choosing = Choosing() if choosing is None else choosing
+        self._running = on_kernels(program, target, self.choosing)
+        self.is_compiled = compile
+        self.gain: float | None = None
+        """How many times as fast it is compiled, once that is known. Where it is slower, it does not run so."""
+        self._run: Callable[..., Sequence[Any]] = compiled(program, self.module) if compile else self.module.forward
+        self._line: Callable[..., Sequence[Any]] | None = None
+        """The same as one function, once kernels are packed."""
+        self._why_not_recorded = ""
+        self._holdings = Holdings(program, self.module)
+        self._settling = threading.Lock()
+        self._digest = _digest(program)
+        self._checked: set[Any] = set()
+        """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
+        self._watch = Watch.of(program)
+        self._takes_tensors = _is_flat(program.signature.in_spec)
+        """Whether the arguments are the flat inputs, so that nothing has to be taken apart."""
+        self._yields_one = program.signature.out_spec.is_leaf()
+        self._key = registered(self)
+        self.eval()
+
+    @property
+    def module(self) -> fx.GraphModule:
+        """What runs: it takes the flat inputs and gives the flat outputs. It is no submodule, or else torch.export would
+        take its tensors along, beside those of the portable program."""
+        return self._running.module
+
+    @property
+    def placed(self) -> tuple[Placed, ...]:
+        """What became of each op."""
+        return self._running.placed
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """The kernel that was taken for each op, by name."""
+        return self._running.choices
+
+    @property
+    def program(self) -> Program:
+        """The portable form: the program in integer form, on plain tensors. It can be saved, copied, exported and
+        compiled. Weights that only kernels hold are unpacked for it each time it is asked for."""
+        with self._settling:
+            return self._holdings.whole()
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._traced(args, kwargs)
+        line = self._line
+        run = line.recording(args) if self._takes_tensors and not kwargs and isinstance(line, Replayed) else None
+        if run is not None:  # inputs like these have been looked at before
+            if torch.is_grad_enabled():
+                check_gradients(args, self._program.signature)
+            return self._given_back(run(*args))
+        return self._checked_call(args, kwargs)
+
+    def _given_back(self, made: Sequence[Any]) -> Any:
+        """Flat outputs in the form that the model has them in."""
+        return made[0] if self._yields_one else pytree.tree_unflatten(list(made), self._program.signature.out_spec)
+
+    def _checked_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shapes = tuple(
+            (x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) and not x.is_nested else None for x in args
+        )
+        leaves: Sequence[Any] = args
+        signature = self._program.signature
+        if kwargs or shapes not in self._checked:
+            leaves, spec = signature.flatten(args, kwargs)
+            if (tensors := as_tensors(leaves)) is not None:
+                given, named = pytree.tree_unflatten(tensors, spec)
+                return self._checked_call(given, named)
+            signature.check(leaves, spec)
+            check_device(leaves, signature)
+            if any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in leaves):
+                return self.program(*args, **kwargs)  # not every kernel knows what nothing is
+            if not kwargs and None not in shapes and len(self._checked) < MOST_SHAPES:
+                self._checked.add(shapes)
+        if torch.is_grad_enabled():
+            check_gradients(leaves, signature)
+        return self._given_back(self.run_flat(leaves))
+
+    def run_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Run on flat inputs that fit, and give the flat outputs."""
+        line = self._line
+        if isinstance(line, Replayed):
+            return line(*leaves)
+        self._watch.check(leaves)
+        if line is not None:
+            return line(*leaves)
+        made = self._run(*leaves)
+        self._settle(leaves)
+        return made
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What torch.compile sees, one op that it does not look into; and torch.export, the portable program."""
+        signature = self._program.signature
+        leaves, spec = signature.flatten(args, kwargs)
+        signature.check(leaves, spec)
+        if torch.compiler.is_exporting():
+            return portable_module(self)(*args, **kwargs)
+        check_gradients(leaves, signature)
+        made = RUN_LOWERED([leaf for leaf in leaves if isinstance(leaf, Tensor)], self._key)
+        return pytree.tree_unflatten(made, signature.out_spec)
+
+    def _settle(self, leaves: Sequence[Any]) -> None:
+        """Let go of plain weights, and from now on run kernels with their packed ones."""
+        with self._settling:
+            if self._line is not None:
+                return
+            self._holdings.release()
+            line: Callable[..., Sequence[Any]] = straight_line(self.module)
+            self._why_not_recorded = why_not_recorded(self.module) or ""
+            if not self._why_not_recorded:
+                line = Replayed(line, self._watch.places, self._watch.check)
+            if self.is_compiled and why_not_repeated(self.module) is not None:
+                line = self._run  # it cannot be called for nothing
+            elif self.is_compiled:
+                times = race({"plain": line, "compiled": self._run}, leaves)
+                self.gain = times["plain"] / times["compiled"]
+                line = line if fastest(times) == "plain" else self._run
+            self._line = line
+
+    # -- torch's own ways ----------------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        with self._settling:
+            self.module.state_dict(destination=destination, prefix=f"{prefix}{STATE}", keep_vars=keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, False, missing_keys, unexpected_keys, error_msgs
+        )
+        inner = f"{prefix}{STATE}"
+        own = {name.removeprefix(inner): value for name, value in state_dict.items() if name.startswith(inner)}
+        with self._settling:
+            found = self.module.load_state_dict(own, strict=False)
+            self._line = None
+            if self.is_compiled:
+                self._run = compiled(self._program, self.module)  # what was compiled has the old weights
+        missing_keys.extend(f"{inner}{name}" for name in found.missing_keys)
+        if strict:
+            others = {name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)}
+            unexpected_keys.extend(sorted(others - {f"{prefix}_extra_state"}))
+            unexpected_keys.extend(f"{inner}{name}" for name in found.unexpected_keys)
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        """Itself, and what runs."""
+        yield self
+        yield from self.module.modules()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lowered:
+        """`.to("cpu")` and the like, or an error: kernels are for the processor, and for the numbers they were made of."""
+        for sample in (torch.zeros(1), torch.zeros(1, dtype=torch.int8)):
+            made = fn(sample)
+            if (made.device, made.dtype) != (sample.device, sample.dtype):
+                self._refuse(f"which are not for {made.dtype} on {made.device}", "keep it as it is, on the CPU")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._line = None
+        return self
+
+    def train(self, mode: bool = True) -> Lowered:
+        """`eval()`, or an error: kernels have no gradients."""
+        if mode:
+            self._refuse("which cannot be trained", "train the model itself, and quantize it again")
+        return super().train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Lowered:
+        if requires_grad:
+            self._refuse("which have no gradients", "train the model itself, and quantize it again")
+        return super().requires_grad_(False)
+
+    def _refuse(self, what: str, advice: str) -> NoReturn:
+        raise ModeError(
+            f"{self._program.name} runs on kernels, {what}", where=f"lowered for {self.target}", advice=advice
+        )
+
+    def get_extra_state(self) -> Tensor:
+        """What tells programs apart that differ in scales and zero points alone: many of those are no tensors."""
+        return self._digest
+
+    def set_extra_state(self, state: Tensor) -> None:
+        if not torch.equal(state, self._digest):
+            raise InputError(
+                "this is the state of another program: its scales and zero points differ",
+                where=f"load_state_dict of {self._program.name} on {self.target}",
+                advice="load the program it comes from, qc.lower(qc.load(path), target), and not its tensors alone",
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
+        return raised(self.program.clone(), self.lowering)
+
+    def __reduce__(self) -> Any:
+        """Pickled as the file that `save` writes: code is never part of it, nor anything packed."""
+        return _unpickled, (as_bytes(self.save),)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    @property
+    def lowering(self) -> Lowering:
+        """What a file says of it, beside the program: enough to lower it again in the same way, without timing."""
+        return Lowering(
+            target=self.target,
+            choices=self.choices,
+            allow_float=self.choosing.allow_float,
+            compile=self.is_compiled,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file, and which kernels run it. Nothing packed is in it: `qc.load` gives a module
+        that packs its weights again, on the same kernels, without timing anything."""
+        save(self.program, path, self.lowering)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """The bytes that weights take here, and those that they took in float."""
+        with self._settling:
+            return memory_of(self._program, self.module)
+
+    @property
+    def headline(self) -> str:
+        on_kernels = sum(bool(row.kernel) for row in self.placed)
+        compiled = ", the rest compiled" if self.is_compiled else ""
+        if self.gain is not None and self._line is not self._run:
+            compiled = f", the rest not compiled, since that is {self.gain:.2f} times as fast"
+        return f"{self._program.name} on {self.target}: {on_kernels} of {len(self.placed)} ops on kernels{compiled}"
+
+    def to_data(self) -> dict[str, Any]:
+        """What runs each op, for machines."""
+        return {
+            "program": self._program.name,
+            "target": self.target,
+            "compiled": self.is_compiled,
+            "compiled_gain": self.gain,
+            "recorded": self._line.count if isinstance(self._line, Replayed) else 0,
+            "not_recorded": self._line.why_not if isinstance(self._line, Replayed) else self._why_not_recorded,
+            "memory": self.memory().to_data(),
+            "ops": [asdict(row) for row in self.placed],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        rows = [(row.node, row.op, row.kernel or "as written", row.why) for row in self.placed[:MOST_ROWS]]
+        more = [f"  … and {len(self.placed) - MOST_ROWS} more"] if len(self.placed) > MOST_ROWS else []
+        table = plain_rows(("node", "op", "runs on", "why"), rows) if rows else []
+        runs = [f"  {self._line}"] if isinstance(self._line, Replayed) else []
+        if self._why_not_recorded and not self.is_compiled:
+            runs = [f"  runs: called from Python, since {self._why_not_recorded}"]
+        return "\n".join([self.headline, f"  {self.memory()}", *runs, *table, *more])
+
+    def __repr__(self) -> str:
+        return f"<Lowered {self.headline}>"
+
+
+def _is_flat(inputs: pytree.TreeSpec) -> bool:
+    """Whether inputs are positional arguments without parts."""
+    args, kwargs = inputs.children()
+    return not kwargs.num_leaves and all(part.is_leaf() for part in args.children())
+
+
+def _digest(program: Program) -> Tensor:
+    """Of a program without its tensors."""
+    text = "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs}" for node in program.nodes())
+    return torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
+
+
+def raised(program: Program, lowering: Lowering) -> Lowered:
+    """A program lowered again as it was before; it is not copied."""
+    choosing = Choosing(allow_float=lowering.allow_float, saved=lowering.choices)
+    return Lowered(program, lowering.target, choosing, lowering.compile)
+
+
+def _unpickled(content: bytes) -> Any:
+    from quantc.targets.kernels.stored import load
+
+    return from_bytes(content, load)
+
+
+def lower(
+    program: Program | Lowered,
+    target: str,
+    *,
+    tune: bool | tuple[Any, ...] = False,
+    allow_float: bool = False,
+    compile: bool = False,  # noqa: A002 - the name users expect
+    progress: Style = "auto",
+) -> Lowered:
+    """A quantized program as a module on the kernels of a target: "x86" or "qnnpack".
+
+    `program` is what `qc.convert` gave, in Q/DQ or in integer form, or a lowered module, to be lowered otherwise; it is
+    not changed. Kernels compute what the integer form does, within one step; ops for which the target has none run as the integer form writes them, and
+    `lowered.placed` says why.
+
+    Where several kernels could run an op, the choice goes by a table of times. `tune=True` times them on this machine,
+    on the program's example inputs, or on the inputs that are given: `tune=(x,)`; what was measured is remembered for
+    the next time. `allow_float=True` lets products of bytes be computed in float where that is faster.
+
+    `compile=True` has torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes from
+    seconds to minutes at the first call, after which both forms are timed: the faster one stays, and the headline says
+    which that is.
+    """
+    from quantc import pipelines
+
+    if isinstance(program, Lowered):
+        program = program.program
+    check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
+    kernels_for(target)
+    if program.stage < Stage.FOLDED:
+        raise QuantcError(
+            f"{program.name} is not quantized",
+            where=f"its stage is {program.stage.label}",
+            advice="call qc.convert(prepared) first, or qc.quantize",
+        )
+    check_has_plan(program, "lower")
+    own = program.clone() if program.stage >= Stage.LOWERED else pipelines.lower().run_on_copy(program)
+    made = Lowered(own, target, Choosing(tune, allow_float, progress), compile)
+    if made.placed and not any(row.kernel for row in made.placed):
+        warnings.warn(
+            f"{target} has a kernel for none of the {len(made.placed)} quantized ops of {own.name}, so that they run as "
+            "the integer form writes them, which is slow: print(lowered) says why",
+            stacklevel=4,
+        )
+    return made
+
+
+def lower_qnnpack(program: Program | Lowered, **options: Any) -> Lowered:
+    """`lower` for QNNPACK."""
+    return lower(program, "qnnpack", **options)

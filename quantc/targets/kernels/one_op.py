@@ -1,0 +1,102 @@
+"""A lowered module as torch's compilers see it.
+
+torch.compile sees one op, `quantc::run_lowered`, that it does not look into: packed weights are opaque to it, and
+nothing is gained by taking the module apart. What the op is called with is the name of the module. torch.export sees
+the portable program instead: what it writes must run where there is no such module.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from quantc.errors import QuantcError
+from quantc.ir.program import Program
+
+if TYPE_CHECKING:
+    from quantc.targets.kernels.lowered import Lowered
+
+_LIBRARY = torch.library.Library("quantc", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("run_lowered(Tensor[] inputs, str key) -> Tensor[]")  # type: ignore[no-untyped-call]
+RUN_LOWERED: Any = torch.ops.quantc.run_lowered.default
+
+_MODULES: WeakValueDictionary[str, Lowered] = WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+def registered(lowered: Lowered) -> str:
+    """The name by which the op finds a module again, as long as the module lives."""
+    key = f"lowered_{next(_NUMBERS)}"
+    _MODULES[key] = lowered
+    return key
+
+
+def _module(key: str) -> Lowered:
+    found = _MODULES.get(key)
+    if found is None:
+        raise QuantcError(
+            f"the lowered module {key!r} is gone",
+            where="a compiled program that calls it",
+            advice="keep the lowered module as long as what was compiled with it, and compile in the process that runs it",
+        )
+    return found
+
+
+def _all_inputs(program: Program, tensors: Sequence[Tensor]) -> list[Any]:
+    """The flat inputs of a program, of which tensors are given and all else is fixed."""
+    left = iter(tensors)
+    return [item.constant if item.is_constant else next(left) for item in program.signature.inputs]
+
+
+def _run(inputs: Sequence[Tensor], key: str) -> list[Tensor]:
+    lowered = _module(key)
+    made = lowered.run_flat(_all_inputs(lowered._program, inputs))
+    # what an op yields must be memory of its own, in order: compilers rely on both
+    taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    results: list[Tensor] = []
+    for tensor in made:
+        plain = tensor.contiguous()
+        place = plain.untyped_storage().data_ptr()
+        results.append(plain.clone() if place in taken else plain)
+        taken.add(results[-1].untyped_storage().data_ptr())
+    return results
+
+
+def _shapes(inputs: Sequence[Tensor], key: str) -> list[Tensor]:
+    lowered = _module(key)
+    program = lowered._program
+    with torch.no_grad():
+        made = _Shapes(program.module).run(*_all_inputs(program, inputs), enable_io_processing=False)
+    if not all(isinstance(value, Tensor) for value in made):
+        raise QuantcError(
+            f"{program.name} yields values other than tensors, which an op cannot",
+            where=f"torch.compile of {program.name} on {lowered.target}",
+            advice="compile what is around it, or compile lowered.program.module",
+        )
+    return [torch.empty(value.shape, dtype=value.dtype, device=value.device) for value in made]
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a program on tensors without numbers, its own among them."""
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
+
+
+torch.library.impl("quantc::run_lowered", "cpu", _run, lib=_LIBRARY)
+torch.library.register_fake("quantc::run_lowered", _shapes, lib=_LIBRARY)
+
+
+def portable_module(lowered: Lowered) -> fx.GraphModule:
+    """The module of the portable program, for torch.export: weights are unpacked as if nobody was tracing."""
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError("a lowered module is exported with strict=False; or export lowered.program.module")
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # the former sees to torch.no_grad
+        return lowered.program.module

@@ -1,0 +1,127 @@
+"""A warning for sums that the processor at hand cuts off.
+
+`convert` sees to it that none is, for the instruction set of the backend. But a program may have been converted for
+another one, or a config may have asked for more bits than are safe.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
+from quantc.integer.proof.report import accumulators, why_not_provable
+from quantc.ir.program import Program
+from quantc.targets.kernels.engines import linear_to_floats, packed_linear
+from quantc.targets.kernels.packed import Kernel
+
+PAIR_BITS = 16
+MOST_NAMES = 8
+"""How many ops a warning names."""
+
+
+INSTRUCTION_SETS_HERE: Mapping[str, str] = {"AVX2": "avx2", "AVX512": "avx512"}
+"""What torch calls a processor of the x86 family, and the instruction set of its kernels for bytes without VNNI."""
+COLUMNS, LEVEL, BYTE = 64, 127, 255
+"""A product of two rows that are as large as bytes can be."""
+
+
+def instruction_set_here() -> str:
+    """The instruction set of torch's kernels for bytes, where they add two products in 16 bits; empty elsewhere."""
+    return INSTRUCTION_SETS_HERE.get(torch.backends.cpu.get_cpu_capability(), "") if _is_cut_off() else ""
+
+
+def instruction_set_of_processor() -> str:
+    """The same for engines outside torch, which go by the processor itself."""
+    if torch.cpu._is_vnni_supported():
+        return ""
+    return INSTRUCTION_SETS_HERE.get(torch.backends.cpu.get_cpu_capability(), "")
+
+
+@cache
+def _is_cut_off() -> bool:
+    """Whether one of torch's engines cuts off the sum of two products. They are asked for one: environment variables
+    (`FBGEMM_ENABLE_INSTRUCTIONS`, `ONEDNN_MAX_CPU_ISA`) hold them to fewer instructions than the processor has."""
+    row, levels = torch.full((1, COLUMNS), BYTE, dtype=torch.uint8), torch.full((1, COLUMNS), LEVEL, dtype=torch.int8)
+    with torch.inference_mode(False), torch.no_grad():
+        found = [product(row, levels) for name, product in PRODUCTS.items() if name in engines()]
+    return any(float(product) != COLUMNS * LEVEL * BYTE for product in found)
+
+
+def engines() -> list[str]:
+    """The engines for bytes that this build of torch has."""
+    return [str(name) for name in torch.backends.quantized.supported_engines]
+
+
+def _by_fbgemm(row: Tensor, levels: Tensor) -> Tensor:
+    return linear_to_floats(row, None, 0, packed_linear("fbgemm", levels, torch.ones(1), None), relu=False)
+
+
+def _by_onednn(row: Tensor, levels: Tensor) -> Tensor:
+    packed, zeros = torch.ops.onednn.qlinear_prepack(levels, None), torch.zeros(1, dtype=torch.int32)
+    settings: tuple[Any, ...] = (torch.ones(1), zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    made: Tensor = torch.ops.onednn.qlinear_pointwise(row, 1.0, 0, packed, *settings)
+    return made
+
+
+PRODUCTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"fbgemm": _by_fbgemm, "onednn": _by_onednn}
+
+
+def adds_in_16_bits() -> bool:
+    """Whether torch's kernels for bytes add two products in 16 bits here: those for x86 without VNNI do."""
+    return bool(instruction_set_here())
+
+
+def can_saturate(kernel: Kernel) -> bool:
+    """Whether two products of a kernel can leave 16 bits, whatever it reads."""
+    found = kernel.pair_sums
+    if found is None:
+        return False
+    weights, highest = found
+    return bool(pair_reach(decisive(by_channel(weights), "adjacent"), 0, highest).beyond(PAIR_BITS).any())
+
+
+def warn_of_saturation(kernels: Iterable[tuple[str, Kernel]], program: Program | None = None) -> None:
+    """Name the ops whose sums may be cut off here, and the instruction sets the program was converted for."""
+    here = instruction_set_here()
+    names = [name for name, kernel in kernels if can_saturate(kernel)] if here else []
+    _warn(names, here, program)
+
+
+def warn_of_products(program: Program) -> None:
+    """The same for a program in Q/DQ form that an engine outside torch runs here."""
+    here = instruction_set_of_processor()
+    rows = accumulators(program).rows if here and why_not_provable(program) is None else ()
+    _warn([row.node for row in rows if here in row.saturates_on], here, program)
+
+
+def _warn(names: list[str], here: str, program: Program | None) -> None:
+    if not names:
+        return
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    cut_off = f"adds two products of bytes in {PAIR_BITS} bits, and what goes beyond is cut off"
+    warnings.warn(
+        f"sums can saturate in {', '.join(names[:MOST_NAMES])}{more}: {_told(program, here, cut_off)}", stacklevel=4
+    )
+
+
+def _told(program: Program | None, here: str, cut_off: str) -> str:
+    """Why there was no room made for them, and what to do."""
+    sets = {} if program is None else program.plan.instruction_sets
+    others = [
+        f"{name or 'no instruction set in particular'} (backend {of})" for of, name in sets.items() if name != here
+    ]
+    if program is not None and others:
+        return (
+            f"{program.name} was converted for {', '.join(others)}, and this processor is {here}: it {cut_off}. Quantize "
+            f"for a backend whose instruction set is {here}, such as x86: convert makes room there where it is needed"
+        )
+    return (
+        f'this processor, {here}, {cut_off}. Convert with reduce_range="auto", the default, which makes room where it is '
+        "needed; run-time activations of x86's dynamic mode, up to 127, need none"
+    )

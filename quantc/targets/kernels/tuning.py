@@ -1,0 +1,258 @@
+"""`qc.lower(..., tune=True)`: kernels are timed on this machine, on what they are really given, and the fastest stays.
+
+They are timed where they will run: the whole module runs again and again, each time with other kernels in it. A kernel that is
+called alone in a loop finds its code and its weight in the cache, which in a module others have made use of; on ResNet-18
+that turns the order of two kernels about.
+
+What was measured is remembered in a file, by the work that was done, the kernel, the processor, the number of threads
+and the version of torch. `QUANTC_CACHE` names another folder for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from torch import Tensor, fx
+
+from quantc.errors import InputError, LoadError, SaveError
+from quantc.files.regular_file import read_text
+from quantc.files.sealed_data import parse_json, sealed, unsealed
+from quantc.files.whole_file import check_writable, write_text
+from quantc.support.progress import Style, showing
+from quantc.targets.kernels.choosing import By, Choice, by_times
+from quantc.targets.kernels.packed import Kernel
+
+TURNS = 10
+"""How often each kernel has its turn, after a first one that is not counted: weights are packed then."""
+COUNTS = 4
+"""Which part of the times counts, the lowest: a shared machine only ever adds time, but the best alone is luck."""
+FILE = "kernel-times.json"
+FORMAT = "quantc.kernel-times"
+MAX_CACHE = 256 << 20
+"""Bytes of the largest file of times that is read."""
+
+
+def cache_folder() -> Path:
+    """Where measured times are kept."""
+    return Path(os.environ.get("QUANTC_CACHE") or platformdirs.user_cache_dir("quantc"))
+
+
+@cache
+def processor() -> str:
+    """The processor's name, and the instructions torch uses on it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+@dataclass
+class Times:
+    """Measured times, in microseconds, and the file they are kept in."""
+
+    path: Path = field(default_factory=lambda: cache_folder() / FILE)
+    known: dict[str, float] = field(default_factory=dict)
+    new: dict[str, float] = field(default_factory=dict)
+    is_kept: bool = True
+    """Whether the file can be written, as far as is known."""
+
+    @classmethod
+    def remembered(cls) -> Times:
+        times = cls()
+        times.known = times.read()
+        return times
+
+    def read(self) -> dict[str, float]:
+        """The times in the file. One that is damaged, or of an earlier quantc, is not used, and written anew."""
+        if not self.path.exists():
+            return {}
+        try:
+            found = parse_json(read_text(self.path, "remove it", most=MAX_CACHE), most=MAX_CACHE)
+            return _times(unsealed(found, needed=True) if isinstance(found, dict) else found)
+        except LoadError as error:
+            warnings.warn(
+                f"{self.path} is not used: {error.what}. Kernels are timed again, and it is written anew",
+                UserWarning,
+                stacklevel=3,
+            )
+            return {}
+
+    def key(self, kernel: Kernel, inputs: Sequence[Tensor]) -> str | None:
+        """What the time of a kernel is remembered by; None if the kernel does not say what it has to do."""
+        work = kernel.work(*inputs)
+        return None if work is None else self.key_of(kernel.name, str(work))
+
+    def key_of(self, what: str, work: str) -> str:
+        """What the time of anything is remembered by."""
+        threads = torch.get_num_threads()
+        versions = f"quantc {version('quantc')}, torch {torch.__version__}, {threads} threads"
+        return f"{processor()} | {versions} | {what} | {work}"
+
+    def get(self, key: str | None) -> float | None:
+        return None if key is None else self.new.get(key, self.known.get(key))
+
+    def put(self, key: str | None, microseconds: float) -> None:
+        if key is not None:
+            self.new[key] = round(float(microseconds), 2)
+
+    def check(self) -> None:
+        """Say so now if what is about to be measured cannot be kept: it takes long."""
+        try:
+            check_writable(self.path, makes_folders=True)
+        except SaveError as error:
+            self._lose(error.what)
+
+    def write(self) -> None:
+        """Add what was measured to the file, which others may have written to in the meantime."""
+        if not self.new or not self.is_kept:
+            return
+        content = sealed({"format": FORMAT, "times": {**self.read(), **self.new}})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        except (OSError, SaveError) as error:
+            self._lose(str(error.strerror) if isinstance(error, OSError) else error.what)
+
+    def _lose(self, why: str) -> None:
+        self.is_kept = False
+        warnings.warn(
+            f"the times of kernels are not kept in {self.path}: {why}. They are measured again next time; "
+            "QUANTC_CACHE names another folder",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _times(data: Any) -> dict[str, float]:
+    times = data.get("times") if isinstance(data, dict) and data.get("format") == FORMAT else None
+    if not isinstance(times, dict) or not all(isinstance(time, float) and time >= 0 for time in times.values()):
+        raise LoadError("it holds no times of kernels", advice="remove it")
+    return times
+
+
+def tune(
+    module: fx.GraphModule,
+    choices: dict[fx.Node, Choice],
+    inputs: Sequence[Any] | None,
+    put: Callable[[fx.Node, Kernel], None],
+    progress: Style = "auto",
+) -> dict[fx.Node, Choice]:
+    """Time the candidates of each kernel as the module runs, unless all are remembered; `put` sets the fastest in.
+
+    Gives the choices as they are now. Kernels in branches stay: nobody knows how often they run.
+    """
+    if inputs is None or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in inputs):
+        raise InputError(
+            "there is nothing to time kernels on: the program has no example inputs",
+            where="qc.lower(..., tune=True)",
+            advice="give the inputs themselves, tune=(x,), as the model is called with",
+        )
+    open_choices = {node: choice for node, choice in choices.items() if len(choice.candidates) > 1}
+    if not open_choices:
+        return choices
+    times = Times.remembered()
+    with showing("turns taken", progress) as told, torch.no_grad():
+        turns = _Turns(module, open_choices, inputs)
+        seen = turns.take({node: choice.taken for node, choice in open_choices.items()})
+        keys = {node: _keys(open_choices[node].candidates, given.inputs, times) for node, given in seen.items()}
+        left = [node for node in seen if any(times.get(key) is None for key in keys[node].values())]
+        if left:
+            times.check()
+        for node, found in (measure(turns, left, told) if left else {}).items():
+            for name, microseconds in found.items():
+                times.put(keys[node][name], microseconds)
+    times.write()
+    made: dict[fx.Node, Choice] = dict(choices)
+    for node, given in seen.items():
+        candidates = open_choices[node].candidates
+        found = {name: time for name, key in keys[node].items() if (time := times.get(key)) is not None}
+        by: By = "measured" if node in left else "remembered"
+        made[node] = by_times(candidates, by, candidates[0].work(*given.inputs), found)
+    for node in open_choices:
+        put(node, made[node].taken)
+    return made
+
+
+def _keys(candidates: Sequence[Kernel], inputs: Sequence[Any], times: Times) -> dict[str, str]:
+    """What the times of kernels are remembered by; by their names alone where they do not say what they have to do."""
+    return {kernel.name: times.key(kernel, inputs) or f"unknown work of {id(kernel)}" for kernel in candidates}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a kernel was called with, and how long it took."""
+
+    inputs: tuple[Any, ...]
+    microseconds: float
+
+
+class _Turns(fx.Interpreter):
+    """Runs a module with some of its kernels exchanged, and notes how long each takes."""
+
+    def __init__(self, module: fx.GraphModule, choices: dict[fx.Node, Choice], inputs: Sequence[Any]) -> None:
+        super().__init__(module)
+        self.choices, self.inputs = choices, inputs
+        self.kernels: dict[fx.Node, Kernel] = {}
+        # the processor's time is not disturbed by others, but adds up that of all threads
+        self.clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        self.seen: dict[fx.Node, Given] = {}
+
+    def take(self, kernels: dict[fx.Node, Kernel]) -> dict[fx.Node, Given]:
+        """Run once with these kernels."""
+        self.kernels, self.seen = kernels, {}
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.inputs]
+        self.run(*leaves, enable_io_processing=False)
+        return self.seen
+
+    def run_node(self, n: fx.Node) -> Any:
+        kernel = self.kernels.get(n)
+        if kernel is None:
+            return super().run_node(n)
+        inputs = tuple(self.fetch_args_kwargs_from_env(n)[0])
+        start = self.clock()
+        made = kernel(*inputs)
+        self.seen[n] = Given(inputs, 1e6 * (self.clock() - start))
+        return made
+
+
+def measure(
+    turns: _Turns, nodes: Sequence[fx.Node], told: Callable[[int, int | None], None]
+) -> dict[fx.Node, dict[str, float]]:
+    """The times of the candidates of nodes, in microseconds.
+
+    Each has as many turns as any other of its node, in an order of chance: so it runs beside now these, now those.
+    """
+    samples: dict[fx.Node, dict[str, list[float]]] = {node: {} for node in nodes}
+    chance = random.Random(0)
+    most = max((len(turns.choices[node].candidates) for node in nodes), default=0)
+    for block in range(TURNS + 1):
+        orders = {
+            node: chance.sample(choice.candidates, len(choice.candidates)) for node, choice in turns.choices.items()
+        }
+        for turn in range(most):
+            taken = {node: order[turn % len(order)] for node, order in orders.items()}
+            seen = turns.take(taken)
+            for node in nodes if block else ():
+                samples[node].setdefault(taken[node].name, []).append(seen[node].microseconds)
+        told(block, TURNS)
+    return {node: {name: low(times) for name, times in found.items()} for node, found in samples.items()}
+
+
+def low(times: Sequence[float]) -> float:
+    """The mean of the lowest times."""
+    lowest = sorted(times)[: max(1, len(times) // COUNTS)]
+    return sum(lowest) / len(lowest)

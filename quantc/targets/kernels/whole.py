@@ -1,0 +1,47 @@
+"""Which of several running forms of one program is the fastest: they take turns, as a whole.
+
+A kernel's own time is not all that it costs. Code of another family has to come into the cache, a sum that one family does on
+its way is an op beside another, and bytes change their form between two families. So tuning ends with a race of the
+whole program: each op on its own fastest kernel, all as the table has it, and all of one family.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantc.targets.kernels.tuning import TURNS, low
+
+Run = Callable[..., Any]
+WARM_UP = 2
+MARGIN = 0.98
+"""What a form must take of the time of those before it to be preferred to them: less than that is chance."""
+
+
+def race(forms: Mapping[str, Run], inputs: Sequence[Any], turns: int = TURNS) -> dict[str, float]:
+    """The times of forms in microseconds, which take turns on copies of the same inputs."""
+    # the processor's time is not disturbed by others, but adds up that of all threads
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    spent: dict[str, list[float]] = {name: [] for name in forms}
+    with torch.no_grad():
+        for turn in range(WARM_UP + turns):
+            for name, run in forms.items():
+                leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs]
+                start = clock()
+                run(*leaves)
+                if turn >= WARM_UP:
+                    spent[name].append(1e6 * (clock() - start))
+    return {name: low(times) for name, times in spent.items()}
+
+
+def fastest(times: Mapping[str, float]) -> str:
+    """The name of the fastest; the earlier of two that are as fast."""
+    best = next(iter(times))
+    for name, found in times.items():
+        if found < MARGIN * times[best]:
+            best = name
+    return best

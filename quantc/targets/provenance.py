@@ -1,0 +1,74 @@
+"""What a deployed file says of where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+
+from quantc.errors import AnnotationError, QuantcError
+from quantc.ir.program import Program, Stage
+from quantc.text.digests import state_digest
+
+VERSION = version("quantc")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which quantc made a file, for which backend, by which config, and of what: digests, so that two can be told apart."""
+
+    quantc: str
+    """The version."""
+    program: str
+    backend: str
+    """What it was quantized for; empty if it was quantized elsewhere."""
+    config: str
+    """A digest of what the user asked for."""
+    source: str
+    """A digest of the quantized program: of its text and of its tensors. The same in whatever form it is deployed."""
+
+    @staticmethod
+    def of(program: Program) -> Provenance:
+        plan = program.plan
+        return Provenance(
+            quantc=VERSION,
+            program=program.name,
+            backend="" if plan.quantizer is None else plan.quantizer.name,
+            config=_digest("" if plan.config is None else plan.config.model_dump_json()),
+            source=_digest(program.dump("text"), state_digest(program.root) or ""),
+        )
+
+
+def _digest(*texts: str) -> str:
+    total = sha256()
+    for text in texts:
+        total.update(text.encode())
+        total.update(b"\0")
+    return total.hexdigest()
+
+
+def check_has_plan(program: Program, verb: str) -> None:
+    """Refuse a program that was prepared, and has lost what was decided: all of it would be taken for float."""
+    if Stage.ANNOTATED <= program.stage < Stage.LOWERED and program.plan.says_nothing:
+        raise AnnotationError(
+            f"{program.name} has no plan, so qc.{verb} would leave all of it float",
+            where=f"its stage is {program.stage.label}; the text form does not hold what was decided",
+            advice="save programs with program.save and read them with qc.load; or prepare the parsed float program again",
+        )
+
+
+def check_quantized(program: Program, target: str) -> None:
+    """Refuse what is not in Q/DQ form: float programs, and those in integer form."""
+    if program.stage < Stage.FOLDED:
+        raise QuantcError(
+            f"{program.name} is not quantized",
+            where=f"its stage is {program.stage.label}",
+            advice="call qc.convert(prepared) first, or qc.quantize",
+        )
+    check_has_plan(program, "lower")
+    if program.stage >= Stage.LOWERED:
+        raise QuantcError(
+            f"{program.name} is in integer form, and {target} is written from the Q/DQ form",
+            where=f"its stage is {program.stage.label}",
+            advice='give what qc.convert(prepared) gives, without to="integer"',
+        )

@@ -1,0 +1,188 @@
+"""Programs as text.
+
+The "text" format is line by line, stable, and `quantc.parse` reads it back:
+
+    program "Net" stage=canonical method=export mode=eval
+      input %x : f32[2,3,8,8]
+      const %c_weight = "c.weight" : f32[8,3,3,3] param #9f2c01ab
+      %conv2d : f32[2,8,8,8] = conv2d(%x, %c_weight, padding=[1, 1])  # c : Conv2d @ model.py:12
+      output (%conv2d,)
+
+Operands come first, other arguments follow under their names, and arguments that equal the default are left out.
+Constants are name, dtype, shape and a digest of their bytes. A nested graph is written `@name` where it is used and
+follows under its own `graph @name` line. Other lines, where there is something to say: `in_spec` and `out_spec` (how inputs and outputs are
+arranged, as in `((*,), {"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"`,
+`fixed_mode "why"` and `state` (a buffer that no node reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from quantc.errors import QuantcError
+from quantc.ir.program import DumpFormat, Program, attribute
+from quantc.ir.signature import Signature
+from quantc.text.digests import Constants, counter_targets
+from quantc.text.graph_formats import dump_dot, dump_graphml, dump_json, dump_table, to_networkx
+from quantc.text.literals import quote
+from quantc.text.node_printer import GraphLines, at
+from quantc.text.pytree_text import write_spec
+
+INDENT = "  "
+
+
+def dump(program: Program, format: DumpFormat = "text") -> str:  # noqa: A002 - the keyword users know
+    """The program in one of five formats.
+
+    "text" parses back; "table" is for reading; "json" for machines (keys in `quantc.graphs`); "dot" for Graphviz;
+    "graphml" for graph editors.
+    """
+    match format:
+        case "text":
+            return "\n".join(_text(program)) + "\n"
+        case "table":
+            return dump_table(program)
+        case "json":
+            return dump_json(program)
+        case "dot":
+            return dump_dot(program)
+        case "graphml":
+            return dump_graphml(program)
+        case _:
+            raise QuantcError(
+                f"there is no dump format {format!r}", advice='use "text", "table", "json", "dot" or "graphml"'
+            )
+
+
+def node_line(program: Program, node: fx.Node) -> str:
+    """The line of one node in the text dump, for messages."""
+    path = next((path for path, graph in program.graphs() if graph is node.graph), "")
+    return GraphLines(program, path, node.graph, Constants(program)).line(node)
+
+
+def default_in_spec(count: int) -> pytree.TreeSpec:
+    """How inputs are arranged unless the text says otherwise: all positional."""
+    return pytree.tree_structure(((0,) * count, {}))
+
+
+def default_out_spec(count: int) -> pytree.TreeSpec:
+    """One output is given as it is, several as a tuple."""
+    return pytree.tree_structure(0 if count == 1 else (0,) * count)
+
+
+def output_count(graph: fx.Graph) -> int:
+    """How many values a graph gives."""
+    for node in graph.find_nodes(op="output"):
+        value = node.args[0] if node.args else ()
+        return len(value) if isinstance(value, tuple | list) else 1
+    return 0
+
+
+def _text(program: Program) -> Iterator[str]:
+    mode = "train" if program.training else "eval"
+    method = program.method if program.method.isidentifier() else quote(program.method)
+    yield f"program {quote(program.name)} stage={program.stage.label} method={method} mode={mode}"
+    yield from _header(program)
+    constants = Constants(program)
+    for path, graph in program.graphs():
+        if path:
+            yield f"graph {at(path)}"
+        lines = GraphLines(program, path, graph, constants)
+        yield from (f"{INDENT}state {lines.constant(target)}" for target in counter_targets(program, graph))
+        yield from (f"{INDENT}{lines.line(node)}" for node in graph.nodes if not lines.is_inline(node))
+    yield from (f"graph {at(alias)} = {at(path)}" for alias, path in _aliases(program))
+
+
+def _header(program: Program) -> Iterator[str]:
+    """The lines that describe the program as a whole."""
+    yield from (f"{INDENT}inference_only {quote(reason)}" for reason in program.inference_only)
+    if program.fixed_mode:
+        yield f"{INDENT}fixed_mode {quote(program.fixed_mode)}"
+    yield from (f"{INDENT}{line}" for line in _signature(program.signature, output_count(program.graph)))
+
+
+def _signature(signature: Signature, outputs: int) -> Iterator[str]:
+    if signature.in_spec != default_in_spec(len(signature.inputs)):
+        yield f"in_spec {write_spec(signature.in_spec)}"
+    if signature.out_spec != default_out_spec(outputs):
+        yield f"out_spec {write_spec(signature.out_spec)}"
+    for symbol, (low, high) in signature.ranges.items():
+        auto = " auto" if symbol in signature.opened else ""
+        yield f"size {symbol} in {low}..{'' if high is None else high}{auto}"
+
+
+def _aliases(program: Program) -> Iterator[tuple[str, str]]:
+    """Nested graphs that go by a second name: (second name, the name it is printed under)."""
+    printed = {id(graph): path for path, graph in program.graphs()}
+    for path, graph in program.graphs():
+        owner = graph.owning_module if path else program.root
+        for target in dict.fromkeys(str(node.target) for node in graph.find_nodes(op="get_attr")):
+            child = attribute(owner, target) if owner is not None else None
+            name = f"{path}/{target}".lstrip("/")
+            if isinstance(child, fx.GraphModule) and printed.get(id(child.graph), name) != name:
+                yield name, printed[id(child.graph)]
+
+
+def numbered(program: Program) -> str:
+    """The text without what capture is free to choose: node names, order of constants, origins, the model's name.
+
+    Nodes are numbered in order; constants go by their names in the state dict (tied ones by the first of theirs).
+    Two programs with the same text compute the same thing in the same canonical form.
+    """
+    constants = Constants(program)
+    graph_names = {path: f"@{index}" for index, (path, _) in enumerate(program.graphs())}
+    graph_names.update({alias: graph_names[path] for alias, path in _aliases(program)})
+    rows = [
+        f"program stage={program.stage.label} mode={'train' if program.training else 'eval'}",
+        *_nameless_header(program),
+    ]
+    for path, graph in program.graphs():
+        if path:
+            rows.append(f"graph {graph_names[path]}")
+        rows.extend(_numbered_graph(GraphLines(program, path, graph, constants), graph_names))
+    return "\n".join(rows) + "\n"
+
+
+def _nameless_header(program: Program) -> Iterator[str]:
+    """The header without the reasons, which name nodes and source lines."""
+    if program.inference_only:
+        yield f"{INDENT}inference_only"
+    yield from (line for line in _header(program) if not line.startswith(f"{INDENT}inference_only"))
+
+
+def _numbered_graph(lines: GraphLines, graph_names: dict[str, str]) -> Iterator[str]:
+    states = {lines.state_name(target): target for target in counter_targets(lines.program, lines.graph)}
+    body: list[str] = []
+    count = 0
+    for node in lines.graph.nodes:
+        if node.op != "get_attr":
+            keyword = {"placeholder": "input ", "output": "output"}.get(node.op, "")
+            name = "" if node.op == "output" else f"%{count}"
+            body.append(f"{INDENT}{keyword}{name}{_nameless(lines, node)}")
+            lines.refs[node] = name
+            count += 1
+            continue
+        target = str(node.target)
+        nested = graph_names.get(f"{lines.path}/{target}".lstrip("/"))
+        name = lines.state_name(target)
+        lines.refs[node] = nested or f"${name}"
+        if nested is None and node.users:
+            states[name] = target
+    for name, target in sorted(states.items()):
+        yield f"{INDENT}const ${name}{lines.constant(target).removeprefix(quote(target)).partition(' tied=')[0]}"
+    yield from body
+
+
+def _nameless(lines: GraphLines, node: fx.Node) -> str:
+    """The tail without the names that inputs and outputs carry."""
+    if node.op == "placeholder":
+        return lines.type_and_constant(node)
+    if node.op == "output":
+        return f" {lines.output(node)}"
+    return lines.tail(node)
+
+
+__all__ = ["dump", "node_line", "numbered", "to_networkx"]

@@ -1,0 +1,209 @@
+"""The module tree of a parsed Program: constants, nested graphs and opaque modules put where the graphs expect them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import fx, nn
+
+from quantc.errors import suggest
+from quantc.ir.types import TensorType, type_of_value
+from quantc.text.digests import REMEMBERED, digest, state_digest, state_name
+from quantc.text.lexer import Reader
+from quantc.text.node_printer import OpaqueModule
+
+_SAFE_TARGET = re.compile(r"""[^"'\\\x00-\x1f\x7f]+""")
+
+_COMPILE_ERRORS = (
+    RuntimeError,
+    SyntaxError,
+    NameError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
+"""What fx's code generator is known to raise on calls that are not well formed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the text something was said, for messages."""
+
+    reader: Reader
+    at: int
+
+    def fail(self, what: str, advice: str | None = None) -> NoReturn:
+        self.reader.fail(what, at=self.at, advice=advice)
+
+
+@dataclass(frozen=True)
+class ConstantText:
+    """A `const` or `state` line that describes a tensor."""
+
+    path: str
+    target: str
+    type: TensorType
+    kind: str
+    digest: str | None
+    tied: str | None
+    place: Place
+
+    @property
+    def name(self) -> str:
+        return state_name(self.path, self.target)
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        return (self.type, self.kind, self.digest, self.tied)
+
+
+def check_target(target: str, place: Place) -> str:
+    """Targets end up in generated code, so they may hold nothing that could leave a string or an identifier."""
+    parts = target.split(".")
+    if not _SAFE_TARGET.fullmatch(target) or any(not part or part.startswith("__") for part in parts):
+        place.fail(f"{target!r} cannot be the name of a parameter, buffer or module")
+    return target
+
+
+def holder_of(owner: nn.Module, target: str, place: Place) -> tuple[nn.Module, str]:
+    """The module that holds `target`, made of plain modules where there is none, and the last part of the name."""
+    *parents, leaf = target.split(".")
+    module = owner
+    for part in parents:
+        child = module._modules.get(part)
+        if child is None:
+            if hasattr(module, part):
+                place.fail(f"{target!r} lies inside {part!r}, which is not a module")
+            child = nn.Module()
+            module.add_module(part, child)
+        module = child
+    return module, leaf
+
+
+def install(owner: nn.Module, target: str, value: object, place: Place) -> None:
+    """Put a module or a plain value at a path where nothing is yet."""
+    holder, leaf = holder_of(owner, target, place)
+    if hasattr(holder, leaf):
+        place.fail(f"{target!r} is defined twice, or is a name that every module has")
+    setattr(holder, leaf, value)
+
+
+def opaque_module(
+    target: str, kind: str | None, state: str | None, given: Mapping[str, nn.Module], place: Place
+) -> nn.Module:
+    """The module the caller gave for `target`, or one that raises when it is run."""
+    module = given.get(target)
+    if module is None:
+        return OpaqueModule(target, kind, state)
+    actual = state_digest(module)
+    if state is not None and actual is not None and actual != state:
+        place.fail(
+            f"the module given for {target!r} has parameters #{actual}, but the text says #{state}",
+            "give the module this program was dumped with",
+        )
+    return module
+
+
+class ConstantInstaller:
+    """Makes the tensors of a program and registers them; tied names get one tensor."""
+
+    def __init__(self, rows: list[ConstantText], given: Mapping[str, torch.Tensor] | None) -> None:
+        self.given = given
+        self.rows: dict[str, ConstantText] = {}
+        for row in rows:
+            known = self.rows.setdefault(row.name, row)
+            if known.facts != row.facts:
+                row.place.fail(f"{row.name!r} is described in two ways; see line {known.place.reader.number}")
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def install(self, owners: Mapping[str, nn.Module]) -> None:
+        for row in self.rows.values():
+            owner = owners[row.path]
+            tensor = self._tensor(self._first(row))
+            self._register(owner, row, tensor)
+            if row.digest is not None and digest(tensor) is None:
+                owner.__dict__.setdefault(REMEMBERED, {})[row.target] = row.digest
+
+    def _first(self, row: ConstantText) -> ConstantText:
+        if row.tied is None:
+            return row
+        first = self.rows.get(row.tied)
+        if first is None or first.tied is not None:
+            row.place.fail(f"{row.name!r} is tied to {row.tied!r}, which is not a constant of its own")
+        if first.type != row.type or first.digest != row.digest or first.kind[:5] != row.kind[:5]:
+            row.place.fail(f"{row.name!r} is tied to {row.tied!r}, but the two are described differently")
+        return first
+
+    def _tensor(self, row: ConstantText) -> torch.Tensor:
+        if row.name not in self.tensors:
+            plain = _without_numbers(row) if self.given is None else self._given(row, self.given)
+            self.tensors[row.name] = _as_kind(row, plain)
+        return self.tensors[row.name]
+
+    def _given(self, row: ConstantText, given: Mapping[str, object]) -> torch.Tensor:
+        tensor = given.get(row.name)
+        if tensor is None:
+            row.place.fail(f"no constant is given for {row.name!r}", suggest(row.name, given, noun="constants"))
+        if not isinstance(tensor, torch.Tensor) or type_of_value(tensor) != row.type:
+            row.place.fail(f"the constant given for {row.name!r} is {type_of_value(tensor)}, not {row.type}")
+        actual = digest(tensor)
+        if row.digest is not None and actual is not None and actual != row.digest:
+            row.place.fail(
+                f"the constant given for {row.name!r} has digest #{actual}, but the text says #{row.digest}",
+                "give the constants this program was dumped with, or leave them out",
+            )
+        return tensor
+
+    def _register(self, owner: nn.Module, row: ConstantText, tensor: torch.Tensor) -> None:
+        holder, leaf = holder_of(owner, row.target, row.place)
+        present = getattr(holder, leaf, None)
+        if isinstance(present, torch.Tensor) and type_of_value(present) == row.type:
+            return  # part of a module the caller gave
+        if present is not None or hasattr(holder, leaf):
+            row.place.fail(f"{row.target!r} is defined twice, or is a name that every module has")
+        if row.kind.startswith("param"):
+            holder.register_parameter(leaf, tensor)  # type: ignore[arg-type]
+        elif row.kind == "tensor":
+            setattr(holder, leaf, tensor)
+        else:
+            holder.register_buffer(leaf, tensor, persistent=row.kind == "buffer")
+
+
+def _without_numbers(row: ConstantText) -> torch.Tensor:
+    sizes = [size for size in row.type.shape if isinstance(size, int)]
+    if len(sizes) != row.type.rank:
+        row.place.fail(f"{row.name!r} has a size that is not a number")
+    try:
+        return torch.empty(sizes, dtype=row.type.dtype, device="meta")
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        row.place.fail(f"no tensor is {row.type}: {str(error).splitlines()[0]}")
+
+
+def _as_kind(row: ConstantText, tensor: torch.Tensor) -> torch.Tensor:
+    if not row.kind.startswith("param"):
+        return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
+    trains = row.kind == "param"
+    if isinstance(tensor, nn.Parameter) and tensor.requires_grad == trains:
+        return tensor
+    if trains and not (tensor.is_floating_point() or tensor.is_complex()):
+        row.place.fail(f"{row.name!r} is {row.type}: only floating point parameters can be trained")
+    return nn.Parameter(tensor.detach(), requires_grad=trains)
+
+
+def empty_graph_module() -> fx.GraphModule:
+    """A module for a nested graph that is still being read."""
+    return fx.GraphModule(nn.Module(), fx.Graph())
+
+
+def compile_nested(module: fx.GraphModule, graph: fx.Graph, place: Place) -> None:
+    """Give a nested graph to its module, which makes it runnable."""
+    try:
+        module.graph = graph
+    except _COMPILE_ERRORS as error:
+        place.fail(f"torch cannot compile this graph: {str(error).splitlines()[0] if str(error) else error!r}")

@@ -1,0 +1,1 @@
+"""The verbs of the package: capture, prepare, convert, quantize, lower."""

@@ -1,0 +1,140 @@
+"""`qc.lower`: where a quantized program can run. A target is a name and the function that lowers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from quantc.errors import ConfigError, UnknownNameError, suggest
+from quantc.finite import check_has_numbers
+from quantc.ir.program import Program
+from quantc.support.optional_dependency import extra
+
+if TYPE_CHECKING:
+    from quantc.targets.executorch.artifact import Pte
+    from quantc.targets.kernels.lowered import Lowered
+    from quantc.targets.onnx.module import OnnxModel
+
+TARGETS: dict[str, str] = {
+    "executorch": "quantc.targets.executorch.lowering:lower",
+    "onnx": "quantc.targets.onnx.module:lower",
+    "qnnpack": "quantc.targets.kernels.lowered:lower_qnnpack",
+    "x86": "quantc.targets.engines.lowering:lower_x86",
+}
+"""By name: `module:function`, imported when it is first asked for. A function takes the program, and its own options."""
+
+ARTIFACTS: dict[str, str] = {".onnx": "onnx", ".pte": "executorch"}
+"""By the end of a file's name: the target whose `save` writes such a file."""
+FOREIGN = (".engine", ".gguf", ".mlmodel", ".mlpackage", ".ort", ".plan", ".ptl", ".tflite", ".trt", ".xml")
+"""The ends of files of other tools, in whose form quantc writes nothing."""
+NEEDS: dict[str, tuple[str, str]] = {"executorch": ("executorch", "executorch"), "onnx": ("onnx", "onnx")}
+"""By target: the package it needs, and the extra that installs it."""
+
+_ENGINE = (
+    'qc.lower(program, "x86", engine="{0}") to run it here, or qc.lower(program, "onnx"{1}).save(path) to write a file'
+)
+_ORT = ("ONNX Runtime, an engine", _ENGINE.format("onnxruntime", ""))
+_OPENVINO = ("an engine", _ENGINE.format("openvino", ', profile="openvino"'))
+_TENSORRT = ("a runtime that reads ONNX", 'qc.lower(program, "onnx", profile="tensorrt").save(path)')
+_TORCH = ("a library of torch's", 'qc.lower(program, "x86")')
+RUNTIMES: dict[str, tuple[str, str]] = {
+    "onnxruntime": _ORT,
+    "onnx_runtime": _ORT,
+    "ort": _ORT,
+    "openvino": _OPENVINO,
+    "ov": _OPENVINO,
+    "tensorrt": _TENSORRT,
+    "trt": _TENSORRT,
+    "xnnpack": ("a delegate of ExecuTorch", 'qc.lower(program, "executorch")'),
+    "fbgemm": _TORCH,
+    "onednn": _TORCH,
+}
+"""Names that are no targets, but of what runs programs: what each is, and how it is had."""
+
+
+def artifact_of(path: Path) -> str | None:
+    """The target whose file has such a name; None for a program of quantc's own. ConfigError for files of other tools."""
+    ending = path.suffix.lower()
+    if ending in FOREIGN:
+        raise ConfigError(
+            f"quantc writes no {ending} files",
+            where=str(path),
+            advice=f"give a name that ends in {' or '.join(ARTIFACTS)}, or in .qc for the program, which qc.load reads",
+        )
+    return ARTIFACTS.get(ending)
+
+
+def check_extra(target: str) -> None:
+    """Refuse a target whose package is not installed, before any work is done for it."""
+    if target in NEEDS:
+        extra(*NEEDS[target], f"qc.lower(..., {target!r})")
+
+
+@overload
+def lower(program: Program, target: Literal["onnx"], *, profile: str | None = None) -> OnnxModel: ...
+@overload
+def lower(
+    program: Program,
+    target: Literal["executorch"],
+    *,
+    partitioners: Sequence[Any] | None = None,
+    largest: int | Mapping[str, int] | None = None,
+) -> Pte: ...
+@overload
+def lower(program: Program, target: Literal["x86"], *, engine: str, threads: int | None = None) -> Any: ...
+@overload
+def lower(program: Program | Lowered, target: Literal["qnnpack", "x86"], **options: Any) -> Lowered: ...
+@overload
+def lower(program: Program | Lowered, target: str, **options: Any) -> Any: ...
+def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
+    """A quantized program as something that runs on a target; what it is, and the options there are, is the target's.
+
+    `"x86"` and `"qnnpack"` give a module on torch's kernels: see `quantc.targets.kernels.lowered.lower`. With `engine=`, x86 is
+    run by ONNX Runtime or OpenVINO: see `quantc.targets.engines.lowering`. `"onnx"` gives a model in ONNX, with `.save(path)`:
+    see `quantc.targets.onnx.module.lower`. `"executorch"` gives a `.pte`: see `quantc.targets.executorch.lowering.lower`.
+    """
+    function = _function(target)
+    _check_options(function, target, options)
+    if isinstance(program, Program):
+        check_has_numbers(program, ())
+    return function(program, **options)
+
+
+def _function(target: str) -> Callable[..., Any]:
+    """What lowers for a target: its own function, or, where others have added kernels for it, the one for kernels."""
+    if target in TARGETS:
+        module, _, name = TARGETS[target].partition(":")
+        found: Callable[..., Any] = getattr(import_module(module), name)
+        return found
+    kernels = import_module("quantc.targets.kernels.table").KERNELS
+    if target not in kernels and (elsewhere := RUNTIMES.get(str(target).lower())) is not None:
+        raise UnknownNameError(
+            f"{target!r} is no target: it is {elsewhere[0]}",
+            where=f"qc.lower(..., {target!r})",
+            advice=f"write {elsewhere[1]}; known targets: {', '.join(sorted({**TARGETS, **kernels}))}",
+        )
+    if target not in kernels:
+        raise UnknownNameError(
+            f"there are no kernels for {target!r}",
+            where=f"qc.lower(..., {target!r})",
+            advice=suggest(str(target), {**TARGETS, **kernels}, noun="targets"),
+        )
+    return lambda program, **options: import_module("quantc.targets.kernels.lowered").lower(program, target, **options)
+
+
+def _check_options(function: Callable[..., Any], target: str, given: Iterable[str]) -> None:
+    """Refuse options that a target does not have."""
+    parameters = [*signature(function).parameters.values()]
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):  # those of kernels are handed on
+        parameters += signature(import_module("quantc.targets.kernels.lowered").lower).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(
+                f"{target} has no option {name!r}",
+                where=f"qc.lower(program, {target!r})",
+                advice=suggest(name, known, noun="options"),
+            )
