@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends import parts
-from quantc.backends.claims import in_delegate
-from quantc.backends.parts import product, rule
+from quantc.backends import rules
+from quantc.backends.rules import product, rule
+from quantc.backends.support_claims import in_delegate
 from quantc.passes.duplicate_dq import DuplicateDq
 from quantc.passes.split_mean import SplitMean
 from quantc.patterns import aten
 from quantc.patterns.checks import one_of
 from quantc.patterns.dsl import any_of, op, optional
-from quantc.patterns.leaves import const, value
+from quantc.patterns.operand_patterns import const, value
 from quantc.patterns.table import RuleTable
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Offer, PerChannel, Role, Scheme, Timing
@@ -57,17 +57,17 @@ _RULES = RuleTable(
         rule("sub", aten.sub, both),
         rule("mul", aten.mul, both),
         rule("cat", aten.cat, {"xs": "act", "out": "like xs"}, when=("several-inputs",)),
-        rule("max-pool", op("max_pool2d", args="x")(image), parts.PASS_ON, when=("stride-within-kernel",)),
-        rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x")(image).having(output_size=1), parts.PASS_ON),
-        rule("mean", aten.mean(image).having(dim=over_image, keepdim=True), parts.PASS_ON),
-        rule("clamp", aten.clamp, parts.PASS_ON),
-        rule("reshape", op(*aten.reshape.ops, *aten.squeeze.ops, args="x"), parts.PASS_ON),
-        rule("transpose", aten.transpose, parts.PASS_ON),
-        rule("slice", any_of(op("slice", args="x").having(step=1), op("select", "narrow", args="x")), parts.PASS_ON),
-        rule("split", aten.part, parts.PASS_ON),
-        rule("copy", aten.copy, parts.PASS_ON),
+        rule("max-pool", op("max_pool2d", args="x")(image), rules.PASS_ON, when=("stride-within-kernel",)),
+        rule("adaptive-avg-pool", op("adaptive_avg_pool2d", args="x")(image).having(output_size=1), rules.PASS_ON),
+        rule("mean", aten.mean(image).having(dim=over_image, keepdim=True), rules.PASS_ON),
+        rule("clamp", aten.clamp, rules.PASS_ON),
+        rule("reshape", op(*aten.reshape.ops, *aten.squeeze.ops, args="x"), rules.PASS_ON),
+        rule("transpose", aten.transpose, rules.PASS_ON),
+        rule("slice", any_of(op("slice", args="x").having(step=1), op("select", "narrow", args="x")), rules.PASS_ON),
+        rule("split", aten.part, rules.PASS_ON),
+        rule("copy", aten.copy, rules.PASS_ON),
         rule("embedding", aten.embedding, {"w": "weight"}),
-        *(replace(each, static=Offer.NO) for each in parts.RECURRENT if each.name in ("lstm", "gru", "rnn")),
+        *(replace(each, static=Offer.NO) for each in rules.RECURRENT if each.name in ("lstm", "gru", "rnn")),
     ),
 )
 

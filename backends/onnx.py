@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends import parts
-from quantc.backends.parts import product, rule
+from quantc.backends import rules
+from quantc.backends.rules import product, rule
 from quantc.ir.dialect import is_op
 from quantc.passes.snap_bias import SnapBias
 from quantc.patterns import aten
@@ -29,7 +29,7 @@ after = op("relu", "clamp", args="_")
 both = {"x": "act", "y": "act", "out": "act"}
 combined = {"x": "pass", "y": "pass", "out": "act?"}
 reduced = {"x": "pass", "out": "act?"}
-WEIGHTS = {name: parts.WEIGHT_ROLES[name] for name in ("weight", "weight-transposed")}
+WEIGHTS = {name: rules.WEIGHT_ROLES[name] for name in ("weight", "weight-transposed")}
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 ACTIVATIONS = ("relu", "clamp", "hardswish", "silu", "leaky_relu")
 
@@ -47,19 +47,19 @@ def why_not_of_convolutions(match: Match) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    rule("conv", parts.conv >> optional(after), product("act")),
-    rule("linear", parts.linear >> optional(after), product("act?")),
-    rule("linear-computed", parts.linear_computed, {"x": "act", "w": "act", "out": "act?"}, static=Offer.NAMED),
-    rule("matmul-constant", parts.matmul_constant, product("act?", "weight-transposed")),
-    rule("addmm-constant", parts.addmm_constant, product("act?", "weight-transposed")),
+    rule("conv", rules.conv >> optional(after), product("act")),
+    rule("linear", rules.linear >> optional(after), product("act?")),
+    rule("linear-computed", rules.linear_computed, {"x": "act", "w": "act", "out": "act?"}, static=Offer.NAMED),
+    rule("matmul-constant", rules.matmul_constant, product("act?", "weight-transposed")),
+    rule("addmm-constant", rules.addmm_constant, product("act?", "weight-transposed")),
     rule("matmul", aten.matmul, {**both, "out": "act?"}, static=Offer.NAMED),
     rule("embedding", aten.embedding, {"w": "weight"}),
-    *parts.RECURRENT,
-    *parts.MOVES,
-    *parts.WITHIN,
-    rule("average", parts.average, reduced),
-    rule("cat", aten.cat, parts.PASS_ON_LIST),
-    rule("stack", aten.stack, parts.PASS_ON_LIST),
+    *rules.RECURRENT,
+    *rules.MOVES,
+    *rules.WITHIN,
+    rule("average", rules.average, reduced),
+    rule("cat", aten.cat, rules.PASS_ON_LIST),
+    rule("stack", aten.stack, rules.PASS_ON_LIST),
     rule("add-convolutions", aten.add >> optional(after), both, when=("same-shape", "of-convolutions")),
     rule("add", aten.add >> optional(aten.relu), combined),
     rule("mul", aten.mul >> optional(aten.relu), combined),
@@ -70,7 +70,7 @@ TABLE = RuleTable("onnx", tuple(replace(each, supports=each.supports | {"onnx"})
 ONNX = Backend(
     "onnx",
     TABLE,
-    roles={"act": parts.ACT, **WEIGHTS},
+    roles={"act": rules.ACT, **WEIGHTS},
     takes=(
         Capability(role=Role.ACT, dtypes=(DType.UINT8, DType.INT8, DType.INT16)),
         Capability(
@@ -80,11 +80,11 @@ ONNX = Backend(
             timings=(Timing.DYNAMIC,),
         ),
         Capability(role=Role.WEIGHT, dtypes=(DType.INT8,), granularities=("per-tensor", "per-channel")),
-        *parts.WEIGHT_ONLY,
+        *rules.WEIGHT_ONLY,
     ),
     # DynamicQuantizeLinear has neither a smallest scale nor another range
-    modes={"dynamic": UINT8_DYNAMIC.but(eps=FLOAT32_EPS), "weight-only": parts.MODES["weight-only"]},
-    before=parts.taken_apart(Offer.NAMED),
+    modes={"dynamic": UINT8_DYNAMIC.but(eps=FLOAT32_EPS), "weight-only": rules.MODES["weight-only"]},
+    before=rules.taken_apart(Offer.NAMED),
     after=(SnapBias(),),  # kernels add biases to sums of integers
     instruction_set="avx2",
     summary="Q/DQ in ONNX, for ONNX Runtime: convolutions yield uint8, products of matrices float.",
@@ -106,9 +106,9 @@ TENSORRT = replace(
             schemes=(Scheme.SYMMETRIC,),
             granularities=("per-tensor", "per-channel"),
         ),
-        *parts.WEIGHT_ONLY,
+        *rules.WEIGHT_ONLY,
     ),
-    modes={"weight-only": parts.MODES["weight-only"]},
+    modes={"weight-only": rules.MODES["weight-only"]},
     instruction_set="",
     summary="Q/DQ in ONNX for TensorRT: int8, symmetric, biases in float.",
 )

@@ -6,9 +6,9 @@ Every op of the table yields a quantized tensor, so that whole regions compute o
 from __future__ import annotations
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends import parts
-from quantc.backends.claims import on_kernels
-from quantc.backends.parts import product, rule
+from quantc.backends import rules
+from quantc.backends.rules import product, rule
+from quantc.backends.support_claims import on_kernels
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
@@ -23,58 +23,58 @@ smooth = op("hardswish", "silu", "mish", "gelu", "leaky_relu", "elu", "selu", "c
 TABLE = RuleTable(
     "qnnpack",
     (
-        rule("conv", parts.conv >> optional(after), product("act")),
-        rule("conv-transpose", parts.conv_transpose >> optional(after), product("act", "weight-transposed")),
+        rule("conv", rules.conv >> optional(after), product("act")),
+        rule("conv-transpose", rules.conv_transpose >> optional(after), product("act", "weight-transposed")),
         rule(
             "conv-transpose-grouped",
-            parts.conv_transpose_grouped >> optional(after),
+            rules.conv_transpose_grouped >> optional(after),
             product("act", "weight-whole"),
         ),
-        rule("linear", parts.linear >> optional(after), product("act")),
-        rule("linear-computed", parts.linear_computed >> optional(after), {"x": "act", "w": "act", "out": "act"}),
-        rule("matmul-constant", parts.matmul_constant, product("act", "weight-transposed")),
-        rule("addmm-constant", parts.addmm_constant, product("act", "weight-transposed")),
+        rule("linear", rules.linear >> optional(after), product("act")),
+        rule("linear-computed", rules.linear_computed >> optional(after), {"x": "act", "w": "act", "out": "act"}),
+        rule("matmul-constant", rules.matmul_constant, product("act", "weight-transposed")),
+        rule("addmm-constant", rules.addmm_constant, product("act", "weight-transposed")),
         rule("matmul", aten.matmul, both),
-        rule("addmm", parts.addmm, both),
-        rule("baddbmm", parts.baddbmm, both),
-        *parts.LOOKUPS,
-        *parts.RECURRENT,
+        rule("addmm", rules.addmm, both),
+        rule("baddbmm", rules.baddbmm, both),
+        *rules.LOOKUPS,
+        *rules.RECURRENT,
         rule("add", aten.add >> optional(after), both),
         rule("sub", aten.sub >> optional(after), both),
         rule("mul", aten.mul >> optional(after), both),
-        rule("add-number", parts.with_number(aten.add) >> optional(after), alone),
-        rule("sub-number", parts.with_number(aten.sub) >> optional(after), alone),
-        rule("sub-from-number", parts.with_number(aten.rsub) >> optional(after), alone),
-        rule("mul-number", parts.with_number(aten.mul) >> optional(after), alone),
-        rule("div-number", parts.with_number(aten.div) >> optional(after), alone),
+        rule("add-number", rules.with_number(aten.add) >> optional(after), alone),
+        rule("sub-number", rules.with_number(aten.sub) >> optional(after), alone),
+        rule("sub-from-number", rules.with_number(aten.rsub) >> optional(after), alone),
+        rule("mul-number", rules.with_number(aten.mul) >> optional(after), alone),
+        rule("div-number", rules.with_number(aten.div) >> optional(after), alone),
         rule("cat", aten.cat, joined),
         rule("stack", aten.stack, joined),
         rule("activation", smooth, alone),
         rule("prelu", aten.prelu, alone),
         rule("sigmoid", op("sigmoid", "hardsigmoid", args="x"), {"x": "act", "out": "unit"}),
         rule("tanh", aten.tanh, {"x": "act", "out": "signed-unit"}),
-        rule("softmax", parts.softmax, {"x": "act", "out": "unit"}),
-        rule("softmax-of-float", parts.softmax, {"out": "unit"}),
+        rule("softmax", rules.softmax, {"x": "act", "out": "unit"}),
+        rule("softmax-of-float", rules.softmax, {"out": "unit"}),
         rule("layer-norm", aten.layer_norm, alone),
         rule("group-norm", aten.group_norm, alone),
         rule("instance-norm", aten.instance_norm, alone),
         rule("rms-norm", aten.rms_norm, alone),
-        rule("batch-norm", parts.batch_norm >> optional(aten.relu), alone),
+        rule("batch-norm", rules.batch_norm >> optional(aten.relu), alone),
         rule("sum", aten.total, alone),
-        *parts.MOVES,
-        *parts.WITHIN,
-        rule("average", parts.average, parts.PASS_ON),
-        rule("upsample-linear", aten.upsample_linear, parts.PASS_ON),
+        *rules.MOVES,
+        *rules.WITHIN,
+        rule("average", rules.average, rules.PASS_ON),
+        rule("upsample-linear", aten.upsample_linear, rules.PASS_ON),
     ),
 )
 
 QNNPACK = Backend(
     "qnnpack",
     on_kernels(TABLE),
-    roles={"act": parts.ACT, **parts.WEIGHT_ROLES, **parts.known_ranges(UINT8)},
-    takes=parts.TAKES,
-    modes=parts.MODES,
-    before=parts.taken_apart(),
+    roles={"act": rules.ACT, **rules.WEIGHT_ROLES, **rules.known_ranges(UINT8)},
+    takes=rules.TAKES,
+    modes=rules.MODES,
+    before=rules.taken_apart(),
     instruction_set="neon",
     summary="Kernels of QNNPACK: every op reads and yields uint8.",
 )

@@ -9,9 +9,9 @@ want; sums, products and averages of elements compute on what comes quantized, b
 from __future__ import annotations
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends import parts
-from quantc.backends.claims import on_kernels
-from quantc.backends.parts import product, rule
+from quantc.backends import rules
+from quantc.backends.rules import product, rule
+from quantc.backends.support_claims import on_kernels
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
@@ -28,38 +28,38 @@ TABLE = RuleTable(
     (
         rule(
             "conv-add",
-            aten.add(parts.conv, "y") >> optional(op("relu", "clamp", args="_")),
+            aten.add(rules.conv, "y") >> optional(op("relu", "clamp", args="_")),
             {**product("act?"), "y": "act"},
             when=("same-shape",),
         ),
-        rule("conv", parts.conv >> optional(after_conv), product("act?")),
+        rule("conv", rules.conv >> optional(after_conv), product("act?")),
         rule(
             "conv-transpose",
-            parts.conv_transpose >> optional(after_conv),
+            rules.conv_transpose >> optional(after_conv),
             product("act?", "weight-transposed"),
         ),
         rule(
             "conv-transpose-grouped",
-            parts.conv_transpose_grouped >> optional(after_conv),
+            rules.conv_transpose_grouped >> optional(after_conv),
             product("act?", "weight-whole"),
         ),
-        rule("linear-add", aten.add(parts.linear, "y") >> optional(aten.relu), product("act?")),
-        rule("linear-prelu", parts.linear >> aten.prelu("_", "_"), product("act?")),
-        rule("linear", parts.linear >> optional(after_linear), product("act?")),
-        rule("linear-computed", parts.linear_computed, {"x": "act", "w": "act", "out": "act?"}, static=Offer.NAMED),
-        rule("matmul-constant", parts.matmul_constant, product("act?", "weight-transposed")),
-        rule("addmm-constant", parts.addmm_constant, product("act?", "weight-transposed")),
+        rule("linear-add", aten.add(rules.linear, "y") >> optional(aten.relu), product("act?")),
+        rule("linear-prelu", rules.linear >> aten.prelu("_", "_"), product("act?")),
+        rule("linear", rules.linear >> optional(after_linear), product("act?")),
+        rule("linear-computed", rules.linear_computed, {"x": "act", "w": "act", "out": "act?"}, static=Offer.NAMED),
+        rule("matmul-constant", rules.matmul_constant, product("act?", "weight-transposed")),
+        rule("addmm-constant", rules.addmm_constant, product("act?", "weight-transposed")),
         rule("matmul", aten.matmul, both, static=Offer.NAMED),
-        rule("addmm", parts.addmm, both, static=Offer.NAMED),
-        rule("baddbmm", parts.baddbmm, both, static=Offer.NAMED),
-        *parts.LOOKUPS,
-        *parts.RECURRENT,
-        *parts.MOVES,
-        *parts.WITHIN,
-        rule("average", parts.average, reduced),
+        rule("addmm", rules.addmm, both, static=Offer.NAMED),
+        rule("baddbmm", rules.baddbmm, both, static=Offer.NAMED),
+        *rules.LOOKUPS,
+        *rules.RECURRENT,
+        *rules.MOVES,
+        *rules.WITHIN,
+        rule("average", rules.average, reduced),
         rule("upsample-linear", aten.upsample_linear, reduced),
-        rule("cat", aten.cat, parts.PASS_ON_LIST),
-        rule("stack", aten.stack, parts.PASS_ON_LIST),
+        rule("cat", aten.cat, rules.PASS_ON_LIST),
+        rule("stack", aten.stack, rules.PASS_ON_LIST),
         rule("add", aten.add >> optional(aten.relu), combined),
         rule("sub", aten.sub >> optional(aten.relu), combined),
         rule("mul", aten.mul >> optional(aten.relu), combined),
@@ -70,11 +70,11 @@ TABLE = RuleTable(
 X86 = Backend(
     "x86",
     on_kernels(TABLE),
-    roles={"act": parts.ACT, **parts.WEIGHT_ROLES},
-    takes=parts.TAKES,
+    roles={"act": rules.ACT, **rules.WEIGHT_ROLES},
+    takes=rules.TAKES,
     # sums of two products fit 16 bits if activations have 7
-    modes={**parts.MODES, "dynamic": parts.MODES["dynamic"].but(qmax=127)},
-    before=parts.taken_apart(Offer.NAMED),
+    modes={**rules.MODES, "dynamic": rules.MODES["dynamic"].but(qmax=127)},
+    before=rules.taken_apart(Offer.NAMED),
     instruction_set="avx2",
     summary="Kernels of fbgemm and onednn: products read uint8 and yield float, which the next product quantizes.",
 )

@@ -30,8 +30,8 @@ from torch import Tensor, fx, nn
 import quantc as qc
 from quantc import pipelines
 from quantc.targets.kernels import costs
-from quantc.targets.kernels.packed import Kernel, Work
-from quantc.targets.kernels.table import Call, NoKernelError, Placement, kernels_for
+from quantc.targets.kernels.kernel import Kernel, Work
+from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, kernels_for
 from quantc.targets.kernels.tuning import processor
 
 PRODUCTS = ("conv", "conv_transpose", "linear", "matmul")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from quantc.bench.race import quietly_on_one_thread
-from quantc.inspect.noise import shown
+from quantc.support.sqnr import shown
 from tests.deployed_networks import NETWORKS, TARGETS, forms, measured
 
 COLUMNS = (

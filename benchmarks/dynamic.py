@@ -27,9 +27,9 @@ from quantc.bench.models import CALIBRATION_SEED, MODELS, UNSEEN_SEED, Model, in
 from quantc.bench.networks import mlp
 from quantc.bench.race import EAGER, Forward, Row, quietly_on_one_thread, race
 from quantc.config.config import QuantConfig
-from quantc.inspect.noise import shown
 from quantc.spec.formats import PerToken
-from quantc.targets.kernels.engines import engine
+from quantc.support.sqnr import shown
+from quantc.targets.kernels.packing import engine
 
 PEER, WHOLE, TOKEN = "torch.ao dynamic", "quantc, per tensor", "quantc, per token"
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.bench.networks import resnet18
 from quantc.flows.tracing import convert, prepare
-from quantc.flows.tracing.cutting import Compute
+from quantc.flows.tracing.extract_program import Compute
 
 WIDTH = 16
 

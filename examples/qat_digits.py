@@ -21,7 +21,7 @@ import quantc as qc
 from examples.train_digits import shifted
 from quantc.cli.example import Digits, digits_cnn, digits_split, separable_cnn
 from quantc.ir.program import Program
-from quantc.qat.plot import Curve, write_plot
+from quantc.qat.training_chart import Curve, write_plot
 
 BATCH_SIZE = 32
 RATE = 0.01

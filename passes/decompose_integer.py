@@ -9,7 +9,7 @@ from torch import fx
 
 from quantc.errors import QuantcError
 from quantc.integer.library import IntegerOp, op_of
-from quantc.integer.tracing import Writer
+from quantc.integer.trace_ops import Writer
 from quantc.ir.dialect import argument, arguments
 from quantc.ir.program import Program, Stage
 from quantc.ir.types import TensorType, tensor_type

@@ -12,7 +12,7 @@ from quantc.ir.plan import Group
 from quantc.ir.program import Program, Stage
 from quantc.ir.site_index import after
 from quantc.observe.module import ObserverModule
-from quantc.observe.registry import start
+from quantc.observe.observation_registry import start
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 

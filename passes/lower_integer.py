@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from torch import fx
 
-from quantc.integer.boundary import open_boundaries
 from quantc.integer.grid import grid_of
+from quantc.integer.lowerings.requantize import requantized
+from quantc.integer.match_lowering import Curves, MultiplierForm, NotIntegerError, Task
+from quantc.integer.qdq_decomposition import open_boundaries
 from quantc.integer.semantics import semantics_of
-from quantc.integer.task import Curves, MultiplierForm, NotIntegerError, Task
-from quantc.integer.writers.handing_on import requantized
 from quantc.ir.program import Program, Stage
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves

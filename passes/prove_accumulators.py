@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from quantc.integer.proof.report import accumulators
+from quantc.integer.proof.overflow_report import accumulators
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass
 

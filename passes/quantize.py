@@ -8,8 +8,8 @@ from typing import ClassVar
 from quantc.calibration.graph_observers import remove_observers
 from quantc.calibration.qparams import find_qparams, spec_of
 from quantc.finite import refuse_unsound
+from quantc.integer.lowerings.lower_recurrent import state_notes
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.integer.writers.recurrent import state_notes
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves

@@ -8,7 +8,7 @@ from quantc.ir.program import Program, Stage
 from quantc.passes.strip_dropout import StripDropout
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.qat.control_flow import write_as_ops
-from quantc.qat.insertion import is_dropout
+from quantc.qat.fake_quantize_insertion import is_dropout
 from quantc.qat.removal import (
     end_modes,
     fold_norms,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from quantc.integer.biases import snap_biases
+from quantc.integer.bias_grid import snap_biases
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 

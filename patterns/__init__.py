@@ -5,9 +5,9 @@ See docs/write-a-rule-table.md. The shared vocabulary is in `quantc.patterns.ate
 
 from quantc.patterns.checks import Check, at_least, at_most, differs, equals, one_of
 from quantc.patterns.dsl import OpPattern, Pattern, any_of, op, optional, out, result, shared
-from quantc.patterns.explain import Explanation, Tried
-from quantc.patterns.leaves import Leaf, const, number, value
+from quantc.patterns.explain_match import Explanation, Tried
 from quantc.patterns.match import Match, Matcher, Refusal
+from quantc.patterns.operand_patterns import Leaf, const, number, value
 from quantc.patterns.predicates import Predicate, predicate
 from quantc.patterns.table import MatchSet, Rule, RuleTable
 

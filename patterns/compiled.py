@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from quantc.errors import PatternError
 from quantc.ir.dialect import BY_TARGET, Trait, arguments, position
-from quantc.patterns.cores import AltCore, ItemsCore, LeafCore, LiteralCore, OpCore
 from quantc.patterns.dsl import (
     AnyOf,
     Chain,
@@ -27,9 +26,10 @@ from quantc.patterns.dsl import (
     Shared,
     open_operand,
 )
-from quantc.patterns.leaves import ANYTHING, Leaf, LiteralValue
+from quantc.patterns.matcher import Core
+from quantc.patterns.matcher_nodes import AltCore, ItemsCore, LeafCore, LiteralCore, OpCore
 from quantc.patterns.op_names import op_target
-from quantc.patterns.search import Core
+from quantc.patterns.operand_patterns import ANYTHING, Leaf, LiteralValue
 
 GETITEM_ROWS: tuple[tuple[str, Any], ...] = (("a", None), ("b", None))
 

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from quantc.errors import PatternError, suggest
 from quantc.ir.dialect import arguments, position, target_name
 from quantc.patterns.checks import Check, Comparison
-from quantc.patterns.leaves import ANYTHING, Leaf, LiteralValue, leaf
 from quantc.patterns.op_names import has_many_outputs, op_target
+from quantc.patterns.operand_patterns import ANYTHING, Leaf, LiteralValue, leaf
 
 MAX_DEPTH = 64
 """How deep patterns may nest; a chain counts one for each step."""

@@ -13,8 +13,8 @@ from quantc.ir.dialect import argument, op_name
 from quantc.ir.types import tensor_type
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, any_of, op
-from quantc.patterns.leaves import const, number
 from quantc.patterns.match import Match
+from quantc.patterns.operand_patterns import const, number
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule, RuleTable
 

@@ -27,7 +27,7 @@ from quantc.patterns.dsl import (
     Shared,
     check_name,
 )
-from quantc.patterns.leaves import Leaf, LeafKind, LiteralValue, leaf
+from quantc.patterns.operand_patterns import Leaf, LeafKind, LiteralValue, leaf
 from quantc.spec.formats import Offer
 
 if TYPE_CHECKING:

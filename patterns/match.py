@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
-from quantc.patterns.causes import Cause, Condition, NotFree, Said, UsedElsewhere, claimed
+from quantc.patterns.matcher import Search
 from quantc.patterns.predicates import Predicate
-from quantc.patterns.search import Search
+from quantc.patterns.refusals import Cause, Condition, NotFree, Said, UsedElsewhere, claimed
 
 if TYPE_CHECKING:
     from quantc.ir.program import Program

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from quantc.errors import PatternError, suggest
 
 if TYPE_CHECKING:
-    from quantc.patterns.causes import Cause
     from quantc.patterns.match import Match
+    from quantc.patterns.refusals import Cause
 
 
 class Predicate(Protocol):

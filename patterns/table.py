@@ -21,16 +21,16 @@ from torch import fx
 
 from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
 from quantc.patterns import predicates
-from quantc.patterns.causes import Cause, Condition
 from quantc.patterns.compiled import Compiled, compile_pattern
 from quantc.patterns.dsl import Items, Pattern
 from quantc.patterns.match import EVERYTHING, Admission, Match, Matcher, Refusal
 from quantc.patterns.predicates import Predicate
+from quantc.patterns.refusals import Cause, Condition
 from quantc.spec.formats import Offer
 
 if TYPE_CHECKING:
     from quantc.ir.program import Program
-    from quantc.patterns.explain import Explanation
+    from quantc.patterns.explain_match import Explanation
 
 SUPPORTS = frozenset({"qdq", "integer", "kernel", "delegate", "onnx"})
 """The levels a rule can be carried out at."""
@@ -230,7 +230,7 @@ class RuleTable:
 
     def explain(self, program: Program, node: fx.Node | str, admission: Admission = EVERYTHING) -> Explanation:
         """Every rule that could have taken a node, and why it did or did not; the nearest first."""
-        from quantc.patterns.explain import explain
+        from quantc.patterns.explain_match import explain
 
         return explain(self, program, node, admission)
 

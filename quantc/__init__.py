@@ -12,8 +12,8 @@ from importlib.metadata import version as _version
 
 from quantc import errors, hooks, pipelines, qat, reference
 from quantc.annotate.quantizer import Backend, Quantizer, Quantizers, TableQuantizer
+from quantc.calibration.calibration_report import CalibrationReport
 from quantc.calibration.loop import calibrate
-from quantc.calibration.report import CalibrationReport
 from quantc.calibration.reuse_statistics import merge_statistics, use_statistics
 from quantc.config.config import QuantConfig
 from quantc.errors import QuantcError
@@ -47,10 +47,10 @@ from quantc.spec.spec import (
 )
 from quantc.support.moved_modules import find_moved as _find_moved
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.stored import load
 from quantc.text.parser import parse
+from quantc.verbs.load import load
 from quantc.verbs.lower import lower
-from quantc.verbs.quantize import Result, quantize
+from quantc.verbs.quantize_model import Result, quantize
 from quantc.verbs.steps import capture, convert, prepare
 
 __version__ = _version("quantc")

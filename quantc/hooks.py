@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantc.errors import PassError
-from quantc.files.whole_file import write_text
+from quantc.files.atomic_file import write_text
 from quantc.ir.program import LogEntry, Program, Stage
 from quantc.pipeline.numeric_guard import Guard
 from quantc.pipeline.pipeline import Hook, Pass

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from quantc.annotate.quantizer import Quantizer, finishing, quantizer_of
 from quantc.config.config import QuantConfig
 from quantc.errors import QuantcError, suggest
+from quantc.integer.match_lowering import MultiplierForm
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.integer.task import MultiplierForm
 from quantc.pipeline.pipeline import Pass, Pipeline
 
 

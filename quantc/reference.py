@@ -19,12 +19,12 @@ from torch import Tensor
 
 from quantc.errors import DataError, suggest
 from quantc.integer.accumulators import Weight, accumulation
-from quantc.integer.ending import reach
-from quantc.integer.fixed import common_shift, mantissa_and_shift
+from quantc.integer.epilogue import reach
+from quantc.integer.fixed_point import common_shift, mantissa_and_shift
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS
+from quantc.integer.match_lowering import MultiplierForm, NotIntegerError
 from quantc.integer.semantics import load
-from quantc.integer.task import MultiplierForm, NotIntegerError
 from quantc.spec.numerics import quantize_bias
 
 Numbers = float | Tensor

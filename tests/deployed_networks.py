@@ -16,8 +16,8 @@ from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.bench.models import COUNT, MODELS, UNSEEN_SEED, initialised, task_of, texts
 from quantc.bench.networks import TextEncoder
 from quantc.cli.example import digits_cnn, digits_data
-from quantc.inspect.noise import Noise
 from quantc.ir.program import Program
+from quantc.support.sqnr import Noise
 from tests.deployed_steps import worst_steps
 from tests.sequence_architectures import GPT
 from tests.zoo.recurrent import Tagger

@@ -16,7 +16,7 @@ import quantc as qc
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_dequantize
 from quantc.targets.engines.sessions import OnnxRuntime
-from quantc.targets.onnx.export import export
+from quantc.targets.onnx.onnx_export import export
 from quantc.targets.onnx.profiles import profile_of
 
 Run = Callable[[Sequence[Tensor]], Sequence[Any]]

@@ -20,9 +20,9 @@ import quantc as qc
 from quantc.ir.dialect import BY_NAME, op_name
 from quantc.ir.types import tensor_type
 from quantc.targets.engines.sessions import OnnxRuntime
-from quantc.targets.onnx.export import Literal, export
+from quantc.targets.onnx.onnx_export import Literal, export
+from quantc.targets.onnx.op_writers import NoOnnxFormError
 from quantc.targets.onnx.profiles import PROFILES
-from quantc.targets.onnx.table import NoOnnxFormError
 
 RTOL, ATOL = 1e-4, 2e-5
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -248,7 +248,7 @@ def _in_onnx_runtime(program: qc.Program) -> Running:
 
 
 def _in_executorch(program: qc.Program) -> Running:
-    from quantc.targets.executorch.lowering import as_pte
+    from quantc.targets.executorch.executorch_lowering import as_pte
 
     made = as_pte(program)
     return lambda inputs: pytree.tree_leaves(made(*inputs))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quantc.targets.onnx.elements import COMPARISONS, LOGIC, PLAIN
+from quantc.targets.onnx.write_elementwise import COMPARISONS, LOGIC, PLAIN
 from tests.onnx_calls import Arguments, Draw, draws
 
 POSITIVE = {"log", "sqrt", "rsqrt", "reciprocal"}

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.inspect.noise import Noise
 from quantc.ir.program import Program
-from quantc.targets.onnx.module import OnnxModel
+from quantc.support.sqnr import Noise
+from quantc.targets.onnx.onnx_module import OnnxModel
 from tests.zoo.case import Case
 
 MARGIN = 10.0

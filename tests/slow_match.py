@@ -14,7 +14,7 @@ from torch import fx
 
 from quantc.patterns import Match, Pattern
 from quantc.patterns.dsl import AnyOf, Chain, Operand, OpPattern, OptionalNode, Shared
-from quantc.patterns.leaves import ANYTHING, Leaf, LeafKind
+from quantc.patterns.operand_patterns import ANYTHING, Leaf, LeafKind
 
 COMMUTING = ("add", "mul")
 

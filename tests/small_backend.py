@@ -6,7 +6,7 @@ from quantc.annotate.quantizer import Backend
 from quantc.ir.decisions import Fixed
 from quantc.patterns import aten
 from quantc.patterns.dsl import optional
-from quantc.patterns.leaves import const
+from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.pipeline.registry import BACKENDS
 from quantc.spec.spec import INT8_WEIGHT, UINT8

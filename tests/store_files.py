@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.ir.program import Program
-from quantc.store import container
+from quantc.store import file_versions
 from quantc.store.programs import DOCUMENT
 
 
@@ -59,7 +59,7 @@ def taken_apart(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def put_together(path: Path, document: object, tensors: dict[str, Tensor]) -> None:
     """A file with this document and these tensors, and digests that fit them."""
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
-    container.write(path, {DOCUMENT: torch.tensor(list(text), dtype=torch.uint8), **tensors})
+    file_versions.write(path, {DOCUMENT: torch.tensor(list(text), dtype=torch.uint8), **tensors})
 
 
 class Parts:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.store.tensors import TensorReader, TensorWriter
+from quantc.store.stored_tensors import TensorReader, TensorWriter
 
 
 def written(tensor: Tensor) -> tuple[Any, Tensor | None]:

@@ -15,11 +15,11 @@ import quantc as qc
 from quantc import QuantConfig, QuantSpec
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.formats import PerGroup, PerTensor
-from quantc.targets.kernels import engines
+from quantc.targets.kernels import packing
+from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.packed import Kernel
 
-needs_fbgemm = pytest.mark.skipif(not engines.has_halves(), reason="this build of torch has no fbgemm")
+needs_fbgemm = pytest.mark.skipif(not packing.has_halves(), reason="this build of torch has no fbgemm")
 EXACT = {
     "int8": qc.INT8_WEIGHT_ONLY,
     "int8 whole": qc.INT8_WEIGHT_ONLY.but(granularity=PerTensor()),

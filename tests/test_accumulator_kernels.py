@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc.integer.ops.products import conv, linear
+from quantc.integer.proof.overflow_report import accumulators
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.integer.proof.report import accumulators
 from quantc.ir.dialect import argument, op_name
 from quantc.ir.program import Program
 from quantc.targets.kernels.saturation import adds_in_16_bits

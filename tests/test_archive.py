@@ -14,7 +14,7 @@ from torch._export.verifier import SpecViolationError
 from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
-from quantc.capture.archive import load_exported
+from quantc.capture.pt2.archive import load_exported
 from quantc.errors import LoadError
 from tests.archives import small_program
 from tests.zoo import CASES, Case, detached

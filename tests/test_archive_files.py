@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quantc.capture.archive import load_exported
+from quantc.capture.pt2.archive import load_exported
 from quantc.errors import LoadError
 from tests.archives import MODEL, SAMPLES, edited, members_of, saved, small_program, zipped
 

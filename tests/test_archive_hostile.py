@@ -22,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._export.serde import schema
 
-from quantc.capture.archive import load_exported
-from quantc.capture.vetting import _hints, _kind
-from quantc.capture.vetting_operators import SYMBOLIC, why_not_operator
-from quantc.capture.vetting_rules import KEYS, RULES
+from quantc.capture.pt2.archive import load_exported
+from quantc.capture.pt2.document_checks import _hints, _kind
+from quantc.capture.pt2.operator_checks import SYMBOLIC, why_not_operator
+from quantc.capture.pt2.schema_rules import KEYS, RULES
 from quantc.errors import LoadError
 from tests.archives import MODEL, SAMPLES, WEIGHTS, edited, leaves, members_of, zipped
 from tests.hostile import HONEST, MAKERS, Maker, changed, renamed, touch, touch_unquoted

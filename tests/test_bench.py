@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.bench.built import Built
+from quantc.bench.chart import chart, write_plot
 from quantc.bench.contenders import CONTENDERS, Contender, chosen, torch_dynamic, weights_of
 from quantc.bench.floor import kernel_floor
 from quantc.bench.measure import Outcome, measure, why
 from quantc.bench.models import Task, initialised, noise, settled, task_of
 from quantc.bench.networks import EfficientNetLite0, MobileNetV2, ViT, resnet18
-from quantc.bench.plot import chart, write_plot
 from quantc.bench.race import EAGER, Row, closeness, race, speed, take_turns
 from quantc.errors import MissingDependencyError, QuantcError, SaveError, UnknownNameError
-from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.kernel import Kernel
 
 
 @pytest.fixture(autouse=True)

@@ -110,7 +110,7 @@ def test_a_fourth_channel_where_blocks_cannot_be(stride: int) -> None:
 
 def test_no_pair_of_products_leaves_its_bits_that_did_not() -> None:
     pytest.importorskip("onnx")
-    from quantc.targets.onnx.images import can_saturate
+    from quantc.targets.onnx.image_channels import can_saturate
 
     plain = torch.zeros(1, 3, 1, 2, dtype=torch.int8)
     plain[0, 0, 0, 0], plain[0, 2, 0, 1] = 127, 127  # neighbours neither in a tap nor from one to the next
@@ -130,7 +130,7 @@ def test_other_runtimes_read_the_image() -> None:
 @pytest.mark.parametrize(("taps", "padding"), [(7, 3), (3, 1), (2, 0)])
 def test_the_delegate_reads_blocks(taps: int, padding: int) -> None:
     pytest.importorskip("executorch")
-    from quantc.targets.executorch.strided import write_blocks
+    from quantc.targets.executorch.legalize_strided import write_blocks
 
     program, x = converted(stem(taps, padding), "executorch")
     own = program.clone()

@@ -17,8 +17,8 @@ import pytest
 from torch import Tensor
 
 import quantc as qc
+from quantc.calibration.calibration_report import CalibrationReport
 from quantc.calibration.distributed import Shard, Team, team_for
-from quantc.calibration.report import CalibrationReport
 from quantc.errors import CalibrationError, DataError, ObservationError, UnknownNameError
 from tests.calibration import BATCHES, batch, data, digest, one_thread, prepared  # noqa: F401 - a fixture
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 import quantc as qc
 from quantc.errors import DataError, InputError, QuantcError
 from quantc.inspect.lockstep import Lane, Lockstep
-from quantc.inspect.noise import Noise
 from quantc.inspect.size import size, size_of
 from quantc.ir.program import Program
+from quantc.support.sqnr import Noise
 
 
 class Net(nn.Module):

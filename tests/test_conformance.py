@@ -25,8 +25,8 @@ from quantc.passes.quantize import QuantizePass
 from quantc.patterns import aten
 from quantc.patterns.checks import at_least, differs, one_of
 from quantc.patterns.dsl import any_of, op, optional, out, result, shared
-from quantc.patterns.leaves import const, number, value
 from quantc.patterns.match import Match
+from quantc.patterns.operand_patterns import const, number, value
 from quantc.patterns.predicates import predicate
 from quantc.patterns.table import Rule, RuleTable
 from quantc.pipeline.pipeline import Outcome, Pass

@@ -11,8 +11,8 @@ import torch
 
 from quantc.annotate.quantizer import Backend
 from quantc.integer import semantics
+from quantc.integer.match_lowering import NotIntegerError, Task
 from quantc.integer.semantics import SEMANTICS, Semantics
-from quantc.integer.task import NotIntegerError, Task
 from quantc.ir.types import TensorType, tensor_type
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional

@@ -18,17 +18,17 @@ from torch.utils.flop_counter import FlopCounterMode
 import quantc as qc
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.quantizer import Backend
+from quantc.annotate.reasons import Why
 from quantc.errors import AnnotationError
 from quantc.inspect.coverage import Coverage, Verdict
-from quantc.inspect.reasons import Why
 from quantc.ir.plan import Claim
 from quantc.ir.program import Program
 from quantc.passes.annotate import Annotate
 from quantc.passes.share import Share
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
-from quantc.patterns.explain import Explanation
-from quantc.patterns.leaves import const
+from quantc.patterns.explain_match import Explanation
+from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.pipeline.pipeline import Pass
 from quantc.spec.spec import INT8_WEIGHT, INT16, UINT8

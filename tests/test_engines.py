@@ -19,9 +19,9 @@ from torch.export import Dim
 import quantc as qc
 from quantc.errors import InputError, MissingDependencyError, ModeError, UnknownNameError
 from quantc.support.optional_dependency import is_installed
-from quantc.targets.engines import lowering, table
-from quantc.targets.engines.choosing import Chosen
-from quantc.targets.engines.module import OnEngine
+from quantc.targets.engines import engine_lowering, engine_table
+from quantc.targets.engines.engine_module import OnEngine
+from quantc.targets.engines.engine_selection import Chosen
 from quantc.targets.engines.sessions import OnnxRuntime
 from tests.onnx_models import close, quantized, seeded
 
@@ -138,7 +138,7 @@ def test_threads_are_those_of_torch_unless_given(program: qc.Program, monkeypatc
         asked.append(threads)
         return OnnxRuntime(model, threads)
 
-    engine = replace(table.ENGINES["onnxruntime"], load=load)
+    engine = replace(engine_table.ENGINES["onnxruntime"], load=load)
     follows, fixed = OnEngine(program, engine), OnEngine(program, engine, 3)
     torch.set_num_threads(2)
     try:
@@ -199,13 +199,13 @@ def failing(model: bytes, threads: int) -> Any:
 def test_auto_takes_no_engine_that_computes_something_else(
     program: qc.Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = table.ENGINES["onnxruntime"]
+    real = engine_table.ENGINES["onnxruntime"]
     engines = {
         "wrong": replace(real, name="wrong", load=lambda model, threads: Wrong()),
         "broken": replace(real, name="broken", load=failing),
         "missing": replace(real, name="missing", packages=("no_such_package",)),
     }
-    monkeypatch.setattr(lowering, "ENGINES", engines)
+    monkeypatch.setattr(engine_lowering, "ENGINES", engines)
     chosen = qc.lower(program, "x86", engine="auto")
     assert chosen.engine == "torch"
     reasons = {row.engine: row.why_not for row in chosen.measured}
@@ -236,8 +236,8 @@ def test_what_is_wrong_is_said(program: qc.Program, monkeypatch: pytest.MonkeyPa
 def test_without_the_package_the_extra_is_named(
     program: qc.Program, engine: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "is_installed", lambda *names: package not in names)
-    extra = table.ENGINES[engine].extra
+    monkeypatch.setattr(engine_table, "is_installed", lambda *names: package not in names)
+    extra = engine_table.ENGINES[engine].extra
     with pytest.raises(MissingDependencyError, match=rf"pip install 'quantc\[{extra}\]'"):
         qc.lower(program, "x86", engine=engine)
     chosen = qc.lower(program, "x86", engine="auto")

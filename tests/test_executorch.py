@@ -21,8 +21,8 @@ from quantc.cli.app import app
 from quantc.cli.example import digits_cnn, digits_data
 from quantc.errors import InputError, LoadError, MissingDependencyError, UnknownNameError
 from quantc.targets import executorch
-from quantc.targets.executorch.container import SEALED, sealed
 from quantc.targets.executorch.delegation import Place
+from quantc.targets.executorch.pte_container import SEALED, sealed
 from tests.backend_cases import Net
 from tests.executorch_models import conv, image, static, steps
 
@@ -155,7 +155,7 @@ def test_results_are_within_a_step_of_the_program(name: str) -> None:
 
 def test_a_refused_op_beside_taken_ones_leaves_their_numbers_alone() -> None:
     """XNNPACK's partitioner marks the ops around a product before it knows whether it takes the product."""
-    from quantc.targets.executorch.weight_only import xnnpack_partitioner
+    from quantc.targets.executorch.weight_only_linear import xnnpack_partitioner
 
     x = image()
     quantized = static(net(lambda self, x: self.c(self.b(self.a(x).relu()).relu()), a=conv(), b=conv(), c=conv()), x)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.ir.program import Program
-from quantc.targets.executorch.spelling import spell
-from quantc.targets.executorch.stacks import delay_reshapes
+from quantc.targets.executorch.legalize_bmm import delay_reshapes
+from quantc.targets.executorch.legalize_xnnpack import spell
 
 pytest.importorskip("executorch")
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import quantc as qc
-from quantc.backends.claims import WITHOUT_DELEGATE
 from quantc.backends.executorch import EXECUTORCH
+from quantc.backends.support_claims import WITHOUT_DELEGATE
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.formats import Timing

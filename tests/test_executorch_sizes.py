@@ -16,7 +16,7 @@ import quantc as qc
 from quantc.errors import RefusedError
 from quantc.ir.program import Program
 from quantc.targets.executorch import Pte
-from quantc.targets.executorch.packages import runtime
+from quantc.targets.executorch.lazy_imports import runtime
 from tests.executorch_models import static
 
 pytest.importorskip("executorch")

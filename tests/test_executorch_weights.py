@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.spec.formats import PerGroup
 from quantc.targets.executorch.delegation import Place
-from quantc.targets.executorch.recurrent import looped
+from quantc.targets.executorch.unroll_recurrent import looped
 from tests.executorch_models import relative, sqnr, without_data
 
 pytest.importorskip("executorch")

@@ -34,10 +34,10 @@ from quantc.inspect.explain import Explanation
 from quantc.ir.program import Program, Stage
 from quantc.passes.annotate import Annotate
 from quantc.patterns import Match, at_least, at_most, aten, differs, one_of
-from quantc.patterns.causes import Cause, Fault, WrongArguments
 from quantc.patterns.checks import Check, equals
 from quantc.patterns.dsl import op, optional
-from quantc.patterns.leaves import const, value
+from quantc.patterns.operand_patterns import const, value
+from quantc.patterns.refusals import Cause, Fault, WrongArguments
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.spec import INT8_WEIGHT, UINT8
 

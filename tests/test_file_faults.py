@@ -28,8 +28,8 @@ import quantc as qc
 from quantc.calibration.accumulator import Whole
 from quantc.calibration.checkpoint import Checkpoint
 from quantc.errors import ConfigError, LoadError, QuantcError, SaveError
-from quantc.files import whole_file as writing
-from quantc.files.whole_file import write_text
+from quantc.files import atomic_file as writing
+from quantc.files.atomic_file import write_text
 from quantc.observe import Statistics
 from quantc.targets.executorch.artifact import Pte
 from quantc.targets.executorch.reading import load as load_pte
@@ -498,8 +498,8 @@ def test_brackets_and_dots_in_text_are_no_nesting(tmp_path: Path) -> None:
 def test_deep_parts_of_other_files_are_refused(tmp_path: Path) -> None:
     document = "[" * 100_000
     text = torch.tensor(list(document.encode()), dtype=torch.uint8)
-    from quantc.store import container
+    from quantc.store import file_versions
 
-    container.write(tmp_path / "deep.qc", {"document": text})
+    file_versions.write(tmp_path / "deep.qc", {"document": text})
     with pytest.raises(LoadError):
         qc.load(tmp_path / "deep.qc")

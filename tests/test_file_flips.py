@@ -21,7 +21,7 @@ from quantc.calibration.checkpoint import Checkpoint
 from quantc.errors import CalibrationError, ConfigError, LoadError, ParseError
 from quantc.flows import tracing
 from quantc.observe import Statistics
-from quantc.targets.executorch.container import HEADER, MAGIC, sealed, unsealed
+from quantc.targets.executorch.pte_container import HEADER, MAGIC, sealed, unsealed
 from quantc.targets.kernels.tuning import Times
 from quantc.text.files import Snapshot, read_text
 from tests.store_files import calibrated, images, small_model

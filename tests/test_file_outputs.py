@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import quantc as qc
 from quantc.cli.app import app
 from quantc.errors import LoadError, SaveError
-from quantc.targets.onnx import module as onnx_module
+from quantc.targets.onnx import onnx_module
 from quantc.targets.onnx.seal import check_seal
 
 MODELS = """

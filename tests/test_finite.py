@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import quantc as qc
 from quantc.errors import AnnotationError, DataError, InputError, QuantcError
 from quantc.finite import check_scales
-from quantc.finite.masks import is_mask, masks_rows
+from quantc.finite.infinite_masks import is_mask, masks_rows
 from quantc.flows import eager, pt2e, tracing
 from quantc.flows.fx import convert_fx, get_default_qconfig_mapping, prepare_fx
 from quantc.flows.pt2e import XNNPACKQuantizer, get_symmetric_quantization_config

@@ -21,7 +21,7 @@ from quantc.cli.app import app
 from quantc.errors import LoadError, SaveError, UnknownNameError
 from quantc.inspect.coverage import Verdict
 from quantc.observe.minmax import MinMax
-from quantc.observe.registry import OBSERVATIONS
+from quantc.observe.observation_registry import OBSERVATIONS
 
 MODELS = """
 import torch

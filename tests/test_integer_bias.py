@@ -15,7 +15,7 @@ from quantc.errors import SpecError
 from quantc.ir.program import Program
 from quantc.patterns import aten
 from quantc.patterns.dsl import optional
-from quantc.patterns.leaves import const
+from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.formats import PerGroup
 from quantc.spec.spec import INT8_TENSOR_WEIGHT, INT8_WEIGHT, INT32_BIAS, UINT8, QuantSpec

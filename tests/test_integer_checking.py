@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quantc.errors import InputError, QuantcError
-from quantc.integer.checking import Mismatch, check_kernels
 from quantc.integer.library import OPS
+from quantc.integer.reference_check import Mismatch, check_kernels
 from tests.integer_models import BACKENDS, NAMES, converted
 
 

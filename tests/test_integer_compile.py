@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
-from quantc.integer.regions import integer_regions
+from quantc.integer.region_check import integer_regions
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from tests.integer_calls import CALLS, IDS, Call

@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 import quantc as qc
 from quantc.errors import QuantcError, RefusedError
 from quantc.hooks import Guard, Truth, Verify
-from quantc.integer.boundary import SPELLED, open_boundaries
 from quantc.integer.library import OPS, op_of
+from quantc.integer.qdq_decomposition import SPELLED, open_boundaries
 from quantc.ir.program import Program, Stage
 from quantc.ir.size_expressions import evaluate
 from quantc.ir.types import TensorType, type_of, type_of_value

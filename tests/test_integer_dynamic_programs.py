@@ -12,7 +12,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 import quantc as qc
 from quantc import QuantConfig
 from quantc.errors import VerifyError
-from quantc.integer.regions import check_integer_form, stray_floats
+from quantc.integer.region_check import check_integer_form, stray_floats
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.spec.spec import QuantSpec

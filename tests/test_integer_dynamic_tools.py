@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import quantc as qc
-from quantc.integer.proof.report import accumulators
+from quantc.integer.proof.overflow_report import accumulators
 from quantc.ir.dialect import argument
 from quantc.spec.spec import QuantSpec
 from tests.dynamic_programs import CASES, UINT8, dear, every_case, every_spec, forms, prepared, seeded

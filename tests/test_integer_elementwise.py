@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quantc.integer.fixed import common_shift
+from quantc.integer.fixed_point import common_shift
 from quantc.integer.library import OPS
 from tests.integer_matches import NARROW, Array, both, less, onto_grid, same, some_integers, some_multiplier
 

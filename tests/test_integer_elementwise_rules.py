@@ -17,7 +17,7 @@ from quantc.ir.program import Program
 from quantc.passes.decompose_integer import DecomposeInteger
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
-from quantc.patterns.leaves import number
+from quantc.patterns.operand_patterns import number
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.spec import INT16, UINT8
 from tests.integer_matches import Array, Match, Steps, calibrated, floats_inside, integer_ops, same, values_of

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import quantc as qc
 from quantc.annotate.quantizer import Backend
 from quantc.integer.library import OPS
-from quantc.integer.writers.lookup_weights import embedding
+from quantc.integer.lowerings.lower_embedding import embedding
 from quantc.ir.program import Program
 from quantc.patterns import aten
 from quantc.patterns.table import Rule, RuleTable

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from quantc.integer.arithmetic import rescale, shifted
-from quantc.integer.fixed import mantissa_and_shift
+from quantc.integer.fixed_point import mantissa_and_shift
+from quantc.spec.aten_arithmetic import rescale, shifted
 
 MOST = 2**40
 

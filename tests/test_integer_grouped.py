@@ -17,11 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import quantc as qc
 from quantc.annotate.quantizer import Backend
 from quantc.integer.library import OPS
-from quantc.integer.writers.grouped import linear_grouped
+from quantc.integer.lowerings.lower_grouped import linear_grouped
 from quantc.ir.program import Program
 from quantc.patterns import aten
 from quantc.patterns.dsl import optional
-from quantc.patterns.leaves import const
+from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.formats import PerGroup

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 import quantc as qc
 from quantc.annotate.quantizer import Backend
+from quantc.annotate.reasons import Why
 from quantc.cli.app import app
 from quantc.cli.inspect_summary import summarize
 from quantc.errors import LoadError, QuantcError
 from quantc.inspect.coverage import Verdict
-from quantc.inspect.reasons import Why
 from quantc.ir.program import Program, Stage
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
-from quantc.patterns.leaves import const
+from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.spec import INT8_WEIGHT, UINT8
 from quantc.text.digests import constants

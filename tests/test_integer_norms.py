@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.integer.fixed import common_shift
+from quantc.integer.fixed_point import common_shift
 from quantc.integer.ops.norms import (
     eps_of,
     fixed_places,

@@ -14,7 +14,7 @@ from torch.export import Dim
 import quantc as qc
 from quantc.integer.accumulators import Weight, accumulation
 from quantc.integer.grid import Grid
-from quantc.integer.task import MultiplierForm, NotIntegerError
+from quantc.integer.match_lowering import MultiplierForm, NotIntegerError
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of

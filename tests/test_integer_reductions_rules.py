@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.annotate.quantizer import Backend
 from quantc.integer.library import OPS
-from quantc.integer.writers.reductions import windows_along
+from quantc.integer.lowerings.lower_reductions import windows_along
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.passes.decompose_integer import DecomposeInteger

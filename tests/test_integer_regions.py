@@ -6,7 +6,7 @@ import pytest
 
 from quantc.errors import VerifyError
 from quantc.integer.library import op_of
-from quantc.integer.regions import check_integer_form, integer_regions, stray_floats
+from quantc.integer.region_check import check_integer_form, integer_regions, stray_floats
 from quantc.ir.program import Program
 from quantc.text.parser import parse
 from tests.integer_models import BACKENDS, NAMES, STYLES, Multiplier, Style, converted, prepared

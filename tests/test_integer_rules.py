@@ -12,8 +12,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from quantc.backends.parts import NOT_INTEGER
-from quantc.integer.regions import stray_floats
+from quantc.backends.rules import NOT_INTEGER
+from quantc.integer.region_check import stray_floats
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.pipeline.registry import BACKENDS

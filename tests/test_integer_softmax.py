@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import quantc as qc
-from quantc.integer.fixed import mantissa_and_shift
+from quantc.integer.fixed_point import mantissa_and_shift
 from quantc.integer.ops.softmax import powers_of
 from tests.integer_matches import NARROW, both, calibrated, integer_ops, some_integers
 from tests.test_integer_nonlinear import SEEDS, Of, grid

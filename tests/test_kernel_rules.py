@@ -14,14 +14,14 @@ from torch import Tensor, fx, nn
 
 import quantc as qc
 from quantc.annotate.quantizer import Backend
-from quantc.backends.claims import WITHOUT_KERNEL
+from quantc.backends.support_claims import WITHOUT_KERNEL
 from quantc.backends.x86 import X86
 from quantc.errors import PatternError
 from quantc.patterns.table import RuleTable
 from quantc.pipeline.registry import BACKENDS
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.formats import Timing
-from quantc.targets.kernels.static_bytes import Quantize
+from quantc.targets.kernels.int8_elementwise import Quantize
 from quantc.testing import Check, check_backend
 from quantc.testing.kernel_checks import KernelReport, check_kernels, one_for_each_op, specs_taken
 from quantc.testing.loose_pairs import Kind, loose_pairs

@@ -15,14 +15,14 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc.errors import InputError
+from quantc.integer.lowerings.lower_reductions import windows_along
 from quantc.integer.ops.norms import eps_of, reciprocal_places
 from quantc.integer.ops.softmax import powers_of
 from quantc.integer.semantics import load
-from quantc.integer.writers.reductions import windows_along
 from quantc.qdq.registration import decomposed_ops
-from quantc.targets.kernels.packed import Kernel
-from quantc.targets.kernels.static_bytes import BYTES, Quantize
-from quantc.targets.kernels.table import Call, NoKernelError, Placement, kernels_for
+from quantc.targets.kernels.int8_elementwise import BYTES, Quantize
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, kernels_for
 from quantc.testing.synthesis import Sketch
 
 load()

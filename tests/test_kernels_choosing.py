@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.targets.kernels import costs, placing, table, tuning
-from quantc.targets.kernels.packed import Kernel, Work
-from quantc.targets.kernels.table import Call
+from quantc.targets.kernels import costs, kernel_table, placement, tuning
+from quantc.targets.kernels.kernel import Kernel, Work
+from quantc.targets.kernels.kernel_table import Call
+from quantc.targets.kernels.program_race import fastest
 from quantc.targets.kernels.tuning import Times
-from quantc.targets.kernels.whole import fastest
 
 
 @torch.library.custom_op("quantc_tests::wait", mutates_args=())
@@ -70,7 +70,7 @@ class InFloat(AsWritten):
 def target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A target with three kernels for one op, the slowest offered first, and a cache of its own."""
     monkeypatch.setenv("QUANTC_CACHE", str(tmp_path))
-    monkeypatch.setitem(table.KERNELS, "toy", {"linear": [Slow, AsWritten, InFloat]})
+    monkeypatch.setitem(kernel_table.KERNELS, "toy", {"linear": [Slow, AsWritten, InFloat]})
     torch.set_num_threads(1)
     return "toy"
 
@@ -149,7 +149,7 @@ def test_the_whole_has_the_last_word(target: str, monkeypatch: pytest.MonkeyPatc
         seen.append({name: [float(part.sum()) for part in run(*inputs)] for name, run in forms.items()})
         return {name: 1.0 if name == "table" else 2.0 for name in forms}
 
-    monkeypatch.setattr(placing, "race", raced)
+    monkeypatch.setattr(placement, "race", raced)
     lowered = qc.lower(program(), target, tune=True)
     assert list(seen[0]) == ["measured", "table"]
     assert seen[0]["measured"] == pytest.approx(seen[0]["table"])
@@ -243,7 +243,7 @@ def test_inputs_that_do_not_fit_are_refused(target: str) -> None:
 
 
 def test_the_tables_that_are_shipped_are_sound() -> None:
-    for name in table.KERNELS:
+    for name in kernel_table.KERNELS:
         for rows in costs.measured(name).values():
             for row in rows:
                 assert row.work.size > 0

@@ -21,13 +21,13 @@ from quantc.integer.library import OPS
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Role, Scheme
 from quantc.targets.kernels import costs
-from quantc.targets.kernels.agreement import kernel_agreement
-from quantc.targets.kernels.conv_fbgemm import ConvFbgemm
-from quantc.targets.kernels.conv_transpose import Spreading
-from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.fbgemm_conv import ConvFbgemm
+from quantc.targets.kernels.int8_conv import CURVES, Conv
+from quantc.targets.kernels.int8_conv_transpose import Spreading
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_agreement import kernel_agreement
+from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernels_for
 from quantc.targets.kernels.saturation import adds_in_16_bits
-from quantc.targets.kernels.static_conv import CURVES, Conv
-from quantc.targets.kernels.table import Call, NoKernelError, kernels_for
 from tests.programs import Builder
 from tests.test_straight_line import of_family
 
@@ -301,11 +301,11 @@ def test_levels_that_could_saturate_are_not_centered_unseen(monkeypatch: pytest.
     """What `convert` has proven goes for the levels as they are stored."""
     layer = Layer("conv", (6, 4, 3, 3), ([1, 1], [1, 1], [1, 1], 1), FULL, zero_points=60)
     x = layer.input(2, 4, 6, 5)
-    monkeypatch.setattr("quantc.targets.kernels.byte_conv.adds_in_16_bits", lambda: True)
+    monkeypatch.setattr("quantc.targets.kernels.int8_conv_base.adds_in_16_bits", lambda: True)
     kernels, reasons = layer.kernels(x)
     assert [kernel.family for kernel in kernels] == ["float32"]
     assert sum("cut off on this processor" in reason for reason in reasons) == 2
-    monkeypatch.setattr("quantc.targets.kernels.byte_conv.adds_in_16_bits", lambda: False)
+    monkeypatch.setattr("quantc.targets.kernels.int8_conv_base.adds_in_16_bits", lambda: False)
     assert [kernel.family for kernel in layer.kernels(x)[0]] == ["onednn", "fbgemm", "float32"]
 
 
@@ -438,7 +438,7 @@ def forget(monkeypatch: pytest.MonkeyPatch, fastest: str) -> None:
         families = ("onednn", "fbgemm", "float32")
         return costs.Measured(work, {family: 1.0 if family == fastest else 2.0 for family in families})
 
-    monkeypatch.setattr("quantc.targets.kernels.choosing.nearest", nearest)
+    monkeypatch.setattr("quantc.targets.kernels.selection.nearest", nearest)
 
 
 @pytest.mark.parametrize("family", ["onednn", "fbgemm", "float32"])

@@ -15,10 +15,10 @@ from quantc.config.config import QuantConfig
 from quantc.errors import InputError
 from quantc.integer.library import OPS
 from quantc.qdq.choose_qparams import choose_qparams
-from quantc.targets.kernels.conv_dynamic import ConvDynamic
-from quantc.targets.kernels.engines import quantized_weight
-from quantc.targets.kernels.run_time_grid import RunTimeGrid
-from quantc.targets.kernels.window import Window
+from quantc.targets.kernels.conv_window import Window
+from quantc.targets.kernels.dynamic_conv import ConvDynamic
+from quantc.targets.kernels.dynamic_quantization import RunTimeGrid
+from quantc.targets.kernels.packing import quantized_weight
 
 EPS = 2.0**-14
 TARGET = OPS["conv_dynamic"].target

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.targets.kernels.agreement import kernel_agreement
-from quantc.targets.kernels.qnnpack_lookup import Lookup
+from quantc.targets.kernels.kernel_agreement import kernel_agreement
+from quantc.targets.kernels.qnnpack_activations import Lookup
 
 
 class Between(nn.Module):

@@ -20,8 +20,8 @@ from quantc.errors import InputError
 from quantc.integer.library import OPS
 from quantc.qdq.choose_qparams import choose_qparams
 from quantc.qdq.registration import decomposed_ops
-from quantc.targets.kernels.linear_dynamic import LinearDynamic, OfRows, OfWhole, OfWholeOnQnnpack, Weight
-from quantc.targets.kernels.run_time_grid import RunTimeGrid, float32
+from quantc.targets.kernels.dynamic_linear import LinearDynamic, OfRows, OfWhole, OfWholeOnQnnpack, Weight
+from quantc.targets.kernels.dynamic_quantization import RunTimeGrid, float32
 from quantc.targets.kernels.saturation import adds_in_16_bits, can_saturate
 
 EPS = 2.0**-14

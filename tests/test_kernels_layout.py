@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import quantc as qc
-from quantc.targets.kernels.agreement import kernel_agreement
+from quantc.targets.kernels.kernel_agreement import kernel_agreement
 
 SIDE = 6
 CLOSE = 0.02

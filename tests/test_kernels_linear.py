@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.targets.kernels import static_activated, static_linear
-from quantc.targets.kernels.agreement import Gap, kernel_agreement
-from quantc.targets.kernels.ending import Ending
-from quantc.targets.kernels.linear_dynamic import Weight
-from quantc.targets.kernels.static_activated import ALGORITHM, POST_OPS, QUANTIZE
-from quantc.targets.kernels.static_linear import FEW_ROWS, Linear, OnFbgemm, OnOnednn, Reading
-from quantc.targets.kernels.table import KERNELS, kernels_for
+from quantc.targets.kernels import int8_linear, int8_linear_activation
+from quantc.targets.kernels.dynamic_linear import Weight
+from quantc.targets.kernels.float_epilogue import Ending
+from quantc.targets.kernels.int8_linear import FEW_ROWS, Linear, OnFbgemm, OnOnednn, Reading
+from quantc.targets.kernels.int8_linear_activation import ALGORITHM, POST_OPS, QUANTIZE
+from quantc.targets.kernels.kernel_agreement import Gap, kernel_agreement
+from quantc.targets.kernels.kernel_table import KERNELS, kernels_for
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""
@@ -37,9 +37,9 @@ def only(family: str) -> Iterator[None]:
     """No other kernels for linear layers than those of a family."""
     ops = kernels_for("x86")
     before = {op: list(makers) for op, makers in ops.items()}
-    ops["linear"] = [getattr(static_linear, family)]
-    others = [maker for maker in ops[QUANTIZE] if maker.__module__ != static_activated.__name__]
-    ops[QUANTIZE] = [getattr(static_activated, family), *others]
+    ops["linear"] = [getattr(int8_linear, family)]
+    others = [maker for maker in ops[QUANTIZE] if maker.__module__ != int8_linear_activation.__name__]
+    ops[QUANTIZE] = [getattr(int8_linear_activation, family), *others]
     try:
         yield
     finally:

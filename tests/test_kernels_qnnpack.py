@@ -18,20 +18,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import quantc as qc
-from quantc.backends import parts
+from quantc.backends import rules
 from quantc.backends.qnnpack import QNNPACK
 from quantc.errors import InputError, MissingDependencyError
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Role, Scheme
 from quantc.spec.spec import INT8
-from quantc.targets.kernels.agreement import Gap, kernel_agreement
-from quantc.targets.kernels.conv_transpose import Spreading
-from quantc.targets.kernels.ending import Ending
-from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.float_epilogue import Ending
+from quantc.targets.kernels.int8_conv_transpose import Spreading
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_agreement import Gap, kernel_agreement
+from quantc.targets.kernels.kernel_table import NoKernelError
 from quantc.targets.kernels.qnnpack_conv import OWN_TRANSPOSED, Conv, ConvOfRows, ConvSpread
 from quantc.targets.kernels.qnnpack_layer import Layer
 from quantc.targets.kernels.qnnpack_linear import Linear
-from quantc.targets.kernels.table import NoKernelError
 
 BYTES = (torch.uint8, torch.int8)
 CLOSE = 2e-6
@@ -393,7 +393,7 @@ def test_weights_that_are_packed_are_not_held_plain_as_well() -> None:
 
 
 def test_weights_with_zero_points_and_signed_activations() -> None:
-    weight = parts.WEIGHT_ROLES["weight"].but(scheme=Scheme.AFFINE, qmin=-128)
+    weight = rules.WEIGHT_ROLES["weight"].but(scheme=Scheme.AFFINE, qmin=-128)
     either = ("per-tensor", "per-channel")
     taken = tuple(Capability(role=role, dtypes=(DType.INT8,), granularities=either) for role in (Role.ACT, Role.WEIGHT))
     backend = replace(QNNPACK, roles={**QNNPACK.roles, "act": INT8, "weight": weight}, takes=taken)

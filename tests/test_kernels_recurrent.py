@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.errors import DataError, InputError
-from quantc.targets.kernels.recurrent import Recurrent
+from quantc.targets.kernels.dynamic_recurrent import Recurrent
 from quantc.targets.kernels.saturation import adds_in_16_bits
 from tests.test_recurrent_dynamic import KINDS, Whole, every_model, model_and_input, noise
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.targets.kernels.agreement import Gap, kernel_agreement
-from quantc.targets.kernels.static_conv import ConvSum
+from quantc.targets.kernels.int8_conv import ConvSum
+from quantc.targets.kernels.kernel_agreement import Gap, kernel_agreement
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""

@@ -9,14 +9,14 @@ import threading
 import pytest
 import torch
 
-from quantc.targets.kernels import large_pages
-from quantc.targets.kernels.large_pages import LEAST, PAGE, _added, _advise, on_large_pages
+from quantc.targets.kernels import huge_pages
+from quantc.targets.kernels.huge_pages import LEAST, PAGE, _added, _advise, on_large_pages
 
 MEASURED = """
 import re
 from pathlib import Path
 import torch
-from quantc.targets.kernels.engines import packed_linear
+from quantc.targets.kernels.packing import packed_linear
 
 def large():
     return int(re.search(r"AnonHugePages: +(\\d+)", Path("/proc/self/smaps_rollup").read_text())[1]) * 1024
@@ -35,19 +35,19 @@ def test_a_large_weight_is_on_large_pages() -> None:
 
 
 def test_small_ones_are_packed_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_pages, "_advise", lambda: lambda start, size, advice: 0)
+    monkeypatch.setattr(huge_pages, "_advise", lambda: lambda start, size, advice: 0)
     threads = [on_large_pages(threading.current_thread, size) for size in (LEAST - 1, LEAST)]
     assert threads[0] is threading.current_thread()
     assert threads[1] is not threading.current_thread()
 
 
 def test_without_large_pages_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_pages, "_advise", lambda: None)
+    monkeypatch.setattr(huge_pages, "_advise", lambda: None)
     assert on_large_pages(threading.current_thread, LEAST) is threading.current_thread()
 
 
 def test_errors_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_pages, "_advise", lambda: lambda start, size, advice: 0)
+    monkeypatch.setattr(huge_pages, "_advise", lambda: lambda start, size, advice: 0)
 
     def fails() -> None:
         raise ValueError("no room")
@@ -59,7 +59,7 @@ def test_errors_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_was_added_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(_added([(0, 4), (10, 12)], [(0, 6), (8, 20), (30, 31)])) == [(4, 6), (8, 10), (12, 20), (30, 31)]
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(large_pages, "_advise", lambda: lambda start, size, advice: asked.append((start, size)))
+    monkeypatch.setattr(huge_pages, "_advise", lambda: lambda start, size, advice: asked.append((start, size)))
     held = on_large_pages(lambda: torch.ones(64 << 20, dtype=torch.uint8), 64 << 20)
     start = held.data_ptr()
     assert any(first <= start + PAGE and start + (60 << 20) <= first + size for first, size in asked)

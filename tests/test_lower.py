@@ -20,8 +20,8 @@ from quantc.config.config import QuantConfig
 from quantc.errors import InputError, ModeError, QuantcError, UnknownNameError
 from quantc.ir.program import Program
 from quantc.spec.formats import PerToken
+from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.packed import Kernel
 from quantc.targets.kernels.saturation import adds_in_16_bits
 
 TOKEN = X86.modes["dynamic"].but(granularity=PerToken())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.targets.kernels.agreement import kernel_agreement
+from quantc.targets.kernels.kernel_agreement import kernel_agreement
 from quantc.testing.loose_pairs import loose_pairs
 from tests import architectures, zoo
 from tests.zoo.case import Case, detached

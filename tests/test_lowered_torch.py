@@ -21,8 +21,8 @@ import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.errors import InputError, ModeError
 from quantc.ir.program import Program
+from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.packed import Kernel
 
 
 class Net(nn.Module):

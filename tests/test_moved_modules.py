@@ -31,10 +31,10 @@ def test_modules_inside_of_moved_packages_are_found() -> None:
 
 
 def test_an_old_module_does_not_replace_a_function_of_its_name() -> None:
-    importlib.import_module("quantc.calibrate")
-    assert callable(quantc.calibrate)
-    importlib.import_module("quantc.frozen")
-    assert quantc.frozen is importlib.import_module("quantc.support.validated")  # type: ignore[attr-defined]
+    importlib.import_module("quantc.parse")
+    assert callable(quantc.parse)
+    importlib.import_module("quantc.kernels.packed")
+    assert quantc.kernels is importlib.import_module("quantc.targets.kernels")  # type: ignore[attr-defined]
 
 
 def test_what_never_was_is_not_found() -> None:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.annotate.reasons import Why
 from quantc.backends.x86 import X86
 from quantc.errors import AnnotationError, PatternError
-from quantc.inspect.reasons import Why
 from quantc.ir.program import Program
 from quantc.patterns.table import RuleTable
 from quantc.pipeline.registry import BACKENDS

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.integer.proof.bounds import decisive, pair_reach
-from quantc.integer.proof.ranges import Levels
+from quantc.integer.proof.integer_ranges import Levels
 from quantc.integer.proof.weight_fitting import PairFit
 from quantc.spec.formats import PerChannel
 from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums

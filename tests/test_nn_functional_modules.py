@@ -188,7 +188,7 @@ def test_what_a_module_is_not_made_of() -> None:
 def test_engines_without_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = quantize_per_tensor(torch.randn(3, 4), 0.1, 5)
     assert quantized.Linear(4, 2)(x).shape == (3, 2)
-    monkeypatch.setattr("quantc.nn.on_kernels.TARGETS", {})
+    monkeypatch.setattr("quantc.nn.kernel_ops.TARGETS", {})
     with pytest.raises(QuantcError, match="no kernels for the engine"):
         quantized.Linear(4, 2)(x)
 

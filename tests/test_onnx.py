@@ -23,10 +23,10 @@ from quantc.backends.onnx import ONNX, OPENVINO, TENSORRT
 from quantc.errors import MissingDependencyError, ModeError, UnknownNameError
 from quantc.qdq.registration import decomposed_ops
 from quantc.targets.onnx.dtypes import FLOAT16, FP8_E4M3, INT4, INT8, INT32
-from quantc.targets.onnx.export import export
-from quantc.targets.onnx.module import OnnxModel
+from quantc.targets.onnx.onnx_export import export
+from quantc.targets.onnx.onnx_module import OnnxModel
+from quantc.targets.onnx.op_writers import NoOnnxFormError
 from quantc.targets.onnx.profiles import profile_of
-from quantc.targets.onnx.table import NoOnnxFormError
 from quantc.testing import Check, check_backend
 from tests.onnx_models import ADDED, close, initializers, ops, quantized, seeded
 

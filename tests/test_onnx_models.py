@@ -13,7 +13,7 @@ from torch.export import Dim
 import quantc as qc
 from quantc.bench.models import task_of
 from quantc.cli.example import digits_cnn, digits_data
-from quantc.targets.onnx.table import NoOnnxFormError
+from quantc.targets.onnx.op_writers import NoOnnxFormError
 from tests import zoo
 from tests.architectures import CASES as ARCHITECTURES
 from tests.onnx_models import MARGIN, close, of_case, quantized, same_arrangement, seeded

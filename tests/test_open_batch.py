@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.capture.attempt import Request
-from quantc.capture.fixing import fix_opened
-from quantc.capture.opening import with_open_batch
+from quantc.capture.export.fix_sizes import fix_opened
+from quantc.capture.export.open_batch import with_open_batch
 from quantc.errors import CaptureError, InputError
 from quantc.ir.program import Program
 from quantc.text.parser import parse

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quantc.integer.proof.bounds import by_channel
-from quantc.integer.proof.neighbours import adjacent
-from quantc.targets.kernels.engines import engine
+from quantc.integer.proof.pair_sums import adjacent
+from quantc.targets.kernels.packing import engine
 from quantc.targets.kernels.saturation import adds_in_16_bits
 
 LARGEST = 127

@@ -25,7 +25,7 @@ from quantc.patterns import (
     value,
 )
 from quantc.patterns.dsl import Operand, OpPattern
-from quantc.patterns.leaves import ANYTHING
+from quantc.patterns.operand_patterns import ANYTHING
 from tests.pattern_graphs import Build, attempt
 from tests.slow_match import COMMUTING, op_of, solutions
 

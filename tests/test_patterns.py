@@ -32,7 +32,7 @@ from quantc.patterns import (
 )
 from quantc.patterns import aten as v
 from quantc.patterns.dsl import Result
-from quantc.patterns.leaves import LiteralValue
+from quantc.patterns.operand_patterns import LiteralValue
 from tests.pattern_graphs import Build, attempt, found, refused
 
 # -- values ------------------------------------------------------------------------------------------------------

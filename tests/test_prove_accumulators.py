@@ -29,8 +29,8 @@ from quantc.integer.proof.bounds import (
     sum_reach,
 )
 from quantc.integer.proof.factors import Factors, Weights
-from quantc.integer.proof.narrowing import largest_activation, weight_factors
-from quantc.integer.proof.ranges import Levels
+from quantc.integer.proof.integer_ranges import Levels
+from quantc.integer.proof.pair_sum_ranges import largest_activation, weight_factors
 from quantc.integer.proof.weight_fitting import PairFit
 from quantc.spec.formats import PerChannel, PerTensor
 from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums

@@ -12,7 +12,7 @@ import quantc as qc
 from examples.qat_digits import W4A8, W8A8, accuracy, calibrated, captured, trained
 from quantc.cli.example import digits_split
 from quantc.errors import SaveError
-from quantc.qat.plot import Curve, write_plot
+from quantc.qat.training_chart import Curve, write_plot
 
 ONE_IMAGE = 100 / 719 + 1e-9
 

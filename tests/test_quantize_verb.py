@@ -15,7 +15,7 @@ from torch.export import Dim, export
 import quantc as qc
 from quantc.cli.example import digits_cnn
 from quantc.errors import AnnotationError, CalibrationError, InputError, ModeError
-from quantc.verbs.quantize import KEPT
+from quantc.verbs.quantize_model import KEPT
 
 BATCH = ({0: Dim("batch")},)
 

@@ -20,8 +20,8 @@ from quantc.ir.program import Program
 from quantc.ir.site_index import operand_nodes
 from quantc.patterns import aten
 from quantc.patterns.dsl import op
-from quantc.patterns.explain import Explanation
-from quantc.patterns.leaves import const
+from quantc.patterns.explain_match import Explanation
+from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.pipeline.pipeline import Pass
 from quantc.qdq.ops import is_dequantize, is_quantize

@@ -17,8 +17,8 @@ import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.cli.app import app
 from quantc.errors import PipelineError, QuantcError, UnknownNameError
+from quantc.integer.proof.overflow_report import Accumulators, Safety, accumulators
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.integer.proof.report import Accumulators, Safety, accumulators
 from quantc.ir.decisions import Fixed
 from quantc.ir.dialect import argument, op_name
 from quantc.ir.program import Program

@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.errors import DataError, RefusedError
-from quantc.inspect.noise import Noise
-from quantc.integer.checking import check_kernels
 from quantc.integer.library import OPS, op_of
-from quantc.integer.regions import check_integer_form
+from quantc.integer.lowerings.lower_recurrent import NOTE
+from quantc.integer.reference_check import check_kernels
+from quantc.integer.region_check import check_integer_form
 from quantc.integer.semantics import load
-from quantc.integer.writers.recurrent import NOTE
 from quantc.ir.dialect import op_name
+from quantc.support.sqnr import Noise
 
 load()
 

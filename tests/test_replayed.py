@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import quantc as qc
+from quantc.targets.kernels.codegen import straight_line
+from quantc.targets.kernels.dispatch_trace import NoTapeError, taped
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.replayed import MOST, Replayed, replay
-from quantc.targets.kernels.straight import straight_line
-from quantc.targets.kernels.tape import NoTapeError, taped
+from quantc.targets.kernels.replay import MOST, Replayed, replay
 from tests.test_straight_line import Counter, Residual, of_family
 
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))

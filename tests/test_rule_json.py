@@ -34,7 +34,7 @@ from quantc.patterns import (
 )
 from quantc.patterns import aten as v
 from quantc.patterns.dsl import MAX_DEPTH, OpPattern
-from quantc.patterns.leaves import LiteralValue
+from quantc.patterns.operand_patterns import LiteralValue
 
 
 @predicate("json-is-odd")

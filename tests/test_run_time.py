@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 from torch.ao.quantization.observer import MinMaxObserver
 
-from quantc.integer.boundary import SPELLED
 from quantc.integer.ops.dynamic_kernels import _levels
+from quantc.integer.qdq_decomposition import SPELLED
 from quantc.qdq.choose_qparams import CHOOSE, choose_qparams, quantized
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.formats import DType, Scheme

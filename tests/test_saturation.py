@@ -17,7 +17,7 @@ from quantc.annotate.quantizer import Backend
 from quantc.backends.x86 import X86
 from quantc.ir.program import Program
 from quantc.targets.kernels import saturation
-from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.saturation import (
     INSTRUCTION_SETS_HERE,
     can_saturate,

@@ -22,7 +22,7 @@ from quantc.errors import ModeError, SaveError
 from quantc.files import sealed_tensors
 from quantc.ir.plan import Plan
 from quantc.ir.program import Program, Stage
-from quantc.store.plan import PlanData
+from quantc.store.stored_plan import PlanData
 from tests.store_files import calibrated, images, small_model, taken_apart
 from tests.zoo.vision import ResNet18
 

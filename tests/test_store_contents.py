@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quantc.store.tensors import TensorReader, TensorWriter
+from quantc.store.stored_tensors import TensorReader, TensorWriter
 from tests.stored_tensors import all_again, assert_same, bits, random_bits
 
 

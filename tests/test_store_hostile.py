@@ -23,7 +23,7 @@ from torch import Tensor
 import quantc as qc
 from quantc.errors import LoadError, QuantcError
 from quantc.ir.program import Program
-from quantc.store.container import FIELD
+from quantc.store.file_versions import FIELD
 from tests.store_files import Parts, calibrated, images, put_together, taken_apart
 
 
@@ -307,9 +307,9 @@ def test_documents_that_are_no_documents_are_refused(text: bytes, parts: Parts, 
 
 
 def test_a_file_without_a_document_is_refused(parts: Parts, tmp_path: Path) -> None:
-    from quantc.store import container
+    from quantc.store import file_versions
 
-    container.write(tmp_path / "forged.qc", parts.copy()[1])
+    file_versions.write(tmp_path / "forged.qc", parts.copy()[1])
     assert "'document' is missing" in refused(tmp_path / "forged.qc").what
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quantc.errors import LoadError
 from quantc.ir.types import DTYPE_NAMES
-from quantc.store import tensors as forms
-from quantc.store.tensors import AnyRecord, Filled, Narrow, Packed, Plain, TensorReader, TensorWriter
+from quantc.store import stored_tensors as forms
+from quantc.store.stored_tensors import AnyRecord, Filled, Narrow, Packed, Plain, TensorReader, TensorWriter
 from tests.stored_tensors import again, all_again, assert_same, bits, random_bits, written
 
 DTYPES = sorted(DTYPE_NAMES, key=str)

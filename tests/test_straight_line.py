@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.targets.kernels import lowered as lowered_module
-from quantc.targets.kernels.linear_sum import LinearSum
+from quantc.targets.kernels.codegen import BINDINGS, _Writing, straight_line, why_not_repeated
+from quantc.targets.kernels.kernel import Form, Kernel
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.packed import Form, Kernel
-from quantc.targets.kernels.placing import Choosing
-from quantc.targets.kernels.straight import BINDINGS, _Writing, straight_line, why_not_repeated
+from quantc.targets.kernels.placement import Choosing
+from quantc.targets.kernels.residual_linear import LinearSum
 
 X = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = X.flatten(2)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import quantc as qc
+from quantc.annotate.reasons import Why
 from quantc.inspect.changes import AddConfigRule, Change, RemoveConfigRule
 from quantc.inspect.coverage import Coverage, Row, Verdict
-from quantc.inspect.reasons import Why
 from quantc.ir.plan import Plan
 from quantc.ir.program import Program
 

@@ -9,7 +9,7 @@ import sympy  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantc.capture.vetting_expressions import why_not_guard, why_not_size
+from quantc.capture.pt2.expression_checks import why_not_guard, why_not_size
 
 SIZES = (
     "s77 + 1",

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc import QuantSpec
-from quantc.targets.kernels.weight_halves import are_exact, exact_halves
-from quantc.targets.kernels.weight_only import FloatLinear, HalfLinear, HalfLinearThreads
-from quantc.targets.kernels.weight_stored import StoredWeight
+from quantc.targets.kernels.fp16_weights import are_exact, exact_halves
+from quantc.targets.kernels.stored_weight import StoredWeight
+from quantc.targets.kernels.weight_only_kernels import FloatLinear, HalfLinear, HalfLinearThreads
 from tests.stored_weights import (
     EXACT,
     FORMATS,

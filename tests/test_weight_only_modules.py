@@ -18,7 +18,7 @@ import quantc as qc
 from quantc import QuantSpec
 from quantc.errors import DataError
 from quantc.integer.library import OPS
-from quantc.targets.kernels.weight_lookup import Lookup
+from quantc.targets.kernels.embedding import Lookup
 from tests.stored_weights import (
     FORMATS,
     kernels,

@@ -270,7 +270,7 @@ def _places(config: Resolution) -> dict[ConfigRule, list[fx.Node]]:
 
 
 def _why_not(program: Program, node: fx.Node) -> str:
-    from quantc.inspect.reasons import Reasons
+    from quantc.annotate.reasons import Reasons
 
     claim = program.plan.claims.get(node)
     return Reasons(program)(node).text if claim is None else f"{node.name} is {claim}"

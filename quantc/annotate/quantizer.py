@@ -28,7 +28,7 @@ from quantc.spec.instruction_sets import instruction_set
 from quantc.spec.spec import QuantSpec, name_of
 
 if TYPE_CHECKING:
-    from quantc.patterns.explain import Explanation
+    from quantc.patterns.explain_match import Explanation
     from quantc.patterns.table import RuleTable
     from quantc.pipeline.pipeline import Pass
 

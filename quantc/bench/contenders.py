@@ -27,7 +27,7 @@ from quantc.bench.race import EAGER
 from quantc.errors import MissingDependencyError, QuantcError, UnknownNameError, suggest
 from quantc.inspect.size import size_of
 from quantc.ir.program import Program
-from quantc.targets.kernels.engines import engine
+from quantc.targets.kernels.packing import engine
 from quantc.targets.kernels.saturation import adds_in_16_bits
 
 TARGET = "x86"

@@ -24,13 +24,13 @@ def in_float(target: str, captured: Program) -> FloatRun:
     """
     program = pipelines.inference().run_on_copy(captured)
     if target == "onnx":
-        from quantc.targets.onnx.export import export
-        from quantc.targets.onnx.module import OnnxModel
+        from quantc.targets.onnx.onnx_export import export
+        from quantc.targets.onnx.onnx_module import OnnxModel
         from quantc.targets.onnx.profiles import PROFILES
 
         return FloatRun("ONNX Runtime", OnnxModel(program, export(program, PROFILES["onnxruntime"])))
     if target == "executorch":
-        from quantc.targets.executorch.lowering import as_pte
+        from quantc.targets.executorch.executorch_lowering import as_pte
 
         return FloatRun("ExecuTorch", as_pte(program, largest=None))
     return FloatRun("torch with norms folded", program.module)

@@ -24,11 +24,11 @@ from torch.utils import _pytree as pytree
 from quantc.bench.race import quietly_on_one_thread, repeats_of, seconds_of
 from quantc.ir.dialect import op_name
 from quantc.support.terminal import plain_rows
-from quantc.targets.kernels.joining import stands_for
+from quantc.targets.kernels.dispatch_trace import NoTapeError
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_fusion import stands_for
 from quantc.targets.kernels.lowered import Lowered, lower
-from quantc.targets.kernels.packed import Kernel
-from quantc.targets.kernels.replayed import replay
-from quantc.targets.kernels.tape import NoTapeError
+from quantc.targets.kernels.replay import replay
 
 ROUNDS = 5
 TURNS, TURN = 3, 5e-4

@@ -13,7 +13,7 @@ from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.bench.built import Built
 from quantc.bench.models import Task
 from quantc.ir.program import Program
-from quantc.targets.executorch.packages import XNNPACK, quiet, runtime
+from quantc.targets.executorch.lazy_imports import XNNPACK, quiet, runtime
 
 TARGET = "executorch"
 

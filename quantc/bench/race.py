@@ -20,7 +20,7 @@ import torch
 
 from quantc.bench.models import Inputs
 from quantc.errors import QuantcError
-from quantc.inspect.noise import Noise, as_data
+from quantc.support.sqnr import Noise, as_data
 
 EAGER = "eager"
 """The float model itself, which all others are held against."""

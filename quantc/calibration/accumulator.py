@@ -17,7 +17,7 @@ from quantc.errors import DataError
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
 from quantc.observe.observation import Observation, Order
-from quantc.observe.registry import OBSERVATIONS
+from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.spec.spec import QuantSpec
 
 ADVICE = "look for the op that makes them and correct the model or the data"

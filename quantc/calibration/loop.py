@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from quantc.calibration.accumulator import FirstNotFinite, NotFiniteError, Tally, Whole
+from quantc.calibration.calibration_report import CalibrationReport, counted, rows_of
 from quantc.calibration.checkpoint import Checkpoint, notes_for, plan_digest, program_digest
 from quantc.calibration.distributed import Shard, Team, team_for
 from quantc.calibration.graph_observers import read_observers, show_observers
 from quantc.calibration.interpreter import Runner
-from quantc.calibration.report import CalibrationReport, counted, rows_of
 from quantc.calibration.state_isolation import Isolation
 from quantc.calibration.underflow import COARSE, coarse_groups
 from quantc.errors import CalibrationError, QuantcError, SaveError
+from quantc.files.atomic_file import check_writable
 from quantc.files.regular_file import as_path
-from quantc.files.whole_file import check_writable
-from quantc.finite.tensors import count_not_finite, why_not_finite
+from quantc.finite.finite_tensors import count_not_finite, why_not_finite
 from quantc.ir.batch_inputs import Inputs, check_batches, leaves_of, picked, samples_in
 from quantc.ir.program import LogEntry, Program, Stage, check_program
 from quantc.observe.observation import Observation, Order

@@ -19,7 +19,7 @@ from quantc.ir.site_index import Places
 from quantc.ir.sites import Site
 from quantc.ir.types import is_empty
 from quantc.observe.observation import Observation
-from quantc.observe.registry import start
+from quantc.observe.observation_registry import start
 from quantc.observe.trained import Trained
 from quantc.spec.formats import PerChannel
 from quantc.spec.numerics import QParams, fit_weight_scale, scale_product

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from quantc.calibration.accumulator import Whole
+from quantc.calibration.calibration_report import CalibrationReport
 from quantc.calibration.checkpoint import program_digest
 from quantc.calibration.graph_observers import show_observers
 from quantc.calibration.loop import finish
 from quantc.calibration.observed_tensors import data_groups, observed_sites
-from quantc.calibration.report import CalibrationReport
 from quantc.errors import CalibrationError, LoadError
 from quantc.ir.program import Program
 from quantc.observe.derive import derived, why_not_derived
 from quantc.observe.observation import Observation
-from quantc.observe.registry import start
+from quantc.observe.observation_registry import start
 from quantc.observe.store import Statistics
 from quantc.spec.spec import QuantSpec
 

@@ -14,8 +14,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx, nn
 
-from quantc.capture.modes import record_modes
-from quantc.capture.twins import Tensors, copied_module
+from quantc.capture.mode_flags import record_modes
+from quantc.capture.model_copies import Tensors, copied_module
 from quantc.ir.program import Program, attribute
 from quantc.ir.signature import Input, Signature
 from quantc.ir.sites import Origin

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantc.capture.exported import export
+from quantc.capture.export.exported import export
 from quantc.capture.failures import explain_failure, refuse_wrong_dtypes
-from quantc.capture.interception import seeds_refused
-from quantc.capture.leaves import leaf_selector
-from quantc.capture.proxies import RefusedError
+from quantc.capture.leaf_modules import leaf_selector
+from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 from quantc.capture.rebinding import data_kept
-from quantc.capture.sources import forward_line
+from quantc.capture.source_lines import forward_line
 from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
-from quantc.capture.symbolic import trace
-from quantc.capture.twins import Tensors, cloned_inputs, twin
+from quantc.capture.symbolic.interception import seeds_refused
+from quantc.capture.symbolic.proxies import RefusedError
+from quantc.capture.symbolic.symbolic_capture import trace
 from quantc.errors import CaptureError, QuantcError
 from quantc.ir.program import Program
 

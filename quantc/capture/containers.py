@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.capture.proxies import RefusedError
+from quantc.capture.symbolic.proxies import RefusedError
 from quantc.errors import CaptureError
 
 DEPTH = 4

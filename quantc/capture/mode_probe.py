@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from quantc.capture.modes import FLAGS
+from quantc.capture.mode_flags import FLAGS
 from quantc.ir.dialect import arguments
 from quantc.ir.program import Program
 from quantc.ir.sites import ModeValue

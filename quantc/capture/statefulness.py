@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from quantc.capture.twins import Tensors, cloned_inputs, twin
+from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 
 STANDARD = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 """Attributes that torch keeps for itself; recurrent modules list their weights anew when these are exchanged."""

@@ -35,11 +35,11 @@ from quantc.errors import LoadError, SaveError
 from quantc.support.terminal import Screen
 
 if TYPE_CHECKING:
-    from quantc.files.outputs import Output
+    from quantc.files.output_paths import Output
     from quantc.hooks import Guard, Hook
     from quantc.inspect.explain import Explanation
     from quantc.ir.program import DumpFormat, Program
-    from quantc.patterns.explain import Explanation as TableExplanation
+    from quantc.patterns.explain_match import Explanation as TableExplanation
     from quantc.patterns.table import RuleTable
     from quantc.support.progress import Style
     from quantc.verbs.steps import Method
@@ -86,7 +86,7 @@ def inspect(
     Of a converted program also whether its sums can overflow."""
     from quantc.cli.inspect_summary import summarize
     from quantc.inspect.report import readable
-    from quantc.integer.proof.report import accumulators, why_not_provable
+    from quantc.integer.proof.overflow_report import accumulators, why_not_provable
 
     if out is not None:
         _planned(out, form)
@@ -188,8 +188,8 @@ def quantize(
 
     Without SOURCE this is the built-in example: a small CNN on images of digits, with its accuracy on images that were
     held out."""
-    from quantc.cli.outputs import check_out, deliver
-    from quantc.cli.quantize import Taken, Wanted, carry_out
+    from quantc.cli.quantize_outputs import check_out, deliver
+    from quantc.cli.run_quantize import Taken, Wanted, carry_out
     from quantc.config.config import QuantConfig
     from quantc.pipeline.registry import BACKENDS
     from quantc.spec.spec import QuantSpec
@@ -469,7 +469,7 @@ def _table(table: str | None, backend: str | None) -> RuleTable:
 def _planned(out: Path, form: Format | None) -> list[Output]:
     """The files that come of `--out`; ConfigError or SaveError, before the work is done, for those that may not."""
     from quantc.files.endings import check_ending
-    from quantc.files.outputs import Output, check_outputs
+    from quantc.files.output_paths import Output, check_outputs
     from quantc.text.files import constants_file, inputs_file
     from quantc.verbs.lower import artifact_of
 
@@ -494,8 +494,8 @@ def _planned(out: Path, form: Format | None) -> list[Output]:
 
 
 def _write(program: Program, out: Path, form: Format | None) -> None:
+    from quantc.files.atomic_file import write_text
     from quantc.files.sealed_text import sealed_text
-    from quantc.files.whole_file import write_text
     from quantc.text.files import Snapshot
 
     kind = _planned(out, form)[0].kind

@@ -13,7 +13,7 @@ import typer
 
 from quantc.cli.error_output import STANDARD_OUTPUT
 from quantc.cli.options import CaptureMethod, MethodOption
-from quantc.files.whole_file import write_text
+from quantc.files.atomic_file import write_text
 from quantc.support.terminal import Screen
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def bench(
 
     All contenders take turns in one process, on one thread. One that cannot be built is a row that says why.
     """
+    from quantc.bench.chart import check_plot, write_plot
     from quantc.bench.contenders import chosen
     from quantc.bench.measure import measure
-    from quantc.bench.plot import check_plot, write_plot
 
     if is_list:
         _show_list(Screen())
@@ -165,7 +165,7 @@ def _show_list(screen: Screen) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from quantc.inspect.noise import shown
+    from quantc.support.sqnr import shown
 
     numbers = ((row.milliseconds, "8.2f"), (row.speed, "6.2f"), (row.size, "5.3f"), (row.build_seconds, "6.1f"))
     best, speed, size, seconds = ("" if value is None else format(value, form) for value, form in numbers)

@@ -12,7 +12,7 @@ from quantc.cli.options import CaptureMethod, Json, MethodOption
 from quantc.support.terminal import Screen
 
 if TYPE_CHECKING:
-    from quantc.cli.compare import Compared, Structure
+    from quantc.cli.run_compare import Compared, Structure
 
 TOO_FAR = 3
 """The exit code of programs that are further apart than `--at-least` allows."""
@@ -50,7 +50,7 @@ def compare(
 
     Models that are lowered, or that another runtime runs, are compared by what they yield.
     """
-    from quantc.cli.compare import carry_out
+    from quantc.cli.run_compare import carry_out
 
     if data is not None and noise is not None:
         raise typer.BadParameter("give --data or --noise, not both", param_hint="--noise")
@@ -68,8 +68,8 @@ def compare(
 
 def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
     """Print what was found."""
-    from quantc.inspect.noise import shown
     from quantc.inspect.report import readable
+    from quantc.support.sqnr import shown
 
     comparison = found.comparison
     outputs = [
@@ -103,7 +103,7 @@ def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
 
 def _show_ops(screen: Screen, found: Compared) -> None:
     """What each op costs by itself where that is known, and otherwise what is off where it stands."""
-    from quantc.inspect.noise import shown
+    from quantc.support.sqnr import shown
 
     comparison = found.comparison
     if comparison is None:

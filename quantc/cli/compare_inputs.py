@@ -19,8 +19,8 @@ from quantc.errors import InputError, LoadError, QuantcError
 from quantc.ir.program import Program
 from quantc.targets.engines.sessions import OnnxRuntime
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.stored import load as load_stored
 from quantc.targets.onnx.seal import check_seal
+from quantc.verbs.load import load as load_stored
 from quantc.verbs.steps import Method
 
 Run = Callable[[Sequence[Any]], list[Any]]

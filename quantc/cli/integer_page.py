@@ -186,7 +186,7 @@ def _ops() -> Iterator[str]:
 
 
 def _rules(provider: str) -> Iterator[str]:
-    from quantc.backends.parts import NOT_INTEGER
+    from quantc.backends.rules import NOT_INTEGER
 
     yield RULES_INTRO
     backends = [backend for name, backend in BACKENDS.usable() if BACKENDS.provider(name) == provider]

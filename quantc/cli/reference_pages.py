@@ -10,8 +10,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends.claims import WITHOUT_DELEGATE, WITHOUT_KERNEL
-from quantc.backends.parts import NOT_INTEGER
+from quantc.backends.rules import NOT_INTEGER
+from quantc.backends.support_claims import WITHOUT_DELEGATE, WITHOUT_KERNEL
 from quantc.errors import QuantcError
 from quantc.pipeline.pipeline import Pass, Pipeline
 from quantc.pipeline.registry import BACKENDS, PASSES, PIPELINES

@@ -16,9 +16,9 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from quantc.config.selectors import ByAll, ByEdge, ByNode, ByOp, Key, Selector, selector_of
 from quantc.errors import ConfigError, LoadError, QuantcError, suggest
+from quantc.files.atomic_file import write_text
 from quantc.files.regular_file import as_path, read_text
 from quantc.files.sealed_data import MAX_BYTES, SEAL, parse_json, parse_toml, sealed, unsealed
-from quantc.files.whole_file import write_text
 from quantc.ir.decisions import FLOAT, OUTCOMES, Fixed, Float, Quantize
 from quantc.spec.formats import Role, Timing
 from quantc.spec.spec import NAMED, QuantSpec, name_of

@@ -27,8 +27,8 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from quantc.errors import LoadError, SaveError
+from quantc.files.atomic_file import whole_file
 from quantc.files.regular_file import check_regular
-from quantc.files.whole_file import whole_file
 from quantc.support.validated import faults_of
 
 FIELD = "quantc"

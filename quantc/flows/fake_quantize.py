@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from quantc.errors import SpecError
 from quantc.flows.constructors import Constructible, Constructor
-from quantc.flows.dtypes import FLOAT_QPARAMS, FORMATS, PER_CHANNEL, SYMMETRIC
 from quantc.flows.observers import (
     HistogramObserver,
     MovingAverageMinMaxObserver,
@@ -22,6 +21,7 @@ from quantc.flows.observers import (
     default_fixed_qparams_range_neg1to1_observer,
 )
 from quantc.flows.scripting import refuse_observer
+from quantc.spec.torch_dtypes import FLOAT_QPARAMS, FORMATS, PER_CHANNEL, SYMMETRIC
 
 
 class FakeQuantizeBase(nn.Module, Constructible):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, SpecError
-from quantc.flows.dtypes import PER_TENSOR, PLAIN
 from quantc.flows.range_observers import UniformQuantizationObserverBase, has_numbers, unobserved
+from quantc.spec.torch_dtypes import PER_TENSOR, PLAIN
 
 UPSAMPLING = 16
 """Into how many parts a bin is cut before its content goes to the bins of a wider range."""

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from quantc.flows.constructors import Constructor
-from quantc.flows.dtypes import FLOAT_QPARAMS
 from quantc.flows.histogram_observer import HistogramObserver
 from quantc.flows.range_observers import (
     FixedQParamsObserver,
@@ -29,6 +28,7 @@ from quantc.flows.range_observers import (
     load_observer_state_dict,
     observer_state_dict,
 )
+from quantc.spec.torch_dtypes import FLOAT_QPARAMS
 
 _WEIGHT: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_tensor_symmetric}
 _CHANNEL_WEIGHT: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_channel_symmetric}

@@ -18,7 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from quantc.errors import DataError, ObservationError, SpecError
 from quantc.flows.constructors import Constructible
-from quantc.flows.dtypes import (
+from quantc.flows.scripting import refuse_observer
+from quantc.spec.formats import Role, Scheme
+from quantc.spec.granularity import extremes
+from quantc.spec.numerics import qparams_of_sound_range
+from quantc.spec.spec import FLOAT32_EPS, QuantSpec
+from quantc.spec.torch_dtypes import (
     FLOAT_QPARAMS,
     PER_CHANNEL,
     PER_TENSOR,
@@ -28,11 +33,6 @@ from quantc.flows.dtypes import (
     integer_range,
     scheme_of,
 )
-from quantc.flows.scripting import refuse_observer
-from quantc.spec.formats import Role, Scheme
-from quantc.spec.granularity import extremes
-from quantc.spec.numerics import qparams_of_sound_range
-from quantc.spec.spec import FLOAT32_EPS, QuantSpec
 
 
 class UnobservedWarning(UserWarning):

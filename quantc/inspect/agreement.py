@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.errors import DataError, QuantcError
-from quantc.integer.biases import PRODUCTS, snap_biases
+from quantc.integer.bias_grid import PRODUCTS, snap_biases
 from quantc.integer.grid import Grid, grid_of
 from quantc.ir.batch_inputs import check_batches, leaves_of
 from quantc.ir.dialect import argument, is_op, op_name

@@ -17,7 +17,6 @@ from quantc import pipelines
 from quantc.calibration.state_isolation import Isolation
 from quantc.errors import DataError, InputError, QuantcError
 from quantc.inspect.lockstep import Lockstep, calls_graphs, is_integer
-from quantc.inspect.noise import as_data, shown, together
 from quantc.inspect.size import Size, size
 from quantc.ir.batch_inputs import check_batches, leaves_of
 from quantc.ir.dialect import op_name
@@ -25,6 +24,7 @@ from quantc.ir.program import Program, Stage
 from quantc.ir.sites import Origin
 from quantc.ir.types import TensorType
 from quantc.qdq.ops import belongs_to_qdq, is_quantize
+from quantc.support.sqnr import as_data, shown, together
 
 MOST_ROWS = 30
 

@@ -14,14 +14,14 @@ from typing import Any, Literal
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from quantc.annotate.reasons import Reason, Reasons, Why
 from quantc.calibration.underflow import Coarse, coarse_groups
 from quantc.errors import AnnotationError
 from quantc.inspect.float_view import float_view
-from quantc.inspect.forms import Forms
-from quantc.inspect.reasons import Reason, Reasons, Why
+from quantc.inspect.operand_forms import Forms
 from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import counted, in_words, with_techniques
-from quantc.integer.proof.report import Accumulators, accumulators, why_not_provable
+from quantc.integer.proof.overflow_report import Accumulators, accumulators, why_not_provable
 from quantc.ir.dialect import SYMBOLIC, is_op, op_name
 from quantc.ir.mac_count import Product, example_sizes, is_product, products
 from quantc.ir.plan import Claim, Part

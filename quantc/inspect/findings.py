@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from quantc.config.selectors import AnySelector, ByEdge, ByModule, ByNode
 from quantc.inspect.compare import Comparison, Layer, Vanished
-from quantc.inspect.noise import shown
+from quantc.support.sqnr import shown
 
 MODEL_DB = 20.0
 """The SQNR below which a whole model is likely to give other answers: a tenth of the signal's amplitude is noise."""

@@ -17,7 +17,6 @@ from torch._ops import HigherOrderOperator
 from torch.fx.node import map_arg
 
 from quantc.errors import InputError
-from quantc.inspect.noise import Noise, add_outputs, check_alike
 from quantc.ir.alias_analysis import Aliasing
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program, Stage
@@ -25,6 +24,7 @@ from quantc.ir.site_index import operand_nodes
 from quantc.ir.types import tensor_type
 from quantc.pipeline.numeric_guard import NodeByNode
 from quantc.qdq.ops import belongs_to_qdq, is_quantize
+from quantc.support.sqnr import Noise, add_outputs, check_alike
 
 
 class Lane(NodeByNode):

@@ -14,12 +14,12 @@ from torch import fx
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.config_requests import is_dynamic
 from quantc.annotate.quantizer import Backend
+from quantc.annotate.reasons import Reason, Reasons, Why
 from quantc.config.config import ConfigRule, QuantConfig
 from quantc.config.resolve import Setting
 from quantc.config.selectors import ByNode, ByOp
 from quantc.errors import QuantcError
 from quantc.inspect.changes import AddConfigRule, Change, RemoveConfigRule
-from quantc.inspect.reasons import Reason, Reasons, Why
 from quantc.ir.decisions import Quantize
 from quantc.ir.dialect import op_name
 from quantc.ir.plan import Plan

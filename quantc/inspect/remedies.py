@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from quantc.annotate.match_operands import slots_of
+from quantc.annotate.reasons import Reason, Reasons, Why
 from quantc.config.config import ConfigRule, QuantConfig
 from quantc.config.resolve import Resolution
 from quantc.inspect.changes import (
@@ -26,14 +27,13 @@ from quantc.inspect.changes import (
 )
 from quantc.inspect.new_rules import rule_for
 from quantc.inspect.other_techniques import OtherTechniques
-from quantc.inspect.reasons import Reason, Reasons, Why
 from quantc.ir.decisions import Float
 from quantc.ir.dialect import operands
 from quantc.ir.site_index import outputs_of
-from quantc.patterns import causes
+from quantc.patterns import refusals
 from quantc.patterns.checks import Check, Comparison, Plain
-from quantc.patterns.leaves import LeafKind
 from quantc.patterns.match import Match, Refusal
+from quantc.patterns.operand_patterns import LeafKind
 
 MOST_WAITING = 64
 """How many nodes are looked through for the ones that they wait for."""
@@ -71,11 +71,11 @@ class Remedies:
         if reason.why is Why.OPAQUE:
             yield self._by_hand("capture-inside", node, f"spell {node.name} with ATen ops, or do not keep it as a leaf")
         elif reason.why in (Why.REFUSED, Why.NO_RULE):
-            refusals = [refusal for trial in self.reasons.trials.tables for refusal in trial.refusals(node)]
-            for refusal in refusals:
+            tried = [refusal for trial in self.reasons.trials.tables for refusal in trial.refusals(node)]
+            for refusal in tried:
                 yield from self._for_cause(refusal.cause, refusal)
             if not self.techniques.asks(node) and all(
-                isinstance(refusal.cause, causes.WrongOp) for refusal in refusals
+                isinstance(refusal.cause, refusals.WrongOp) for refusal in tried
             ):
                 yield from self._rules(node)  # no rule is for the op by itself; one that is had its reasons
 
@@ -164,45 +164,45 @@ class Remedies:
             if rule is not None:
                 yield rule
 
-    def _for_cause(self, cause: causes.Cause, refusal: Refusal) -> Iterator[Change[Any]]:
+    def _for_cause(self, cause: refusals.Cause, refusal: Refusal) -> Iterator[Change[Any]]:
         match cause:
-            case causes.WrongArguments():
+            case refusals.WrongArguments():
                 yield from self._arguments(cause)
-            case causes.UsedElsewhere(node=node, other=other):
+            case refusals.UsedElsewhere(node=node, other=other):
                 inside = {refusal.node, *refusal.reached}
                 keep = tuple(user.name for user in node.users if user in inside)
                 yield SingleUser(self._name(node), other.name, keep)
-            case causes.WrongType(found=found, dtypes=dtypes) if found.dtype.is_floating_point and dtypes:
+            case refusals.WrongType(found=found, dtypes=dtypes) if found.dtype.is_floating_point and dtypes:
                 nodes = sorted({refusal.node, *refusal.reached})
                 yield Cast(tuple(self._name(node) for node in nodes), dtypes[0])
-            case causes.UnknownType(value=value):
+            case refusals.UnknownType(value=value):
                 text = "capture with example inputs: qc.capture(model, example_inputs)"
                 yield self._by_hand("capture-with-examples", value, text)
-            case causes.WrongOperand(found=fx.Node() as operand, wanted=LeafKind.CONST):
+            case refusals.WrongOperand(found=fx.Node() as operand, wanted=LeafKind.CONST):
                 yield from self._constant(operand, refusal)
-            case causes.NotFree(node=node) if node in self.reasons.trials.left_out:
+            case refusals.NotFree(node=node) if node in self.reasons.trials.left_out:
                 yield from self._config(node)
-            case causes.Claimed(node=node, rule=rule):
+            case refusals.Claimed(node=node, rule=rule):
                 yield RemoveRule(self._name(node), rule)
-            case causes.WrittenTo(value=value):
+            case refusals.WrittenTo(value=value):
                 yield self._by_hand(
                     "avoid-write", value, f"let nobody write to {value.name} in place, nor a module kept whole read it"
                 )
-            case causes.WrongOp() | causes.WrongOperand() | causes.WrongType():
+            case refusals.WrongOp() | refusals.WrongOperand() | refusals.WrongType():
                 yield self._by_hand("replace-op", refusal.at, f"for {refusal.rule.name}: {cause}")
-            case causes.WrongValue():
+            case refusals.WrongValue():
                 yield from self._value(cause, refusal)
-            case causes.Condition() | causes.ComputedArgument():
+            case refusals.Condition() | refusals.ComputedArgument():
                 yield self._by_hand("meet-condition", refusal.at, f"for {refusal.rule.name}: {cause}")
             case _:
                 return
 
-    def _arguments(self, cause: causes.WrongArguments) -> Iterator[Change[Any]]:
+    def _arguments(self, cause: refusals.WrongArguments) -> Iterator[Change[Any]]:
         values = [(fault.argument, _accepted(fault.wanted, fault.found)) for fault in cause.faults]
         if all(value is not None for _, value in values):
             yield SetArgument(self._name(cause.node), tuple(values))
 
-    def _value(self, cause: causes.WrongValue, refusal: Refusal) -> Iterator[Change[Any]]:
+    def _value(self, cause: refusals.WrongValue, refusal: Refusal) -> Iterator[Change[Any]]:
         """A plain operand: the one argument that holds it, if that can be told."""
         node = refusal.at
         if node.op != "call_function":

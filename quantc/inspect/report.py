@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from quantc.calibration.report import CalibrationReport
+from quantc.calibration.calibration_report import CalibrationReport
 from quantc.inspect.compare import Comparison, Layer
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
 from quantc.inspect.held_out import Outside
-from quantc.inspect.noise import shown
 from quantc.inspect.report_html import page
 from quantc.inspect.size import Size
 from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import with_techniques
 from quantc.ir.program import LogEntry
 from quantc.spec.formats import Timing
+from quantc.support.sqnr import shown
 from quantc.support.terminal import Screen
 
 MOST_ROWS = 20

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from quantc.files.outputs import GENERATOR
+from quantc.files.output_paths import GENERATOR
 
 if TYPE_CHECKING:
     from quantc.inspect.report import Report, Section

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quantc.integer.grid import Grid
+from quantc.integer.match_lowering import NotIntegerError
 from quantc.integer.ops.product_kernels import FLOAT32_FACTOR
 from quantc.integer.proof.bounds import (
     FLOAT32_EXACT,
@@ -18,7 +19,6 @@ from quantc.integer.proof.bounds import (
     range_reach,
     sum_reach,
 )
-from quantc.integer.task import NotIntegerError
 from quantc.spec.numerics import BIAS_LIMIT, fit_weight_scale
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from quantc.integer.task import Task
+from quantc.integer.match_lowering import Task
 from quantc.ir.dialect import op_name
 from quantc.spec.formats import Timing
 
@@ -67,15 +67,15 @@ def load() -> None:
 
 
 MODULES = (
-    "writers.products",
-    "writers.moves",
-    "writers.joins",
-    "writers.elementwise",
-    "writers.reductions",
-    "writers.nonlinear",
-    "writers.norms",
-    "writers.lookup_weights",
-    "writers.dynamic",
-    "writers.recurrent",
+    "lowerings.lower_products",
+    "lowerings.lower_moves",
+    "lowerings.lower_joins",
+    "lowerings.lower_elementwise",
+    "lowerings.lower_reductions",
+    "lowerings.lower_activations",
+    "lowerings.lower_norms",
+    "lowerings.lower_embedding",
+    "lowerings.lower_dynamic",
+    "lowerings.lower_recurrent",
     "ops.weight_only",
 )

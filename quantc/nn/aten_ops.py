@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.nn import byte_ops
+from quantc.nn import functional_ops
 from quantc.nn.quantized_tensor import QuantizedTensor, handles
 
 aten = torch.ops.aten
@@ -50,28 +50,28 @@ IN_FLOAT = (
 
 @handles(*POINTWISE)
 def _pointwise(func: Any, q: QuantizedTensor, *settings: Any) -> QuantizedTensor:
-    return byte_ops.pointwise(POINTWISE[func], q, *settings)
+    return functional_ops.pointwise(POINTWISE[func], q, *settings)
 
 
 @handles(*CLAMPS)
 def _clamped(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
-    return byte_ops.clamped(q, *CLAMPS[func](*bounds, **named), what=str(func))
+    return functional_ops.clamped(q, *CLAMPS[func](*bounds, **named), what=str(func))
 
 
 @handles(*CLAMPS_IN_PLACE)
 def _clamped_(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
-    return byte_ops.clamped_(q, *CLAMPS[CLAMPS_IN_PLACE[func]](*bounds, **named), what=str(func))
+    return functional_ops.clamped_(q, *CLAMPS[CLAMPS_IN_PLACE[func]](*bounds, **named), what=str(func))
 
 
 @handles(*IN_FLOAT)
 def _in_float(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> QuantizedTensor:
-    return byte_ops.in_float(lambda x: func(x, *args, **kwargs), q, what=str(func))
+    return functional_ops.in_float(lambda x: func(x, *args, **kwargs), q, what=str(func))
 
 
 @handles(aten.max_pool2d_with_indices.default, aten.quantized_max_pool2d.default, aten.max_pool2d.default)
 def _max_pool2d(func: Any, q: QuantizedTensor, *window: Any) -> Any:
     """torch asks for the places of the largest too, which nobody reads: it is given an empty tensor."""
-    made = byte_ops.max_pool2d(q, *window)
+    made = functional_ops.max_pool2d(q, *window)
     return (made, torch.empty(0, dtype=torch.int64)) if func is aten.max_pool2d_with_indices.default else made
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, MixedTensorsError
+from quantc.nn.module_path import running_module
 from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, float_op_error, handles
-from quantc.nn.whereabouts import running_module
 
 aten = torch.ops.aten
 

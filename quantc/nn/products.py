@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError
-from quantc.nn.byte_ops import Grid
-from quantc.nn.on_kernels import Run, on_kernel
+from quantc.nn.functional_ops import Grid
+from quantc.nn.kernel_ops import Run, on_kernel
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.spec.instruction_sets import SIGN_SHIFT
 from quantc.spec.numerics import fit_weight_scale, multiplier, quantize_bias

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from quantc.errors import ObservationError, RefusedError, SpecError
 from quantc.finite import check_scales
-from quantc.flows.dtypes import PLAIN
 from quantc.flows.scripting import refuse_script, refuse_trace
-from quantc.nn.on_kernels import KernelCache
+from quantc.nn.kernel_ops import KernelCache
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized
+from quantc.spec.torch_dtypes import PLAIN
 
 
 class QuantizedModule(nn.Module):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError, MixedTensorsError
-from quantc.flows.dtypes import PLAIN
-from quantc.nn.whereabouts import running_module
-from quantc.targets.kernels.engines import hush, to_bytes
-from quantc.targets.kernels.static_bytes import real
+from quantc.nn.module_path import running_module
+from quantc.spec.torch_dtypes import PLAIN
+from quantc.targets.kernels.int8_elementwise import real
+from quantc.targets.kernels.packing import hush, to_bytes
 
 BYTES = (torch.uint8, torch.int8)
 INTEGERS = (*BYTES, torch.int32)

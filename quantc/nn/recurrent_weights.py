@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quantc.integer.ops.recurrent import KINDS
-from quantc.nn.on_kernels import Run
+from quantc.nn.dynamic_module import HALF, RunTime, stored, weight_observers
+from quantc.nn.kernel_ops import Run
 from quantc.nn.quantized_tensor import QuantizedTensor
-from quantc.nn.run_time import HALF, RunTime, stored, weight_observers
-from quantc.targets.kernels import engines
+from quantc.targets.kernels import packing
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 """How many times the state's size the weights have, by torch's name of the kind."""
@@ -72,9 +72,9 @@ class Recurrent(RunTime):
         """Weights and biases as torch's ops take them."""
         each = [(name, self._buffers[bias_of(name)]) for name in self.weight_names]
         if self.is_half:
-            return [engines.packed_halves_for_threads(self.tensor(name).float(), bias) for name, bias in each]
+            return [packing.packed_halves_for_threads(self.tensor(name).float(), bias) for name, bias in each]
         engine = ENGINES[kind]
-        return [engines.packed_linear(engine, self.tensor(name), self.tensor(f"{name}_scale"), b) for name, b in each]
+        return [packing.packed_linear(engine, self.tensor(name), self.tensor(f"{name}_scale"), b) for name, b in each]
 
     def products(self) -> list[Run]:
         """With float16 weights."""

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import LoadError, SaveError
-from quantc.nn.in_float import InFloat
-from quantc.nn.on_kernels import target
+from quantc.nn.dynamic_module import HALF, RunTime
+from quantc.nn.float_fallback import InFloat
+from quantc.nn.kernel_ops import target
 from quantc.nn.quantized.dynamic.modules.linear import Linear as DynamicLinear
 from quantc.nn.quantized.dynamic.modules.rnn import RNNBase, RNNCellBase
 from quantc.nn.quantized.modules.activation import Curve, Hardswish, LeakyReLU, PReLU, Softmax
@@ -25,9 +26,8 @@ from quantc.nn.quantized.modules.embedding_ops import Embedding
 from quantc.nn.quantized.modules.linear import Quantize
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
-from quantc.nn.run_time import HALF, RunTime
-from quantc.nn.weighted import Weighted
-from quantc.targets.kernels import engines
+from quantc.nn.weighted_module import Weighted
+from quantc.targets.kernels import packing
 
 State = dict[str, Any]
 PACKED = "_packed_params._packed_params"
@@ -55,12 +55,12 @@ def to_torch_tensor(q: QuantizedTensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of them on every use
         if q.axis_of is None:
-            return engines.quantized_weight(
+            return packing.quantized_weight(
                 q.data_of, torch.tensor(q.q_scale()).double(), 0, torch.tensor(q.q_zero_point())
             )
         scales, zeros = q.q_per_channel_scales(), q.q_per_channel_zero_points()
         if not zeros.is_floating_point():
-            return engines.quantized_weight(q.data_of, scales, q.axis_of, zeros)
+            return packing.quantized_weight(q.data_of, scales, q.axis_of, zeros)
         make: Any = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateImportUsage]
         made: Tensor = make(q.data_of, scales.float(), zeros.float(), q.axis_of)
         return made

@@ -7,8 +7,8 @@ from quantc.observe.average import MovingAverage
 from quantc.observe.fixed import FixedQParams
 from quantc.observe.minmax import MinMax, WithExtremes
 from quantc.observe.observation import Observation, check_spec
+from quantc.observe.observation_registry import start
 from quantc.observe.recording import Recording
-from quantc.observe.registry import start
 from quantc.spec.spec import QuantSpec
 
 

@@ -24,7 +24,7 @@ from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
 from quantc.files.sealed_tensors import Kind
 from quantc.observe.observation import Observation, State
-from quantc.observe.registry import OBSERVATIONS
+from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.spec.formats import Granularity
 from quantc.support.validated import faults_of
 

@@ -144,7 +144,7 @@ class Pipeline:
     @staticmethod
     def parse(text: str) -> Pipeline:
         """Read the text form. Named pipelines in it are expanded."""
-        from quantc.pipeline.parser import parse
+        from quantc.pipeline.pipeline_parser import parse
 
         return parse(text)
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from quantc.errors import PassError
-from quantc.files.whole_file import write_text
+from quantc.files.atomic_file import write_text
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Hook, Pass
 from quantc.text.files import Snapshot

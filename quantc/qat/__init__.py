@@ -4,7 +4,7 @@ Such a program trains in any loop. `train` is a small one that looks out for wha
 `freeze_ranges` and `Schedule` are for the last part of a training.
 """
 
-from quantc.qat.loop import TrainingReport, train
 from quantc.qat.schedule import Schedule, freeze_norms, freeze_ranges
+from quantc.qat.training_loop import TrainingReport, train
 
 __all__ = ["Schedule", "TrainingReport", "freeze_norms", "freeze_ranges", "train"]

@@ -15,9 +15,9 @@ from quantc.ir.types import tensor_type
 from quantc.observe.average import DEFAULT_RATE, MovingAverage
 from quantc.observe.fixed import FixedQParams
 from quantc.observe.minmax import MinMax
-from quantc.observe.registry import start
+from quantc.observe.observation_registry import start
 from quantc.observe.trained import LEARNED, LsqPlus
-from quantc.qat.fake import (
+from quantc.qat.fake_quantizer import (
     DerivedScale,
     FakeQuantizer,
     FollowedRange,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import aten
+from quantc.spec.aten_arithmetic import aten
 
 _LIBRARY = torch.library.Library("quantc", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]

@@ -58,7 +58,7 @@ class Observe(Frozen, frozen=True):
     def why_not(self) -> str | None:
         if self in (DEFAULT_OBSERVE, FIT):
             return None  # those of the named specs, which exist before the registry
-        from quantc.observe.registry import why_not_choice
+        from quantc.observe.observation_registry import why_not_choice
 
         return why_not_choice(self.name, dict(self.options))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from quantc.files.whole_file import write_bytes
+from quantc.files.atomic_file import write_bytes
 
 if TYPE_CHECKING:
     from quantc.ir.program import Program

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quantc.errors import SaveError
 from quantc.files import sealed_tensors
 from quantc.ir.program import Program
-from quantc.store.container import PROGRAM, VERSION
+from quantc.store.file_versions import PROGRAM, VERSION
 from quantc.store.programs import CONSTANTS, contents
 
 

@@ -1,6 +1,6 @@
 """Saving and loading programs. Nothing is pickled, and reading a file executes nothing that is in it.
 
-A file is a safetensors container (`quantc.store.container`) with the program's tensors and, as bytes, one JSON document: the
+A file is a safetensors container (`quantc.store.file_versions`) with the program's tensors and, as bytes, one JSON document: the
 program's text, as `program.dump()` gives it, and what text does not carry.
 """
 
@@ -16,19 +16,19 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from torch import fx
 
-from quantc.capture.archive_members import inside
+from quantc.capture.pt2.archive_members import inside
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
 from quantc.ir.program import LogEntry, Program, Stage
 from quantc.ir.sites import NodeTable, Origin
-from quantc.observe.registry import absent_allowed
-from quantc.store import container
-from quantc.store.container import ADVICE
-from quantc.store.observers import ObserverData, observer_data, put_observers, with_observed
-from quantc.store.plan import PlanData, plan_data, plan_of
-from quantc.store.tensors import Record, TensorReader, TensorWriter
-from quantc.store.vetting import faults, why_not_tensor
+from quantc.observe.observation_registry import absent_allowed
+from quantc.store import file_versions
+from quantc.store.file_versions import ADVICE
+from quantc.store.program_checks import faults, why_not_tensor
+from quantc.store.stored_observers import ObserverData, observer_data, put_observers, with_observed
+from quantc.store.stored_plan import PlanData, plan_data, plan_of
+from quantc.store.stored_tensors import Record, TensorReader, TensorWriter
 from quantc.support.validated import faults_of
 from quantc.text.digests import constants
 from quantc.text.parser import parse
@@ -90,7 +90,7 @@ def save(program: Program, path: str | os.PathLike[str], lowered: Lowering | Non
     check_ending(place, (".qc",), "a program of quantc's, which qc.load reads")
     program.verify()
     stored, digests = contents(program, lowered)
-    container.write(place, stored, digests, container.VERSION if lowered is None else container.LOWERED)
+    file_versions.write(place, stored, digests, file_versions.VERSION if lowered is None else file_versions.LOWERED)
 
 
 def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -127,7 +127,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Program, Lowering | None]:
     """The program in a file, and how it was lowered, if it was."""
     place = as_path(path, LoadError)
     with inside(str(place)):
-        stored = container.read(place)
+        stored = file_versions.read(place)
         try:
             with absent_allowed() as absent:
                 document = _document(stored.pop(DOCUMENT, None))

@@ -12,120 +12,36 @@ from types import ModuleType
 
 PACKAGE = "quantc"
 MOVED: dict[str, str] = {
-    "aliasing": "ir.alias_analysis",
     "annotator": "annotate.annotator",
     "api": "verbs.steps",
-    "arrangement": "text.pytree_text",
-    "artifact": "targets.provenance",
-    "aten_spellings": "rewrite.spellings",
-    "batches": "cli.data_source",
-    "blame": "pipeline.failure",
-    "blocks": "targets.space_to_depth",
-    "calibrate": "calibration.loop",
-    "calibration_report": "calibration.report",
-    "callees": "text.target_names",
-    "calls": "text.call_parser",
     "capability": "spec.capability",
-    "checkpoint": "calibration.checkpoint",
-    "checkup": "cli.verify_file",
-    "cli_options": "cli.options",
-    "coarse": "calibration.underflow",
-    "collector": "support.gc_pause",
-    "compare_command": "cli.compare_command",
-    "compare_job": "cli.compare",
-    "compare_sides": "cli.compare_inputs",
-    "constants": "rewrite.constant_order",
-    "decomposed": "qdq.registration",
-    "delivery": "cli.outputs",
-    "deployed": "targets.deployed_module",
     "dialect": "ir.dialect",
-    "diff": "text.diff",
-    "digests": "text.digests",
-    "distribute": "calibration.distributed",
     "dump": "text.printer",
     "engines": "targets.engines",
+    "engines.module": "targets.engines.engine_module",
     "example": "cli.example",
     "executorch": "targets.executorch",
-    "extras": "support.optional_dependency",
-    "feeding": "ir.batch_inputs",
-    "float_formats": "qdq.float_ops",
-    "folding": "rewrite.affine_folding",
+    "executorch.artifact": "targets.executorch.artifact",
     "formats": "spec.formats",
-    "frozen": "support.validated",
-    "functional": "rewrite.functionalize",
-    "gap": "pipeline.tolerance",
-    "graphs": "text.graph_formats",
-    "guard": "pipeline.numeric_guard",
-    "identities": "rewrite.no_op_calls",
-    "inline": "rewrite.inline_wrappers",
-    "inserted": "calibration.graph_observers",
     "instruction_sets": "spec.instruction_sets",
-    "integer_page": "cli.integer_page",
-    "isolation": "calibration.state_isolation",
     "kernels": "targets.kernels",
-    "known_arguments": "targets.argument_cache",
-    "layout": "spec.granularity",
-    "lifting": "rewrite.lift_constants",
-    "lines": "text.node_printer",
-    "macs": "ir.mac_count",
-    "module_copy": "ir.module_copy",
-    "nesting": "ir.subgraphs",
-    "noise_inputs": "cli.noise_inputs",
-    "normal_form": "rewrite.normal_form",
+    "kernels.agreement": "targets.kernels.kernel_agreement",
+    "kernels.lowered": "targets.kernels.lowered",
+    "kernels.packed": "targets.kernels.kernel",
+    "kernels.stored": "verbs.load",
+    "kernels.table": "targets.kernels.kernel_table",
     "numerics": "spec.numerics",
-    "observed": "calibration.observed_tensors",
-    "one_call": "verbs.quantize",
     "onnx": "targets.onnx",
-    "order": "pipeline.stage_order",
+    "onnx.module": "targets.onnx.onnx_module",
     "outcomes": "ir.decisions",
-    "packing": "store.bit_packing",
-    "pages": "cli.reference_pages",
     "parse": "text.parser",
-    "pipeline_parse": "pipeline.parser",
-    "pipeline_text": "support.option_text",
     "places": "ir.site_index",
-    "plan": "ir.plan",
-    "plan_writer": "qdq.insertion",
     "program": "ir.program",
-    "progress": "support.progress",
-    "proven": "rewrite.infer_dtype",
-    "quantize_job": "cli.quantize",
-    "quantizer": "annotate.quantizer",
-    "reader": "text.lexer",
-    "rebuild": "text.rebuild_modules",
-    "refusals": "cli.error_output",
+    "qat.plot": "qat.training_chart",
     "registry": "pipeline.registry",
-    "report": "inspect.report",
-    "report_page": "inspect.report_html",
-    "reproducer": "pipeline.reproducer",
-    "requests": "annotate.config_requests",
-    "resolve": "config.resolve",
-    "reuse": "calibration.reuse_statistics",
-    "run_time": "qdq.choose_qparams",
-    "runner": "calibration.interpreter",
-    "scales": "calibration.qparams",
-    "schema": "verify.schema_check",
-    "selectors": "config.selectors",
-    "sharing": "annotate.sharing",
     "signature": "ir.signature",
-    "sites": "ir.sites",
-    "slots": "annotate.match_operands",
-    "source": "cli.model_source",
-    "statements": "text.graph_parser",
-    "substitution": "rewrite.replacements",
-    "summary": "cli.inspect_summary",
-    "symbols": "ir.size_expressions",
-    "table_annotation": "annotate.table_annotation",
-    "tally": "calibration.accumulator",
-    "tensor_calls": "rewrite.builder",
-    "terminal": "support.terminal",
-    "text_files": "text.files",
-    "ties": "support.equivalence",
-    "toml_text": "support.toml_writer",
-    "types": "ir.types",
-    "values": "text.literals",
 }
-"""Where a module or package of quantc was, and where it is."""
+"""Where a documented module, or one that pickles name, was, and where it is."""
 
 
 class MovedModules(MetaPathFinder):
@@ -134,11 +50,15 @@ class MovedModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, _, rest = fullname.partition(".")
-        first, _, inner = rest.partition(".")
-        if package != PACKAGE or first not in MOVED:
+        package, *parts = fullname.split(".")
+        if package != PACKAGE:
             return None
-        place = ".".join(filter(None, (PACKAGE, MOVED[first], inner)))
+        for count in range(len(parts), 0, -1):
+            if (old := ".".join(parts[:count])) in MOVED:
+                break
+        else:
+            return None
+        place = ".".join((PACKAGE, MOVED[old], *parts[count:]))
         return ModuleSpec(fullname, MovedLoader(place), is_package=True)
 
 
@@ -164,7 +84,7 @@ class MovedLoader(Loader):
 
 
 class Package(ModuleType):
-    """The package itself: its functions are not replaced by old modules of the same name (`quantc.calibrate`)."""
+    """The package itself: its functions are not replaced by old modules of the same name (`quantc.parse`)."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in MOVED and isinstance(value, ModuleType) and name in self.__dict__):

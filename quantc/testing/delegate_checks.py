@@ -21,7 +21,7 @@ from quantc.qdq.ops import is_dequantize
 from quantc.spec.formats import Timing
 from quantc.spec.spec import QuantSpec
 from quantc.targets.executorch.artifact import Pte
-from quantc.targets.executorch.lowering import lower
+from quantc.targets.executorch.executorch_lowering import lower
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, MOST_STEPS, KernelReport, Specs, rows_of, specs_of_modes
 from quantc.testing.trial import Subject, Trial, scaled, trials_of

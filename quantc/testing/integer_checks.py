@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from quantc.inspect.agreement import Agreement, Row, agreement
-from quantc.integer.regions import stray_floats
+from quantc.integer.region_check import stray_floats
 from quantc.integer.semantics import SEMANTICS
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type

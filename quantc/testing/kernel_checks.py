@@ -27,9 +27,9 @@ from quantc.patterns.table import Rule
 from quantc.spec.formats import Offer, Role, Timing
 from quantc.spec.spec import QuantSpec, name_of
 from quantc.support.terminal import plain_rows
-from quantc.targets.kernels.agreement import kernel_agreement
+from quantc.targets.kernels.kernel_agreement import kernel_agreement
+from quantc.targets.kernels.kernel_table import KERNELS
 from quantc.targets.kernels.lowered import Lowered, lower
-from quantc.targets.kernels.table import KERNELS
 from quantc.testing.conformance import Fault
 from quantc.testing.integer_checks import reading_floats
 from quantc.testing.loose_pairs import loose_pairs

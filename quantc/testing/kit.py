@@ -15,7 +15,7 @@ from quantc.errors import PatternError, QuantcError, suggest
 from quantc.ir.plan import Plan
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType
-from quantc.patterns.leaves import LeafKind
+from quantc.patterns.operand_patterns import LeafKind
 from quantc.patterns.table import Rule
 from quantc.spec.formats import Offer
 from quantc.testing import integer_checks, kernel_checks, number_checks, onnx_checks, placement_checks, technique_checks

@@ -20,9 +20,9 @@ from quantc.ir.dialect import Trait, traits_of
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.qdq.ops import is_dequantize, is_quantize
-from quantc.targets.kernels.joining import STANDS_FOR, stands_for
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_fusion import STANDS_FOR, stands_for
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.packed import Kernel
 
 BYTES = (torch.uint8, torch.int8)
 

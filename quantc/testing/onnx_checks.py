@@ -46,7 +46,7 @@ def onnx_form(trial: Trial) -> list[Fault] | None:
 
 
 def _faults(trial: Trial, program: Program, where: str, limit: float) -> Iterator[Fault]:
-    from quantc.targets.onnx.module import lower
+    from quantc.targets.onnx.onnx_module import lower
 
     try:
         model = lower(program)

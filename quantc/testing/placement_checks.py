@@ -16,7 +16,7 @@ from quantc.ir.site_index import Places, outputs_of
 from quantc.ir.types import rank_of
 from quantc.spec.formats import PerChannel, Role, Scheme, Timing
 from quantc.testing.conformance import Fault
-from quantc.testing.forms import Form, argument_names, forms, read_form, yielded_form
+from quantc.testing.qdq_formats import Form, argument_names, forms, read_form, yielded_form
 from quantc.testing.trial import Trial
 
 WEIGHTED = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear")

@@ -28,8 +28,8 @@ from quantc.patterns.dsl import (
     Shared,
     open_operand,
 )
-from quantc.patterns.leaves import ANYTHING, Leaf, LeafKind, LiteralValue
 from quantc.patterns.op_names import op_target
+from quantc.patterns.operand_patterns import ANYTHING, Leaf, LeafKind, LiteralValue
 from quantc.patterns.table import Rule
 from quantc.testing.arguments import PARAMETERS, Wanted
 from quantc.testing.choices import Choices, Explored, NoExampleError, explore

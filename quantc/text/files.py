@@ -18,10 +18,10 @@ import torch
 
 from quantc.errors import LoadError
 from quantc.files import sealed_tensors
+from quantc.files.atomic_file import write_text
 from quantc.files.regular_file import read_text as read_file
 from quantc.files.sealed_tensors import Kind
 from quantc.files.sealed_text import sealed_text, unsealed_text
-from quantc.files.whole_file import write_text
 from quantc.ir.program import Program
 from quantc.text.digests import constants
 from quantc.text.parser import parse

@@ -16,13 +16,13 @@ from quantc.support.optional_dependency import extra
 if TYPE_CHECKING:
     from quantc.targets.executorch.artifact import Pte
     from quantc.targets.kernels.lowered import Lowered
-    from quantc.targets.onnx.module import OnnxModel
+    from quantc.targets.onnx.onnx_module import OnnxModel
 
 TARGETS: dict[str, str] = {
-    "executorch": "quantc.targets.executorch.lowering:lower",
-    "onnx": "quantc.targets.onnx.module:lower",
+    "executorch": "quantc.targets.executorch.executorch_lowering:lower",
+    "onnx": "quantc.targets.onnx.onnx_module:lower",
     "qnnpack": "quantc.targets.kernels.lowered:lower_qnnpack",
-    "x86": "quantc.targets.engines.lowering:lower_x86",
+    "x86": "quantc.targets.engines.engine_lowering:lower_x86",
 }
 """By name: `module:function`, imported when it is first asked for. A function takes the program, and its own options."""
 
@@ -93,8 +93,8 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     """A quantized program as something that runs on a target; what it is, and the options there are, is the target's.
 
     `"x86"` and `"qnnpack"` give a module on torch's kernels: see `quantc.targets.kernels.lowered.lower`. With `engine=`, x86 is
-    run by ONNX Runtime or OpenVINO: see `quantc.targets.engines.lowering`. `"onnx"` gives a model in ONNX, with `.save(path)`:
-    see `quantc.targets.onnx.module.lower`. `"executorch"` gives a `.pte`: see `quantc.targets.executorch.lowering.lower`.
+    run by ONNX Runtime or OpenVINO: see `quantc.targets.engines.engine_lowering`. `"onnx"` gives a model in ONNX, with `.save(path)`:
+    see `quantc.targets.onnx.onnx_module.lower`. `"executorch"` gives a `.pte`: see `quantc.targets.executorch.executorch_lowering.lower`.
     """
     function = _function(target)
     _check_options(function, target, options)
@@ -109,7 +109,7 @@ def _function(target: str) -> Callable[..., Any]:
         module, _, name = TARGETS[target].partition(":")
         found: Callable[..., Any] = getattr(import_module(module), name)
         return found
-    kernels = import_module("quantc.targets.kernels.table").KERNELS
+    kernels = import_module("quantc.targets.kernels.kernel_table").KERNELS
     if target not in kernels and (elsewhere := RUNTIMES.get(str(target).lower())) is not None:
         raise UnknownNameError(
             f"{target!r} is no target: it is {elsewhere[0]}",

@@ -17,21 +17,21 @@ from torch.utils import _pytree as pytree
 from quantc import pipelines
 from quantc.annotate.quantizer import Backend, Quantizer
 from quantc.calibration.graph_observers import read_observers
-from quantc.capture.archive import load_exported
+from quantc.capture.argument_checks import check_examples, check_model
 from quantc.capture.attempt import AUTO, Request, attempt
-from quantc.capture.casting import as_dtype, cast
-from quantc.capture.exported import from_exported
+from quantc.capture.cast_model import as_dtype, cast
+from quantc.capture.constant_names import name_literals
+from quantc.capture.export.exported import from_exported
+from quantc.capture.export.open_batch import with_open_batch
 from quantc.capture.failures import first_line
-from quantc.capture.literals import name_literals
 from quantc.capture.mode_probe import settle_modes
-from quantc.capture.opening import with_open_batch
-from quantc.capture.requests import check_examples, check_model
-from quantc.capture.twins import Tensors, twin
+from quantc.capture.model_copies import Tensors, twin
+from quantc.capture.pt2.archive import load_exported
 from quantc.config.config import QuantConfig
 from quantc.errors import CalibrationError, CaptureError, ModeError, QuantcError, suggest
 from quantc.finite import refuse_unsound
+from quantc.integer.match_lowering import MultiplierForm
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.integer.task import MultiplierForm
 from quantc.ir.plan import Source
 from quantc.ir.program import LogEntry, Program, Stage, check_program
 from quantc.ir.signature import tensors_in_place_of_arrays

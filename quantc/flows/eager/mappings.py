@@ -20,7 +20,7 @@ from quantc.flows.fake_quantize import (
     default_fixed_qparams_range_neg1to1_fake_quant,
 )
 from quantc.nn import quantizable
-from quantc.nn.tables import DYNAMIC_MODULES, QAT_MODULES, STATIC_MODULES
+from quantc.nn.module_tables import DYNAMIC_MODULES, QAT_MODULES, STATIC_MODULES
 
 Mapped = dict[Any, Any]
 

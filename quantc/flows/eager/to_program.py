@@ -24,10 +24,10 @@ from quantc.ir.decisions import Quantize
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import LogEntry, Program, Stage
 from quantc.ir.site_index import Places
-from quantc.nn.trained import Trained
+from quantc.nn.qat_module import Trained
 from quantc.observe.observation import Observation
 from quantc.observe.trained import Trained as TrainedScales
-from quantc.patterns.explain import Explanation
+from quantc.patterns.explain_match import Explanation
 from quantc.pipeline.pipeline import Pass
 from quantc.spec.formats import Role
 from quantc.spec.spec import QuantSpec

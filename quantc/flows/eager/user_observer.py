@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError
-from quantc.flows.dtypes import FLOAT_QPARAMS, PER_CHANNEL
 from quantc.flows.observers import (
     MinMaxObserver,
     ObserverBase,
@@ -17,6 +16,7 @@ from quantc.flows.observers import (
     UniformQuantizationObserverBase,
 )
 from quantc.spec.spec import FLOAT32_EPS
+from quantc.spec.torch_dtypes import FLOAT_QPARAMS, PER_CHANNEL
 
 QParamsFunction = Callable[[Any], tuple[Any, Any]]
 """Given an observer with what it has seen (`min_val`, `max_val`, `quant_min`, `quant_max`, ...): scale and zero point."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from quantc.capture.argument_checks import check_examples, check_model
 from quantc.capture.failures import explain_failure
-from quantc.capture.requests import check_examples, check_model
 
 
 def capture_pre_autograd_graph(

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from quantc.flows.pt2e.graph_modules import check_graph_module
-from quantc.targets.executorch.packages import package, quiet
+from quantc.targets.executorch.lazy_imports import package, quiet
 
 
 def to_executorch(

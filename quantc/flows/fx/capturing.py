@@ -10,8 +10,8 @@ from torch import fx, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from quantc.capture.leaves import leaf_selector
-from quantc.capture.opening import hushed
+from quantc.capture.export.open_batch import hushed
+from quantc.capture.leaf_modules import leaf_selector
 from quantc.errors import CaptureError, InputError
 from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
 from quantc.flows.fx.open_sizes import Shapes, batch_dimensions, shapes_of, tensors_in, with_stand_ins

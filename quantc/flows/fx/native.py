@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends import masks, parts
+from quantc.backends import masks, rules
 from quantc.flows.fx.custom_config import QuantType
 from quantc.ir.decisions import Fixed
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, op, optional
-from quantc.patterns.leaves import const
 from quantc.patterns.match import Match
+from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Offer, Role
@@ -33,7 +33,7 @@ PER_AXIS_1 = "weight-transposed"
 relu = optional(aten.relu)
 smooth = op("hardswish", "leaky_relu", "elu", args="x")
 norms = op("layer_norm", "group_norm", "instance_norm", args="x")
-pools = op(*parts.max_pool.ops, *aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
+pools = op(*rules.max_pool.ops, *aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
 moves = op(
     *("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", *aten.squeeze.ops),
     *(*aten.transpose.ops, "repeat", "aten.repeat_interleave.self_int"),
@@ -43,22 +43,22 @@ moves = op(
 
 
 def _rule(name: str, pattern: Pattern, roles: dict[str, str], dynamic: Offer = Offer.NO) -> Rule:
-    supports = {"qdq"} if name in parts.NOT_INTEGER or name in ("move", "cut", "dropout") else {"qdq", "integer"}
+    supports = {"qdq"} if name in rules.NOT_INTEGER or name in ("move", "cut", "dropout") else {"qdq", "integer"}
     return Rule(name, pattern, roles, when=(masks.NO_MASK,), supports=supports, dynamic=dynamic)
 
 
 TABLE = RuleTable(
     "native",
     (
-        _rule("conv", parts.conv >> relu, WEIGHTED),
+        _rule("conv", rules.conv >> relu, WEIGHTED),
         _rule("conv-transpose", aten.conv_transpose("x", const("w"), "b?"), {**WEIGHTED, "w": PER_AXIS_1}),
-        _rule("linear", parts.linear >> relu, WEIGHTED, Offer.YES),
+        _rule("linear", rules.linear >> relu, WEIGHTED, Offer.YES),
         _rule("add", aten.add >> relu, BOTH),
         _rule("mul", aten.mul >> relu, BOTH),
         _rule("matmul", aten.matmul, BOTH),
-        _rule("add-number", parts.with_number(aten.add) >> relu, ALONE),
-        _rule("mul-number", parts.with_number(aten.mul) >> relu, ALONE),
-        _rule("batch-norm", parts.batch_norm >> relu, ALONE),
+        _rule("add-number", rules.with_number(aten.add) >> relu, ALONE),
+        _rule("mul-number", rules.with_number(aten.mul) >> relu, ALONE),
+        _rule("batch-norm", rules.batch_norm >> relu, ALONE),
         _rule("norm", norms, ALONE),
         _rule("activation", smooth, ALONE),
         _rule("prelu", aten.prelu, ALONE),
@@ -74,15 +74,15 @@ TABLE = RuleTable(
         _rule("dropout", aten.dropout.having(train=False), SHARED),  # stands in the graph while it is trained
         _rule("cat", aten.cat, SHARED_LIST),
         _rule("stack", aten.stack, SHARED_LIST),
-        *(_rule(rule.name, rule.pattern, dict(rule.roles), Offer.YES) for rule in parts.RECURRENT),
-        *(_rule(rule.name, rule.pattern, dict(rule.roles)) for rule in parts.LOOKUPS),
+        *(_rule(rule.name, rule.pattern, dict(rule.roles), Offer.YES) for rule in rules.RECURRENT),
+        *(_rule(rule.name, rule.pattern, dict(rule.roles)) for rule in rules.LOOKUPS),
     ),
 )
 
 KINDS: Mapping[str, tuple[QuantType, ...]] = {
     "linear": (QuantType.STATIC, QuantType.DYNAMIC),
-    **dict.fromkeys((rule.name for rule in parts.RECURRENT), (QuantType.DYNAMIC,)),
-    **dict.fromkeys((rule.name for rule in parts.LOOKUPS), (QuantType.WEIGHT_ONLY,)),
+    **dict.fromkeys((rule.name for rule in rules.RECURRENT), (QuantType.DYNAMIC,)),
+    **dict.fromkeys((rule.name for rule in rules.LOOKUPS), (QuantType.WEIGHT_ONLY,)),
 }
 """The kinds of quantization that a rule has; static unless told."""
 FIXED_RULES = ("sigmoid", "tanh", "softmax")
@@ -92,7 +92,7 @@ UNIT = Fixed(1 / 256, 0, UINT8)
 SIGNED_UNIT = Fixed(1 / 128, 128, UINT8)
 
 TAKES = (
-    *parts.TAKES,
+    *rules.TAKES,
     Capability(role=Role.ACT, dtypes=(DType.UINT8, DType.INT8)),
     Capability(role=Role.WEIGHT, dtypes=(DType.INT8, DType.UINT8), granularities=("per-tensor", "per-channel")),
 )
@@ -117,7 +117,7 @@ class FlowBackend(Backend):
 NATIVE = FlowBackend(
     "native",
     TABLE,
-    roles={"act": UINT8, **parts.WEIGHT_ROLES, "unit": UNIT, "signed-unit": SIGNED_UNIT},
+    roles={"act": UINT8, **rules.WEIGHT_ROLES, "unit": UNIT, "signed-unit": SIGNED_UNIT},
     takes=TAKES,
     summary="What FX graph mode quantizes: every op reads and yields quantized tensors, with the specs of its QConfig.",
 )

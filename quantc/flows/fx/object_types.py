@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from quantc.capture.spellings import OPERATORS, RENAMED
+from quantc.capture.symbolic.python_spellings import OPERATORS, RENAMED
 from quantc.ir.dialect import BY_NAME, op_name
 
 SPELLINGS: dict[str, tuple[str, ...]] = {

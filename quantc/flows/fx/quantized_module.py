@@ -22,7 +22,7 @@ from quantc.ir.program import Program
 from quantc.spec.formats import DType
 from quantc.targets.kernels.lowered import Lowered
 from quantc.targets.kernels.one_op import portable_module
-from quantc.targets.kernels.placing import Choosing
+from quantc.targets.kernels.placement import Choosing
 
 QUANTIZED = {DType.UINT8: torch.quint8, DType.INT8: torch.qint8}
 

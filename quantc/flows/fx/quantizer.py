@@ -31,7 +31,7 @@ from quantc.spec.formats import Role, Timing
 from quantc.spec.spec import FP16_WEIGHT, INT4_WEIGHT, INT8_WEIGHT_ONLY, QuantSpec
 
 if TYPE_CHECKING:
-    from quantc.patterns.explain import Explanation
+    from quantc.patterns.explain_match import Explanation
     from quantc.patterns.match import Match
     from quantc.pipeline.pipeline import Pass
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends import masks, parts
+from quantc.backends import masks, rules
 from quantc.errors import PatternError
 from quantc.flows.fx.backend_config import ObservationType
 from quantc.flows.fx.choosing import is_layer
@@ -28,8 +28,8 @@ from quantc.ir.dialect import BY_NAME, op_name
 from quantc.ir.sites import Origin
 from quantc.patterns import aten
 from quantc.patterns.dsl import OpPattern, Pattern, op
-from quantc.patterns.leaves import Leaf, const, leaf
 from quantc.patterns.match import Match
+from quantc.patterns.operand_patterns import Leaf, const, leaf
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.formats import Offer
 
@@ -40,7 +40,7 @@ OP_OF_CLASS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((f"InstanceNorm{n}d" for n in (1, 2, 3)), norms.ops),
     **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), pools.ops),
     **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), pools.ops),
-    **dict.fromkeys((f"MaxPool{n}d" for n in (1, 2, 3)), parts.max_pool.ops),
+    **dict.fromkeys((f"MaxPool{n}d" for n in (1, 2, 3)), rules.max_pool.ops),
     **dict.fromkeys(("ReLU6", "Hardtanh"), ("clamp",)),
     **dict.fromkeys(("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"), ops_of("interpolate")),
     "RNNCell": aten.rnn_cell.ops,
@@ -199,7 +199,7 @@ class Written:
             self.roles = {self.name("xs"): "act"}
             return op(*ops, args="xs*")
         if ops == ("batch_norm",):
-            return parts.batch_norm(x)
+            return rules.batch_norm(x)
         if ops == ("dropout",):
             return aten.dropout.having(train=False)(x)
         if ops == ("prelu",):
@@ -242,7 +242,7 @@ def _rules(config: Any, dtypes: tuple[Any, ...], names: Counter[str]) -> Iterabl
     given = config._pattern_complex_format if is_nested else pattern
     if config.observation_type.name == UNOBSERVED or _is_swapped_in(given):
         return
-    whole = [rule for rule in (*parts.RECURRENT, *parts.LOOKUPS) if {*rule.compiled.names} and _roots(rule, given)]
+    whole = [rule for rule in (*rules.RECURRENT, *rules.LOOKUPS) if {*rule.compiled.names} and _roots(rule, given)]
     written = Written()
     try:
         made = written.nested(given) if is_nested else written.chain(given)
@@ -262,7 +262,7 @@ def _rules(config: Any, dtypes: tuple[Any, ...], names: Counter[str]) -> Iterabl
     roles["out"] = _output(config, written, roles, dtypes)
     yield _rule(made, roles, written, dtypes, names), written.elements
     if isinstance(made, OpPattern) and not is_nested and {*made.ops} & {*NUMBERED}:
-        alone = parts.with_number(aten.add if "add" in made.ops else aten.mul)
+        alone = rules.with_number(aten.add if "add" in made.ops else aten.mul)
         yield _rule(alone, {"x": "act", "out": "act"}, written, dtypes, names), written.elements
 
 

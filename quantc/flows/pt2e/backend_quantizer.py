@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.quantizer import Backend, TableQuantizer
-from quantc.capture.twins import Tensors
+from quantc.capture.model_copies import Tensors
 from quantc.config.config import ConfigRule, QuantConfig
 from quantc.config.selectors import AnySelector, ByAll, ByModule, ByNode, ByOp
 from quantc.errors import AnnotationError, ConfigError, suggest

@@ -16,11 +16,11 @@ from torch import Tensor, fx
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from quantc.errors import CalibrationError, DataError
-from quantc.flows.dtypes import PER_CHANNEL, PLAIN, integer_range
 from quantc.flows.foreign import inner, is_observer
 from quantc.flows.pt2e.constants import Constants, overload_of
 from quantc.flows.pt2e.observing import FROM_NODE
 from quantc.qdq.registration import decomposed_ops
+from quantc.spec.torch_dtypes import PER_CHANNEL, PLAIN, integer_range
 
 STORED = frozenset(
     {torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.float8_e5m2, torch.float8_e4m3fn}

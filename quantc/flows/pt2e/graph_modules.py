@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from quantc.capture.twins import Tensors
+from quantc.capture.model_copies import Tensors
 from quantc.errors import InputError, ModeError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import fx, nn
 
-from quantc.capture.exported import clean_path
+from quantc.capture.export.exported import clean_path
 from quantc.errors import ConfigError, suggest
 
 

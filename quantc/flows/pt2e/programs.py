@@ -16,9 +16,9 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
-from quantc.capture.exported import origin_from_meta
-from quantc.capture.literals import name_literals
-from quantc.capture.twins import Tensors
+from quantc.capture.constant_names import name_literals
+from quantc.capture.export.exported import origin_from_meta
+from quantc.capture.model_copies import Tensors
 from quantc.flows.pt2e.export_utils import MODES
 from quantc.flows.pt2e.graph_modules import copied_graph, tensor_at
 from quantc.flows.pt2e.norms import NORMS

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from quantc.annotate.quantizer import Backend
-from quantc.backends import parts
+from quantc.backends import rules
 from quantc.backends.qnnpack import QNNPACK
 from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
 from quantc.flows.pt2e.quantizer import OperatorConfig, QuantizationConfig
@@ -20,7 +20,7 @@ from quantc.spec.spec import INT8
 
 QNNPACK_INT8 = replace(
     QNNPACK,
-    roles={**QNNPACK.roles, "act": INT8, **parts.known_ranges(INT8)},
+    roles={**QNNPACK.roles, "act": INT8, **rules.known_ranges(INT8)},
     takes=(Capability(role=Role.ACT, dtypes=(DType.INT8,)), *QNNPACK.takes),
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from quantc.capture.twins import Tensors
+from quantc.capture.model_copies import Tensors
 from quantc.errors import AnnotationError, CalibrationError
 from quantc.finite import refuse_unsound_module
 from quantc.flows.pt2e.annotations import Annotations, read_annotations

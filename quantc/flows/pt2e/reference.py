@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from quantc import pipelines
-from quantc.capture.twins import Tensors
+from quantc.capture.model_copies import Tensors
 from quantc.flows.pt2e.graph_modules import check_graph_module, finished
 from quantc.flows.pt2e.programs import program_of
 from quantc.ir.dialect import is_op

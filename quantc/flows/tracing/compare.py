@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantc.capture.tracing import tensors_in
+from quantc.capture.runtime.tracing import tensors_in
 from quantc.errors import DataError, InputError
 from quantc.flows.tracing.call_sites import OpSite
 from quantc.flows.tracing.copies import copied
@@ -20,7 +20,7 @@ from quantc.flows.tracing.run import ACTIVE
 from quantc.flows.tracing.trace import Phase
 from quantc.flows.tracing.traced_tensor import floats_of
 from quantc.flows.tracing.verbs import examples_in, state_of
-from quantc.inspect.noise import Noise, as_data, shown
+from quantc.support.sqnr import Noise, as_data, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.capture.tracing import tensors_in
+from quantc.capture.runtime.tracing import tensors_in
 from quantc.errors import InputError, QuantcError
 from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product, mode_argument, writes_first
+from quantc.flows.tracing.fused_calls import Stage, advance
+from quantc.flows.tracing.fused_ops import Unit, reach
 from quantc.flows.tracing.slicing import subgraph
-from quantc.flows.tracing.stages import Stage, advance
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
 from quantc.flows.tracing.traced_tensor import call_on_floats, floats_of, handed_over, on_floats, value_of
-from quantc.flows.tracing.units import Unit, reach
 from quantc.flows.tracing.weights import digest
 
 if TYPE_CHECKING:

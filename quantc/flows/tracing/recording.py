@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.capture.stamps import Stamp, is_wrapped
-from quantc.capture.tracing import Recorder, SeenAt, SeenCall, tensors_in
+from quantc.capture.runtime.tracing import Recorder, SeenAt, SeenCall, tensors_in
+from quantc.capture.runtime.write_detection import Stamp, is_wrapped
 from quantc.errors import CaptureError
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product, name_of
+from quantc.flows.tracing.fused_ops import CallFacts, Derived, Path
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.run import ACTIVE, Run
 from quantc.flows.tracing.trace import Trace
-from quantc.flows.tracing.units import CallFacts, Derived, Path
 from quantc.flows.tracing.weights import digest
 from quantc.ir.program import Program
 from quantc.ir.sites import Origin

@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import place
-from quantc.capture.tracing import SeenAt
+from quantc.capture.runtime.tracing import SeenAt
 from quantc.ir.program import Program, attribute
 from quantc.ir.signature import Input, Signature
 from quantc.ir.types import TensorType, type_of

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from quantc.calibration.accumulator import Tally
-from quantc.capture.stamps import Stamp
+from quantc.capture.runtime.write_detection import Stamp
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError, SaveError
 from quantc.files.sealed_data import parse_json, sealed, unsealed
 from quantc.flows.tracing.call_sites import END, START, Context, OpSite
 from quantc.flows.tracing.functions import Kind, kind_of
-from quantc.flows.tracing.grouping import Units
-from quantc.flows.tracing.units import CallFacts, Unit
+from quantc.flows.tracing.fused_ops import CallFacts, Unit
+from quantc.flows.tracing.fusion_groups import Units
 from quantc.ir.program import Program, Stage, attribute
 from quantc.observe.observation import Order
 from quantc.observe.store import Statistics

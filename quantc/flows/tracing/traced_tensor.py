@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError
 from quantc.flows.tracing.functions import SHAPES, hands_out_memory, is_query, name_of, says_it_writes
-from quantc.targets.kernels.engines import to_bytes
+from quantc.targets.kernels.packing import to_bytes
 
 decomposed: Any = torch.ops.quantized_decomposed
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from torch import fx, nn
 
 from quantc import pipelines
 from quantc.annotate.quantizer import mode_config, quantizer_of
-from quantc.capture.leaves import leaf_selector
-from quantc.capture.literals import name_literals
-from quantc.capture.tracing import tensors_in
+from quantc.capture.constant_names import name_literals
+from quantc.capture.leaf_modules import leaf_selector
+from quantc.capture.runtime.tracing import tensors_in
 from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError, UnknownNameError
 from quantc.finite import refuse_unsound_module
@@ -27,19 +27,19 @@ from quantc.flows.tracing.auto_trace import (
 )
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.copies import changed, copied, take_back
-from quantc.flows.tracing.grouping import FOLDED, Units
+from quantc.flows.tracing.fused_ops import CallFacts
+from quantc.flows.tracing.fusion_groups import FOLDED, Units
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
 from quantc.flows.tracing.run import Bound
 from quantc.flows.tracing.trace import Phase, Trace
-from quantc.flows.tracing.units import CallFacts
 from quantc.flows.tracing.weights import digests
 from quantc.ir.decisions import FLOAT
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline.pipeline import Pipeline
-from quantc.targets.kernels.table import KERNELS
+from quantc.targets.kernels.kernel_table import KERNELS
 from quantc.verbs import steps as api
 
 if TYPE_CHECKING:
@@ -323,8 +323,8 @@ def coverage(model: nn.Module) -> Coverage:
 
 def _whole_calls(trace: Trace) -> Iterator[Row]:
     """The calls that have no form in ATen, as that of an LSTM on a packed sequence: they run in float."""
+    from quantc.annotate.reasons import Why
     from quantc.inspect.coverage import Row, Verdict
-    from quantc.inspect.reasons import Why
 
     for call in trace.calls:
         if not any(name.startswith("made_") for name in call.makes) or call.number not in trace.sites:

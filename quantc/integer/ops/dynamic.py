@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import aten
 from quantc.integer.library import integer_op
 from quantc.integer.ops import dynamic_kernels, products
 from quantc.qdq.choose_qparams import choose_qparams, quantized
+from quantc.spec.aten_arithmetic import aten
 
 FOUND = "sx, xz from the smallest and the largest x"
 ROUNDED = "xq = clamp(round(x / sx) + xz)"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import aten, centered, rescale, settled
 from quantc.integer.library import OPS, OUT, integer_op
+from quantc.spec.aten_arithmetic import aten, centered, rescale, settled
 
 SUMMED = "out = clamp(round(Σ_i (x_i − z_i) · M_i + offset) + zo); M_i = s_i / so"
 MULTIPLIED = "out = clamp(round((xq − xz)(yq − yz) · M) + zo); M = sx·sy / so"

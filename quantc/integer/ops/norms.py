@@ -9,8 +9,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import aten, centered, settled
 from quantc.integer.library import OPS, integer_op
+from quantc.spec.aten_arithmetic import aten, centered, settled
 
 NORMALIZED = (
     "c = xq − xz; S = Σ c, Q = Σ c² over the n elements of a row; D = n·Q − S² + eps·n²/sx² (without S for rms_norm); "

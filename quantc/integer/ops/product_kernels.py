@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import rescale
 from quantc.integer.proof.bounds import parts_of
+from quantc.spec.aten_arithmetic import rescale
 
 FLOAT32_FACTOR = 256
 """The largest factor for which `parts` may be other than 0: bfloat16 holds all integers up to it."""

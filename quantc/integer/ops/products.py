@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.out_dtype import out_dtype
 
-from quantc.integer.arithmetic import aten, centered, rescale
 from quantc.integer.library import OUT, integer_op
 from quantc.integer.ops import product_kernels
+from quantc.spec.aten_arithmetic import aten, centered, rescale
 
 ACCUMULATOR = "acc = Σ (xq − xz)(wq − wz) + bias_q in int32; bias_q = round(b / (sx·sw))"
 PRODUCT_OUT = OUT.replace("Tensor multiplier", "Tensor? multiplier")

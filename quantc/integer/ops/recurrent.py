@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, RefusedError
-from quantc.integer.arithmetic import aten
 from quantc.integer.library import OPS, integer_op
 from quantc.integer.ops import dynamic
+from quantc.spec.aten_arithmetic import aten
 
 Product = Callable[[Tensor], Tensor]
 """Multiplies what it is given with a weight it knows."""

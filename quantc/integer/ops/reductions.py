@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import aten, centered, rescale
 from quantc.integer.library import OPS, OUT, integer_op
+from quantc.spec.aten_arithmetic import aten, centered, rescale
 
 SUM_OF_ALL = "acc = Σ (xq − xz) in int32; out = clamp(round(acc · M) + zo); M = sx / so"
 AVERAGED = SUM_OF_ALL.replace("sx / so", "sx / (so·n)") + ", n the number of places that count; padding adds 0"

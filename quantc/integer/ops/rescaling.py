@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from quantc.integer.arithmetic import centered, rescale
 from quantc.integer.library import OPS, OUT, integer_op
+from quantc.spec.aten_arithmetic import centered, rescale
 
 REQUANTIZED = "out = clamp(round((xq − xz) · M) + zo); M = sx / so"
 

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import aten, settled
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, integer_op
-from quantc.integer.ops.tables import entries
+from quantc.integer.ops.lookup_tables import entries
+from quantc.spec.aten_arithmetic import aten, settled
 
 SOFTMAX = (
     "e = table[max xq − xq], table[d] = round(exp(−sx·d) · 2^p); out = clamp(round(e · M / Σ e) + zo); M = 1 / so; "

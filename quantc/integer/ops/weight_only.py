@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quantc.integer.arithmetic import aten
 from quantc.integer.library import integer_op
+from quantc.spec.aten_arithmetic import aten
 
 STORED = "Tensor w, Tensor? scale, Tensor? zero_point, int? axis, int? group_size"
 """A stored weight. It has no scale, one, one for each index of an axis, or one for each group of a row."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quantc.integer.proof.neighbours import adjacent
+from quantc.integer.proof.pair_sums import adjacent
 from quantc.spec.instruction_sets import Neighbours
 
 Layout = Literal["rows", "columns", "transposed"]

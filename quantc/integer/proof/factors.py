@@ -23,7 +23,7 @@ from quantc.integer.proof.bounds import (
     range_reach,
     sum_reach,
 )
-from quantc.integer.proof.ranges import Levels, levels_before, levels_of
+from quantc.integer.proof.integer_ranges import Levels, levels_before, levels_of
 from quantc.ir.dialect import argument, op_name, position
 from quantc.ir.mac_count import Sizes, example_sizes
 from quantc.ir.program import Program

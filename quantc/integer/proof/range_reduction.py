@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 
 from quantc.errors import QuantcError
 from quantc.integer.proof.factors import FACTORS, Factors, Weights, layout_of, weight_by_channel
-from quantc.integer.proof.narrowing import largest_activation
-from quantc.integer.proof.ranges import Levels
+from quantc.integer.proof.integer_ranges import Levels
+from quantc.integer.proof.pair_sum_ranges import largest_activation
 from quantc.integer.proof.weight_fitting import PairFit
 from quantc.ir.decisions import Derived, Fixed, Quantize
 from quantc.ir.dialect import argument, op_name, position

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quantc.integer.proof.bounds import decisive, pair_reach
-from quantc.integer.proof.neighbours import adjacent
-from quantc.integer.proof.ranges import Levels
+from quantc.integer.proof.integer_ranges import Levels
+from quantc.integer.proof.pair_sums import adjacent
 from quantc.spec.formats import PerChannel, PerTensor
 from quantc.spec.instruction_sets import Neighbours, PairSums
 from quantc.spec.numerics import QParams, quantize

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as floats
 
 from quantc.errors import DataError
-from quantc.flows.dtypes import PLAIN
-from quantc.nn import byte_ops
-from quantc.nn.on_kernels import target
+from quantc.nn import functional_ops
+from quantc.nn.kernel_ops import target
 from quantc.nn.products import Product, product_kernel
 from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized
+from quantc.spec.torch_dtypes import PLAIN
 
 Sizes = int | Sequence[int]
 
@@ -92,19 +92,19 @@ def _sizes(value: Sizes, axes: int) -> list[int]:
 
 
 def relu(input: Tensor, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return (byte_ops.clamped_ if inplace else byte_ops.clamped)(input, 0.0, None, "relu")
+    return (functional_ops.clamped_ if inplace else functional_ops.clamped)(input, 0.0, None, "relu")
 
 
 def relu6(input: Tensor, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return (byte_ops.clamped_ if inplace else byte_ops.clamped)(input, 0.0, 6.0, "relu6")
+    return (functional_ops.clamped_ if inplace else functional_ops.clamped)(input, 0.0, 6.0, "relu6")
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return (byte_ops.clamped_ if inplace else byte_ops.clamped)(input, min_val, max_val, "hardtanh")
+    return (functional_ops.clamped_ if inplace else functional_ops.clamped)(input, min_val, max_val, "hardtanh")
 
 
 def clamp(input: Tensor, min_: float, max_: float) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.clamped(input, min_, max_)
+    return functional_ops.clamped(input, min_, max_)
 
 
 def leaky_relu(
@@ -116,27 +116,27 @@ def leaky_relu(
 ) -> QuantizedTensor:
     """On the grid of what it reads unless one is given."""
     grid = None if scale is None or zero_point is None else (float(scale), int(zero_point))
-    return byte_ops.pointwise("leaky_relu", input, negative_slope, grid=grid)
+    return functional_ops.pointwise("leaky_relu", input, negative_slope, grid=grid)
 
 
 def hardswish(input: Tensor, scale: float, zero_point: int) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.pointwise("hardswish", input, grid=(float(scale), int(zero_point)))
+    return functional_ops.pointwise("hardswish", input, grid=(float(scale), int(zero_point)))
 
 
 def elu(input: Tensor, scale: float, zero_point: int, alpha: float = 1.0) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.pointwise("elu", input, alpha, grid=(float(scale), int(zero_point)))
+    return functional_ops.pointwise("elu", input, alpha, grid=(float(scale), int(zero_point)))
 
 
 def celu(input: Tensor, scale: float, zero_point: int, alpha: float = 1.0) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.pointwise("celu", input, alpha, grid=(float(scale), int(zero_point)))
+    return functional_ops.pointwise("celu", input, alpha, grid=(float(scale), int(zero_point)))
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.pointwise("hardsigmoid", input)
+    return functional_ops.pointwise("hardsigmoid", input)
 
 
 def threshold(input: Tensor, threshold: float, value: float) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.pointwise("threshold", input, threshold, value)
+    return functional_ops.pointwise("threshold", input, threshold, value)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> QuantizedTensor:
     _refuse_indices(return_indices)
-    return byte_ops.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)
+    return functional_ops.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def max_pool1d(
@@ -169,7 +169,7 @@ def max_pool1d(
     x = check_quantized(input, "max_pool1d")
     sizes = [_sizes(size, 1)[0] for size in (kernel_size, stride or kernel_size, padding, dilation)]
     rows = ((1, sizes[0]), (1, sizes[1]), (0, sizes[2]), (1, sizes[3]))
-    made = byte_ops.max_pool2d(x.like(x.data_of.unsqueeze(-2)), *rows, ceil_mode)
+    made = functional_ops.max_pool2d(x.like(x.data_of.unsqueeze(-2)), *rows, ceil_mode)
     return x.like(made.data_of.squeeze(-2))
 
 
@@ -184,19 +184,23 @@ def _refuse_indices(return_indices: bool) -> None:
 
 def avg_pool2d(input: Tensor, *args: Any, **kwargs: Any) -> QuantizedTensor:  # noqa: A002
     """Averages of windows; arguments as of torch's function, here and below."""
-    return byte_ops.in_float(lambda x: floats.avg_pool2d(x, *args, **kwargs), input, what="avg_pool2d")
+    return functional_ops.in_float(lambda x: floats.avg_pool2d(x, *args, **kwargs), input, what="avg_pool2d")
 
 
 def avg_pool3d(input: Tensor, *args: Any, **kwargs: Any) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.in_float(lambda x: floats.avg_pool3d(x, *args, **kwargs), input, what="avg_pool3d")
+    return functional_ops.in_float(lambda x: floats.avg_pool3d(x, *args, **kwargs), input, what="avg_pool3d")
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.in_float(lambda x: floats.adaptive_avg_pool2d(x, output_size), input, what="adaptive_avg_pool2d")
+    return functional_ops.in_float(
+        lambda x: floats.adaptive_avg_pool2d(x, output_size), input, what="adaptive_avg_pool2d"
+    )
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> QuantizedTensor:  # noqa: A002
-    return byte_ops.in_float(lambda x: floats.adaptive_avg_pool3d(x, output_size), input, what="adaptive_avg_pool3d")
+    return functional_ops.in_float(
+        lambda x: floats.adaptive_avg_pool3d(x, output_size), input, what="adaptive_avg_pool3d"
+    )
 
 
 def interpolate(
@@ -206,7 +210,7 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> QuantizedTensor:
-    return byte_ops.in_float(
+    return functional_ops.in_float(
         lambda x: floats.interpolate(x, size, scale_factor, mode, align_corners), input, what="interpolate"
     )
 

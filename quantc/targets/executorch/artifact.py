@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from quantc.errors import InputError, QuantcError, SaveError
+from quantc.files.atomic_file import write_bytes
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
-from quantc.files.whole_file import write_bytes
-from quantc.finite.inputs import Watch, Watched
+from quantc.finite.finite_inputs import Watch, Watched
 from quantc.inspect.report import readable
 from quantc.ir.signature import Signature, as_tensors
 from quantc.targets.argument_cache import KnownArguments
-from quantc.targets.executorch.container import sealed
 from quantc.targets.executorch.delegation import Delegation
 from quantc.targets.executorch.metadata import Metadata, convention_in
-from quantc.targets.executorch.running import Running
+from quantc.targets.executorch.pte_container import sealed
+from quantc.targets.executorch.runtime import Running
 
 TARGET = "executorch"
 

@@ -15,10 +15,10 @@ from quantc.ir.plan import Claim
 from quantc.ir.program import Program
 from quantc.spec.formats import Timing
 from quantc.support.terminal import plain_rows
+from quantc.targets.executorch.legalize_xnnpack import is_mean_of_any_number
 from quantc.targets.executorch.partitioning import is_implicit, name_of
-from quantc.targets.executorch.recurrent import STEPS
-from quantc.targets.executorch.spelling import is_mean_of_any_number
-from quantc.targets.executorch.surroundings import is_constant, is_scaling
+from quantc.targets.executorch.qdq_context import is_constant, is_scaling
+from quantc.targets.executorch.unroll_recurrent import STEPS
 
 MOST_ROWS = 40
 """How many ops the text shows."""

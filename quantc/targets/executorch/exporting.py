@@ -11,13 +11,13 @@ from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.fx.graph import CodeGen
 
-from quantc.capture.fixing import write_out
+from quantc.capture.export.fix_sizes import write_out
 from quantc.errors import QuantcError, RefusedError, suggest
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_dequantize
-from quantc.targets.executorch.packages import quiet
+from quantc.targets.executorch.lazy_imports import quiet
 from quantc.targets.executorch.partitioning import give_name
-from quantc.targets.executorch.running import in_order
+from quantc.targets.executorch.runtime import in_order
 
 LARGEST = 64
 """The largest size of a dimension that is not bounded: ExecuTorch sets memory aside for the largest there can be."""

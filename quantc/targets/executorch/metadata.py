@@ -16,7 +16,7 @@ from quantc.ir.program import Program
 from quantc.ir.signature import Input
 from quantc.ir.types import TensorType
 from quantc.support.validated import faults_of
-from quantc.targets.executorch.calling import ADVICE, CallData, Convention, call_data, convention_of
+from quantc.targets.executorch.call_signature import ADVICE, CallData, Convention, call_data, convention_of
 from quantc.targets.provenance import Provenance
 
 METHOD = "quantc"

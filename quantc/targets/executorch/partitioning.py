@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.targets.executorch.packages import XNNPACK
+from quantc.targets.executorch.lazy_imports import XNNPACK
 
 NAME = "quantc"
 """Under this key an op carries, in what exporters hand on for users, the name of the program's node."""

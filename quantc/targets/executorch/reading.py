@@ -7,8 +7,8 @@ import os
 from quantc.errors import LoadError
 from quantc.files.regular_file import as_path, read_bytes
 from quantc.targets.executorch.artifact import Pte, read_back
-from quantc.targets.executorch.container import ADVICE, unsealed
-from quantc.targets.executorch.running import Running
+from quantc.targets.executorch.pte_container import ADVICE, unsealed
+from quantc.targets.executorch.runtime import Running
 
 
 def load(path: str | os.PathLike[str]) -> Pte:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from quantc.targets.kernels.packed import Work
+from quantc.targets.kernels.kernel import Work
 from quantc.targets.kernels.saturation import adds_in_16_bits
 
 CHANNELS_WEIGHT = 0.5

@@ -23,16 +23,16 @@ from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import Lowering, save
 from quantc.support.progress import Style
 from quantc.support.terminal import plain_rows
-from quantc.targets.kernels.compiled import compiled
-from quantc.targets.kernels.holding import Holdings
+from quantc.targets.kernels.codegen import straight_line, why_not_recorded, why_not_repeated
+from quantc.targets.kernels.compiled_islands import compiled
+from quantc.targets.kernels.input_checks import check_device, check_gradients
+from quantc.targets.kernels.kernel_table import kernels_for
 from quantc.targets.kernels.memory import Memory, memory_of
 from quantc.targets.kernels.one_op import RUN_LOWERED, portable_module, registered
-from quantc.targets.kernels.placing import Choosing, Placed, on_kernels
-from quantc.targets.kernels.replayed import Replayed
-from quantc.targets.kernels.straight import straight_line, why_not_recorded, why_not_repeated
-from quantc.targets.kernels.table import kernels_for
-from quantc.targets.kernels.vetting import check_device, check_gradients
-from quantc.targets.kernels.whole import fastest, race
+from quantc.targets.kernels.placement import Choosing, Placed, on_kernels
+from quantc.targets.kernels.program_race import fastest, race
+from quantc.targets.kernels.replay import Replayed
+from quantc.targets.kernels.weight_ownership import Holdings
 from quantc.targets.provenance import check_has_plan
 
 MOST_ROWS = 40
@@ -347,7 +347,7 @@ def raised(program: Program, lowering: Lowering) -> Lowered:
 
 
 def _unpickled(content: bytes) -> Any:
-    from quantc.targets.kernels.stored import load
+    from quantc.verbs.load import load
 
     return from_bytes(content, load)
 

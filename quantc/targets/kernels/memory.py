@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from quantc.integer.library import op_of
 from quantc.ir.program import Program
-from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.kernel import Kernel
 from quantc.text.digests import constants
 
 FLOAT_BYTES = 4

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from quantc.errors import InputError
-from quantc.targets.kernels.conv_transpose import Spreading
-from quantc.targets.kernels.packed import Kernel, Work
+from quantc.targets.kernels.conv_window import FORMATS, Window
+from quantc.targets.kernels.int8_conv_transpose import Spreading
+from quantc.targets.kernels.kernel import Kernel, Work
+from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 from quantc.targets.kernels.qnnpack_layer import Layer, Product
-from quantc.targets.kernels.table import Call, NoKernelError, kernel
-from quantc.targets.kernels.window import FORMATS, Window
 
 
 class Conv(Product):

@@ -17,16 +17,16 @@ from torch import Tensor, fx
 
 from quantc.ir.types import TensorType
 from quantc.spec.instruction_sets import SIGN_SHIFT
-from quantc.targets.kernels.ending import Ending
-from quantc.targets.kernels.engines import (
+from quantc.targets.kernels.float_epilogue import Ending
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_table import Call, NoKernelError
+from quantc.targets.kernels.packing import (
     as_bytes,
     as_quantized,
     packed_for_qnnpack,
     product_with_packed,
     unpacked_by_qnnpack,
 )
-from quantc.targets.kernels.packed import Kernel
-from quantc.targets.kernels.table import Call, NoKernelError
 
 BYTES = (torch.uint8, torch.int8)
 HIGHEST_LEVEL = 255

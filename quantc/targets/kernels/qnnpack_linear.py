@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from quantc.targets.kernels.packed import Kernel, Work, check_columns
+from quantc.targets.kernels.kernel import Kernel, Work, check_columns
+from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 from quantc.targets.kernels.qnnpack_layer import Layer, Product
-from quantc.targets.kernels.table import Call, NoKernelError, kernel
 
 
 class Linear(Product):

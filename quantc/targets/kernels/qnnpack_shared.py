@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from quantc.targets.kernels.table import KERNELS, kernel
+from quantc.targets.kernels.kernel_table import KERNELS, kernel
 
-SHARED = ("static_bytes", "static_pools", "static_reductions", "static_norms", "static_matmul")
+SHARED = ("int8_elementwise", "int8_pools", "int8_reductions", "int8_norms", "int8_matmul")
 """The modules whose kernels are for any processor."""
 
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
-from quantc.integer.proof.report import accumulators, why_not_provable
+from quantc.integer.proof.overflow_report import accumulators, why_not_provable
 from quantc.ir.program import Program
-from quantc.targets.kernels.engines import linear_to_floats, packed_linear
-from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.packing import linear_to_floats, packed_linear
 
 PAIR_BITS = 16
 MOST_NAMES = 8

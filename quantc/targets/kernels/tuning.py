@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, fx
 
 from quantc.errors import InputError, LoadError, SaveError
+from quantc.files.atomic_file import check_writable, write_text
 from quantc.files.regular_file import read_text
 from quantc.files.sealed_data import parse_json, sealed, unsealed
-from quantc.files.whole_file import check_writable, write_text
 from quantc.support.progress import Style, showing
-from quantc.targets.kernels.choosing import By, Choice, by_times
-from quantc.targets.kernels.packed import Kernel
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.selection import By, Choice, by_times
 
 TURNS = 10
 """How often each kernel has its turn, after a first one that is not counted: weights are packed then."""

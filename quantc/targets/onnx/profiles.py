@@ -35,7 +35,7 @@ class Profile:
     """How a softmax between levels is written: with a Sum of one behind it, or as it is. ONNX Runtime 1.31 makes a kernel on
     integers of the latter, in which what rounds to beyond the last level becomes the first: 1 becomes 0."""
     images: Literal["wide", "as they are"]
-    """How convolutions of images of three channels are written: with more of them (`quantc.targets.onnx.images`), or with
+    """How convolutions of images of three channels are written: with more of them (`quantc.targets.onnx.image_channels`), or with
     three."""
 
 

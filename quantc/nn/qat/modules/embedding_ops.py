@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quantc.errors import SpecError
-from quantc.flows.dtypes import FLOAT_QPARAMS
-from quantc.nn.trained import Trained
+from quantc.nn.qat_module import Trained
+from quantc.spec.torch_dtypes import FLOAT_QPARAMS
 
 
 class _TrainedTable(Trained):

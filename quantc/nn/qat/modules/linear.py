@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from quantc.nn.trained import Trained
+from quantc.nn.qat_module import Trained
 
 
 class Linear(Trained, nn.Linear): ...

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quantc.flows.dtypes import PER_CHANNEL
-from quantc.nn import byte_ops
+from quantc.nn import functional_ops
+from quantc.nn.observed_weights import quantize_weight
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, quantize_per_tensor
-from quantc.nn.weights import quantize_weight
+from quantc.spec.torch_dtypes import PER_CHANNEL
 
 
 class ReLU(nn.ReLU):
@@ -22,7 +22,7 @@ class ReLU(nn.ReLU):
     high: ClassVar[float | None] = None
 
     def forward(self, input: Tensor) -> QuantizedTensor:  # noqa: A002 - torch's name
-        clamp = byte_ops.clamped_ if self.inplace else byte_ops.clamped
+        clamp = functional_ops.clamped_ if self.inplace else functional_ops.clamped
         return clamp(input, self.low, self.high, type(self).__name__)
 
     def _get_name(self) -> str:
@@ -60,7 +60,7 @@ class Curve(QuantizedModule):
     def forward(self, input: Tensor) -> QuantizedTensor:  # noqa: A002
         x = self.quantized_input(input)
         values = [getattr(self, name) for name in self.settings]
-        return byte_ops.pointwise(self.function, x, *values, grid=self.grid)
+        return functional_ops.pointwise(self.function, x, *values, grid=self.grid)
 
     @classmethod
     def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Self:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from quantc.nn.quantized_tensor import QuantizedTensor
-from quantc.nn.weighted import Weighted
+from quantc.nn.weighted_module import Weighted
 
 SETTINGS = (
     "in_channels",

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quantc.errors import SpecError
-from quantc.flows.dtypes import FLOAT_QPARAMS, PLAIN
-from quantc.nn.on_kernels import Run
+from quantc.nn.kernel_ops import Run
+from quantc.nn.observed_weights import TABLE_DTYPES, check_weight_dtype, observed_weight
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
-from quantc.nn.weights import TABLE_DTYPES, check_weight_dtype, observed_weight
-from quantc.targets.kernels.weight_lookup import BagLookup, ByteTable
-from quantc.targets.kernels.weight_stored import StoredWeight
+from quantc.spec.torch_dtypes import FLOAT_QPARAMS, PLAIN
+from quantc.targets.kernels.embedding import BagLookup, ByteTable
+from quantc.targets.kernels.stored_weight import StoredWeight
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
 """What becomes of the rows of a bag, as torch numbers it."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quantc.errors import QuantcError
-from quantc.nn import byte_ops
+from quantc.nn import functional_ops
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
 
@@ -79,25 +79,25 @@ class QFunctional(QuantizedModule, _Functional):
         self.activation_post_process: nn.Module = nn.Identity()
 
     def add(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(byte_ops.bytewise("add", x, y, self.grid))
+        return self._seen(functional_ops.bytewise("add", x, y, self.grid))
 
     def add_relu(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(byte_ops.bytewise("add relu", x, y, self.grid))
+        return self._seen(functional_ops.bytewise("add relu", x, y, self.grid))
 
     def mul(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(byte_ops.bytewise("mul", x, y, self.grid))
+        return self._seen(functional_ops.bytewise("mul", x, y, self.grid))
 
     def cat(self, x: Sequence[Tensor], dim: int = 0) -> QuantizedTensor:
-        return self._seen(byte_ops.joined(x, dim, self.grid))
+        return self._seen(functional_ops.joined(x, dim, self.grid))
 
     def matmul(self, x: Tensor, y: Tensor) -> QuantizedTensor:
-        return self._seen(byte_ops.in_float(torch.matmul, x, y, grid=self.grid, what="matmul"))
+        return self._seen(functional_ops.in_float(torch.matmul, x, y, grid=self.grid, what="matmul"))
 
     def add_scalar(self, x: Tensor, y: float) -> QuantizedTensor:
-        return byte_ops.plus_scalar(x, y)
+        return functional_ops.plus_scalar(x, y)
 
     def mul_scalar(self, x: Tensor, y: float) -> QuantizedTensor:
-        return byte_ops.times_scalar(x, y)
+        return functional_ops.times_scalar(x, y)
 
     def _seen(self, made: QuantizedTensor) -> QuantizedTensor:
         seen: QuantizedTensor = self.activation_post_process(made)

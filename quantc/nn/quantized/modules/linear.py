@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from quantc.finite.inputs import not_finite
-from quantc.finite.tensors import why_not_finite
+from quantc.finite.finite_inputs import not_finite
+from quantc.finite.finite_tensors import why_not_finite
 from quantc.flows.scripting import refuse_script, refuse_trace
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, quantize_per_tensor
-from quantc.nn.weighted import Weighted
+from quantc.nn.weighted_module import Weighted
 
 
 class _Linear(Weighted):
@@ -52,7 +52,7 @@ class Quantize(QuantizedModule):
     def __init__(
         self, scale: Any, zero_point: Any, dtype: torch.dtype = torch.quint8, factory_kwargs: Any = None
     ) -> None:
-        from quantc.flows.dtypes import PLAIN
+        from quantc.spec.torch_dtypes import PLAIN
 
         super().__init__()
         del self.scale, self.zero_point  # the numbers of other modules

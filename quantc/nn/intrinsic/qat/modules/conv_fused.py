@@ -4,7 +4,7 @@ from torch import nn
 
 from quantc.nn.intrinsic.modules import fused
 from quantc.nn.intrinsic.modules.fused import _FusedModule
-from quantc.nn.trained import Trained, TrainedNorm, freeze_bn_stats, update_bn_stats
+from quantc.nn.qat_module import Trained, TrainedNorm, freeze_bn_stats, update_bn_stats
 
 
 class ConvReLU1d(Trained, nn.Conv1d, _FusedModule, fused=fused.ConvReLU1d, relu=True): ...

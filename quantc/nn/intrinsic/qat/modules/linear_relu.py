@@ -4,7 +4,7 @@ from torch import nn
 
 from quantc.nn.intrinsic.modules import fused
 from quantc.nn.intrinsic.modules.fused import _FusedModule
-from quantc.nn.trained import Trained
+from quantc.nn.qat_module import Trained
 
 
 class LinearReLU(Trained, nn.Linear, _FusedModule, fused=fused.LinearReLU, relu=True): ...

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from quantc.nn.in_float import InFloat
+from quantc.nn.float_fallback import InFloat
 from quantc.nn.intrinsic.modules import fused
 
 

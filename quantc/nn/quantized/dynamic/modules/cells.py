@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from quantc.errors import SpecError
 from quantc.integer.ops.recurrent import KINDS
-from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
+from quantc.nn.dynamic_module import run_time_grid
+from quantc.nn.kernel_ops import Run, engine_number, on_kernel, target
 from quantc.nn.recurrent_weights import GATES, Recurrent
-from quantc.nn.run_time import run_time_grid
-from quantc.targets.kernels import engines
-from quantc.targets.kernels.recurrent import CELLS
+from quantc.targets.kernels import packing
+from quantc.targets.kernels.dynamic_recurrent import CELLS
 
 
 class RNNCellBase(Recurrent):
@@ -64,9 +64,9 @@ class RNNCellBase(Recurrent):
         return run(x, *state)
 
     def _kernel(self, kind: str, x: Tensor, state: list[Tensor]) -> Run:
-        if self.is_half and engines.has_halves():
+        if self.is_half and packing.has_halves():
             cell, packed = CELLS[self.kind], self.packed(kind)
-            unused = (engines.UNUSED, engines.UNUSED)  # biases are packed with the weights
+            unused = (packing.UNUSED, packing.UNUSED)  # biases are packed with the weights
             if self.states > 1:
                 return lambda x, *state: cell(x, state, *packed, *unused)
             return lambda x, h: cell(x, h, *packed, *unused)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quantc.nn.on_kernels import Run, on_kernel, target
+from quantc.nn.dynamic_module import run_time_grid
+from quantc.nn.kernel_ops import Run, on_kernel, target
+from quantc.nn.observed_weights import WEIGHT_DTYPES, check_weight_dtype, observed_weight
 from quantc.nn.quantized.modules.conv import _ConvNd, _ConvTransposeNd
 from quantc.nn.quantized_tensor import refuse_quantized
-from quantc.nn.run_time import run_time_grid
-from quantc.nn.weights import WEIGHT_DTYPES, check_weight_dtype, observed_weight
 
 
 class _RunTimeConv(_ConvNd):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import SpecError
-from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
+from quantc.nn.dynamic_module import HALF, RunTime, run_time_grid, source_of, stored, weight_observers
+from quantc.nn.kernel_ops import Run, engine_number, on_kernel, target
 from quantc.nn.quantized_tensor import QuantizedTensor
-from quantc.nn.run_time import HALF, RunTime, run_time_grid, source_of, stored, weight_observers
-from quantc.nn.weighted import has_relu
-from quantc.targets.kernels.linear_dynamic import OnOwnScale, Weight
-from quantc.targets.kernels.run_time_grid import RunTimeGrid
+from quantc.nn.weighted_module import has_relu
+from quantc.targets.kernels.dynamic_linear import OnOwnScale, Weight
+from quantc.targets.kernels.dynamic_quantization import RunTimeGrid
 
 
 class Linear(RunTime):

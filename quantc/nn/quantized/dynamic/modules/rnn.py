@@ -13,14 +13,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quantc.errors import DataError, SpecError
 from quantc.integer.ops.recurrent import KINDS, Layout, unrolled
-from quantc.nn.on_kernels import Run, engine_number, on_kernel, target
+from quantc.nn.dynamic_module import FULL, run_time_grid
+from quantc.nn.kernel_ops import Run, engine_number, on_kernel, target
 from quantc.nn.quantized.dynamic.modules.cells import GRUCell, LSTMCell, RNNCell, RNNCellBase
 from quantc.nn.recurrent_weights import GATES, Recurrent, bias_of
-from quantc.nn.run_time import FULL, run_time_grid
-from quantc.targets.kernels import engines
+from quantc.targets.kernels import packing
 
-OVER_SEQUENCES = {"lstm": engines.lstm_dynamic, "gru": engines.gru_dynamic}
-OVER_PACKED = {"lstm": engines.lstm_of_packed, "gru": engines.gru_of_packed}
+OVER_SEQUENCES = {"lstm": packing.lstm_dynamic, "gru": packing.gru_dynamic}
+OVER_PACKED = {"lstm": packing.lstm_of_packed, "gru": packing.gru_of_packed}
 
 
 class RNNBase(Recurrent):
@@ -123,7 +123,7 @@ class RNNBase(Recurrent):
         return on_kernel(kind, f"{self.kind}_dynamic", [x, hx], arguments)
 
     def _half_kernel(self, layout: tuple[int, bool, bool]) -> Run:
-        if self.kind in OVER_SEQUENCES and engines.has_halves():
+        if self.kind in OVER_SEQUENCES and packing.has_halves():
             cells = self._half_cells()
             return lambda x, *state: OVER_SEQUENCES[self.kind](x, list(state), cells, *layout)
         each = self.products()
@@ -132,7 +132,7 @@ class RNNBase(Recurrent):
 
     def _half_cells(self) -> list[Any]:
         each = [(self.tensor(name).float(), self._buffers[bias_of(name)]) for name in self.weight_names]
-        return [engines.packed_half_cell(ih, hh) for ih, hh in zip(each[::2], each[1::2], strict=True)]
+        return [packing.packed_half_cell(ih, hh) for ih, hh in zip(each[::2], each[1::2], strict=True)]
 
     def _cells(self, kind: str) -> list[Any]:
         """Packed for torch's ops over whole sequences."""
@@ -140,7 +140,7 @@ class RNNBase(Recurrent):
             return self._half_cells()
         packed = self.packed(kind)
         reduced = run_time_grid(kind)["qmax"] != FULL
-        return [engines.packed_cell(ih, hh, reduced) for ih, hh in zip(packed[::2], packed[1::2], strict=True)]
+        return [packing.packed_cell(ih, hh, reduced) for ih, hh in zip(packed[::2], packed[1::2], strict=True)]
 
     def _of_packed(self, sequences: PackedSequence, hx: Any) -> Any:
         """Sequences of several lengths."""

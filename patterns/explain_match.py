@@ -1,0 +1,179 @@
+"""Why a rule did or did not take a node, for every rule of a table that could have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from quantc.ir.dialect import op_name
+from quantc.patterns.match import EVERYTHING, Admission, Match, Matcher, Refusal
+from quantc.patterns.refusals import Cause, Said, claimed
+from quantc.patterns.table import MatchSet, Rule, RuleTable, resolve_node
+
+if TYPE_CHECKING:
+    from quantc.ir.program import Program
+
+MAX_ROOTS = 64
+"""How many nodes downstream are tried as roots. A hub has too many, and fits into no pattern anyway."""
+
+
+class Place(Enum):
+    """Where in the pattern the node was tried."""
+
+    ROOT = "root"
+    INNER = "inner"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One rule: did it take the node, and if not, how far did it come and why did it stop?"""
+
+    rule: str
+    matched: bool
+    place: Place
+    root: str
+    reason: str
+    progress: int
+    required: int
+    at: str
+    cause: Cause | None = None
+    """The reason as data; None for the rule that took the node."""
+
+    def __str__(self) -> str:
+        place = "" if self.place is Place.ROOT else f" (root {self.root})"
+        if self.progress >= self.required:
+            return f"{self.rule}{place}: {self.reason}"
+        return f"{self.rule}{place}: {self.reason} [{self.progress} of {self.required} nodes fitted]"
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "matched": self.matched,
+            "place": self.place.value,
+            "root": self.root,
+            "reason": self.reason,
+            "progress": self.progress,
+            "required": self.required,
+            "at": self.at,
+            "cause": None if self.cause is None else self.cause.to_data(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Every rule that names a node's op: the one that took it first, then the nearest misses."""
+
+    table: str
+    node: str
+    op: str
+    tried: tuple[Tried, ...]
+    others: int
+    """How many rules of the table do not have this op in them."""
+
+    @property
+    def matched(self) -> str | None:
+        """The name of the rule that took the node."""
+        return next((row.rule for row in self.tried if row.matched), None)
+
+    def __str__(self) -> str:
+        verdict = f"taken by {self.matched}" if self.matched else "taken by no rule"
+        lines = [f"{self.node} ({self.op}): {verdict} of {self.table}"]
+        lines += [f"  {'✓' if row.matched else '✗'} {row}" for row in self.tried]
+        if self.others:
+            lines.append(f"  {self.others} other rule{'s' if self.others > 1 else ''} without {self.op}")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        data = {
+            "table": self.table,
+            "node": self.node,
+            "op": self.op,
+            "matched": self.matched,
+            "tried": [row.to_data() for row in self.tried],
+            "others": self.others,
+        }
+        return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def explain(table: RuleTable, program: Program, node: fx.Node | str, admission: Admission = EVERYTHING) -> Explanation:
+    """Try every rule that mentions the node's op, with the node as root and as inner node."""
+    return explain_among(table.match(program, admission), node)
+
+
+def explain_among(matches: MatchSet, node: fx.Node | str) -> Explanation:
+    """The same for a table that has been matched already."""
+    table, program, admission = matches.table, matches.program, matches.admission
+    node = resolve_node(program, node)
+    rules = [rule for rule in table.by_size if node.op == "call_function" and node.target in rule.compiled.targets]
+    free = Matcher(program, admission)
+    tried = [_tried(rule, node, matches, free) for rule in rules]
+    tried.sort(key=lambda row: (not row.matched, -row.progress, row.progress - row.required))
+    return Explanation(table.name, node.name, op_name(node), tuple(tried), len(table) - len(rules))
+
+
+def _tried(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Tried:
+    taken = matches.by_node(node)
+    if taken is not None and taken.rule is rule:
+        place = Place.ROOT if taken.root is node else Place.INNER
+        names = ", ".join(part.name for part in taken.nodes)
+        size = len(taken.nodes)
+        return Tried(rule.name, True, place, taken.root.name, f"matched {names}", size, size, node.name)
+    best = best_refusal(rule, node, matches, free)
+    place = Place.ROOT if best.node is node else Place.INNER
+    required = rule.compiled.required
+    return Tried(
+        rule.name, False, place, best.node.name, best.reason, best.progress, required, best.at.name, best.cause
+    )
+
+
+def best_refusal(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Refusal:
+    """The attempt that came furthest, preferably among those in which the node took part."""
+    refusals = []
+    for root in _roots(rule, node):
+        outcome = free.attempt(rule, root)
+        if isinstance(outcome, Refusal):
+            refusals.append(outcome)
+        elif node in outcome.nodes:
+            refusals.append(_lost(outcome, matches))
+    if refusals:
+        return max(refusals, key=lambda refusal: (_took_part(node, refusal), refusal.progress))
+    users = ", ".join(user.name for user in islice(node.users, 3)) or "nothing"
+    reason = f"{node.name} cannot end this rule, and it feeds {users}, which does not lead to a node that can"
+    return Refusal(rule, node, Said(reason), 0, node)
+
+
+def _took_part(node: fx.Node, refusal: Refusal) -> bool:
+    return node in (refusal.node, refusal.at, *refusal.reached)
+
+
+def _lost(match: Match, matches: MatchSet) -> Refusal:
+    """A match that fits by itself, but whose nodes went to another."""
+    for node in match.nodes:
+        winner = matches.by_node(node)
+        if winner is not None:
+            cause = claimed(node, winner, "it fits, but ")
+            return Refusal(match.rule, match.root, cause, len(match.nodes), node, match.nodes)
+    lost = Said("it fits by itself, but not with the choices made elsewhere in the graph")
+    return Refusal(match.rule, match.root, lost, len(match.nodes), match.root, match.nodes)
+
+
+def _roots(rule: Rule, node: fx.Node) -> Iterator[fx.Node]:
+    """The node itself, then what it feeds through ops of the pattern, that a rule could start from."""
+    compiled = rule.compiled
+    if node.target in compiled.roots:
+        yield node
+    seen = {node}
+    layer = [node]
+    for _ in range(compiled.largest - 1):
+        users = dict.fromkeys(user for source in layer for user in islice(source.users, MAX_ROOTS))
+        layer = [user for user in users if user not in seen and user.target in compiled.targets]
+        seen.update(layer)
+        yield from (user for user in layer if user.target in compiled.roots)
+        if len(seen) > MAX_ROOTS:
+            return

@@ -1,0 +1,162 @@
+"""The machine that tries a compiled pattern on a node.
+
+A pattern is compiled to cores (see `compiled.py`). Trying it keeps a list of goals "this core must fit this value"; a
+core that can fit in several ways leaves a choice behind, and a goal that fails takes up the latest choice. Nothing
+recurses, and a limit on steps keeps a perverse pattern from running for ever.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from torch import fx
+
+from quantc.patterns.graph_values import show
+from quantc.patterns.refusals import Cause, Said
+
+if TYPE_CHECKING:
+    from quantc.patterns.matcher_nodes import OpCore
+
+BUDGET = 20_000
+"""Goals tried for one rule at one node before giving up."""
+
+Goals: TypeAlias = "tuple[Core, Any, Goals] | None"
+Heads: TypeAlias = "frozenset[Any] | None"
+"""The call targets a core can stand for; None when it also accepts values from outside the match."""
+
+
+def _nothing() -> Cause:
+    return Said("nothing was tried")
+
+
+class Core(ABC):
+    """One part of a compiled pattern."""
+
+    __slots__ = ("heads", "id", "least", "most")
+
+    def __init__(self, number: int, heads: Heads, least: frozenset[int], most: frozenset[int]) -> None:
+        self.id = number
+        self.heads = heads
+        self.least = least
+        """The ops of the smallest way to fit."""
+        self.most = most
+        """The ops of the largest way to fit."""
+
+    @abstractmethod
+    def enter(self, search: Search, value: Any) -> bool:
+        """Fit a value, or leave goals that must be fitted; False if it cannot be."""
+
+
+class Surroundings(Protocol):
+    """What a search asks about the program."""
+
+    def is_constant(self, node: fx.Node) -> bool: ...
+
+    def owner_of(self, node: fx.Node) -> Cause | None: ...
+
+
+class Search:
+    """One attempt: the goals left, what has been bound and claimed, the choices open, and the furthest failure."""
+
+    __slots__ = (
+        "bindings",
+        "choices",
+        "furthest",
+        "goals",
+        "is_constant",
+        "nodes",
+        "owner_of",
+        "reached",
+        "root",
+        "steps",
+        "taken",
+        "trail",
+        "why",
+        "why_at",
+    )
+
+    def __init__(self, core: Core, root: fx.Node, around: Surroundings) -> None:
+        self.root = root
+        self.is_constant = around.is_constant
+        self.owner_of = around.owner_of
+        self.goals: Goals = (core, root, None)
+        self.bindings: dict[str, Any] = {}
+        self.nodes: dict[fx.Node, OpCore] = {}
+        self.taken: dict[int, fx.Node] = {}
+        self.choices: list[tuple[Goals, int]] = []
+        self.trail: list[tuple[dict[Any, Any], Any]] = []
+        self.steps = 0
+        self.furthest = -1
+        self.reached: tuple[fx.Node, ...] = ()
+        self.why: Callable[[], Cause] = _nothing
+        self.why_at: fx.Node = root
+
+    def run(self, accept: Callable[[Search], bool]) -> bool:
+        """Look for the first way to fit that `accept` agrees to."""
+        while True:
+            if self.goals is None:
+                advanced = accept(self)
+                if advanced:
+                    return True
+            else:
+                core, value, self.goals = self.goals
+                self.steps += 1
+                advanced = core.enter(self, value)
+            if not advanced and not self._backtrack():
+                return False
+
+    def _backtrack(self) -> bool:
+        if not self.choices:
+            return False
+        if self.steps > BUDGET:
+            self.furthest = -1
+            given_up = f"gave up after {BUDGET} steps: the pattern can fit in too many ways"
+            return self.fail(self.root, lambda: Said(given_up))
+        self.goals, mark = self.choices.pop()
+        while len(self.trail) > mark:
+            table, key = self.trail.pop()
+            del table[key]
+        return True
+
+    def push(self, core: Core, value: Any) -> None:
+        self.goals = (core, value, self.goals)
+
+    def choose(self, core: Core, value: Any) -> None:
+        """Leave another way to go on from here, taken if the present one fails."""
+        self.choices.append(((core, value, self.goals), len(self.trail)))
+
+    def claim(self, core: OpCore, node: fx.Node) -> None:
+        self.nodes[node] = core
+        self.taken[core.id] = node
+        self.trail.append((self.nodes, node))
+        self.trail.append((self.taken, core.id))
+
+    def bind(self, name: str, value: Any) -> bool:
+        if name == "_":
+            return True
+        if name not in self.bindings:
+            self.bindings[name] = value
+            self.trail.append((self.bindings, name))
+            return True
+        known = self.bindings[name]
+        if known is value or known == value:
+            return True
+        return self.fail(value, lambda: Said(f"{name} is {show(known)} already, so it cannot be {show(value)} too"))
+
+    def fail(self, at: Any, why: Callable[[], Cause]) -> bool:
+        """Note why this way does not fit, if no other came further. Always False."""
+        return self._note(2 * len(self.nodes), at, why)
+
+    def reject(self, at: fx.Node, why: Callable[[], Cause]) -> bool:
+        """The same where the nodes fit but may not be taken: nearer than where one does not fit."""
+        return self._note(2 * len(self.nodes) + 1, at, why)
+
+    def _note(self, score: int, at: Any, why: Callable[[], Cause]) -> bool:
+        if score > self.furthest:
+            self.furthest = score
+            self.reached = tuple(self.nodes)
+            self.why = why
+            self.why_at = at if isinstance(at, fx.Node) else next(reversed(self.nodes), self.root)
+        return False

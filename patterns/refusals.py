@@ -1,0 +1,232 @@
+"""Why a rule does not fit, as data: what a program can act on. The text of a cause is what people read.
+
+A condition (see `predicates.py`) may return one of these in place of plain text; then `explain` can say what would
+have to change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import fx
+
+from quantc.ir.types import DTYPE_NAMES, TensorType
+from quantc.patterns.checks import Check
+from quantc.patterns.operand_patterns import LeafKind
+
+if TYPE_CHECKING:
+    from quantc.patterns.match import Match
+
+NOUNS = {
+    LeafKind.VALUE: "a tensor",
+    LeafKind.CONST: "a constant tensor",
+    LeafKind.NUMBER: "a number",
+    LeafKind.LIST: "a list of tensors",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The root of the tree. Fields are nodes and plain values; `kind` names the class in data."""
+
+    kind: ClassVar[str] = "other"
+
+    def to_data(self) -> dict[str, Any]:
+        return {"kind": self.kind, **{row.name: _data(getattr(self, row.name)) for row in fields(self)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Cause):
+    """Something that has no form of its own."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class WrongOp(Cause):
+    """Another op, or none, stands where one of `ops` is wanted."""
+
+    kind: ClassVar[str] = "wrong-op"
+    found: Any
+    ops: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class WrongOperand(Cause):
+    """An operand is not the kind of thing that is wanted, such as a constant. `name` is the pattern's."""
+
+    kind: ClassVar[str] = "wrong-operand"
+    found: Any
+    wanted: LeafKind
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class WrongValue(Cause):
+    """A plain value is not the one that is wanted."""
+
+    kind: ClassVar[str] = "wrong-value"
+    found: Any
+    wanted: Any
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class WrongType(Cause):
+    """A tensor has another dtype or rank than wanted; empty is any."""
+
+    kind: ClassVar[str] = "wrong-type"
+    value: fx.Node
+    found: TensorType
+    dtypes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownType(Cause):
+    """Nothing is known of a tensor whose type matters."""
+
+    kind: ClassVar[str] = "unknown-type"
+    value: fx.Node
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTo(Cause):
+    """A tensor is written to in place, or may be."""
+
+    kind: ClassVar[str] = "written-to"
+    value: fx.Node
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One argument that is not as it should be."""
+
+    argument: str
+    found: Any
+    wanted: Check
+
+
+@dataclass(frozen=True, slots=True)
+class WrongArguments(Cause):
+    """Arguments of a node are not what is asked of them."""
+
+    kind: ClassVar[str] = "wrong-arguments"
+    node: fx.Node
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        first = self.faults[0]
+        return f"{self.node.name} has {first.argument} = {first.found!r}, wanted {first.argument} {first.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedArgument(Cause):
+    """An argument that must be known beforehand is computed."""
+
+    kind: ClassVar[str] = "computed-argument"
+    node: fx.Node
+    argument: str
+    wanted: Check
+
+    def __str__(self) -> str:
+        return f"{self.argument} of {self.node.name} is computed, wanted {self.argument} {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class UsedElsewhere(Cause):
+    """A node inside the match has a user outside it."""
+
+    kind: ClassVar[str] = "used-elsewhere"
+    node: fx.Node
+    other: fx.Node
+
+    def __str__(self) -> str:
+        return f"{self.node.name} has {len(self.node.users)} users; {self.other.name} uses it too"
+
+
+@dataclass(frozen=True, slots=True)
+class NotFree(Cause):
+    """A node may not be taken: it is left out. `owner` says why."""
+
+    kind: ClassVar[str] = "not-free"
+    node: fx.Node
+    owner: str
+
+    def __str__(self) -> str:
+        return f"{self.node.name} is {self.owner}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Cause):
+    """A rule fits by itself, but another has taken one of its nodes."""
+
+    kind: ClassVar[str] = "claimed"
+    node: fx.Node
+    rule: str
+    root: fx.Node
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Condition(Cause):
+    """A condition of the rule says no. `condition` is its name; empty for one that is not registered."""
+
+    kind: ClassVar[str] = "condition"
+    condition: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def claimed(node: fx.Node, match: Match, before: str = "") -> Claimed:
+    """The cause of a node that another match has taken."""
+    text = f"{before}{node.name} is claimed by {match.rule.name} at {match.root.name}"
+    return Claimed(node, match.rule.name, match.root, text)
+
+
+def _data(value: Any) -> Any:
+    """A field as JSON holds it: nodes by name, checks as they print."""
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, tuple | list):
+        return [_data(item) for item in value]
+    if isinstance(value, Fault):
+        return {"argument": value.argument, "found": _data(value.found), "wanted": str(value.wanted)}
+    if isinstance(value, LeafKind):
+        return value.value
+    if isinstance(value, torch.dtype):
+        return DTYPE_NAMES.get(value, str(value))
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

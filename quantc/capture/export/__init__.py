@@ -1,0 +1,1 @@
+"""Capture through torch.export: dimensions, open batches, fixed sizes."""

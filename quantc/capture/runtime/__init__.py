@@ -1,0 +1,1 @@
+"""Capture by running a model and recording its calls."""

@@ -1,0 +1,1 @@
+"""Capture by symbolic tracing with torch.fx."""

@@ -1,0 +1,130 @@
+"""The values that flow through a model while it is traced.
+
+A `Value` stands for one node. Where shapes are known (example inputs were given) everything the model asks about
+them is answered at once with plain Python numbers, so shape arithmetic never enters the graph; where they are not,
+a size is a node of its own and is marked as a number, so it cannot be taken for a tensor.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.proxy import Attribute
+
+from quantc.capture.symbolic.python_spellings import Kind
+
+if TYPE_CHECKING:
+    from quantc.capture.symbolic.tracer import AtenTracer
+
+
+TENSOR_FACTS = frozenset({"shape", "ndim", "dtype", "device"})
+"""What only tensors are asked for."""
+MEMORY = frozenset({"data", "real", "imag"})
+"""Assigning these gives a tensor other memory, or writes to a part of it."""
+NUMBERS: tuple[tuple[type, Any], ...] = ((torch.SymFloat, 0.0), (float, 0.0), (torch.SymBool, False), (bool, False))
+"""What stands in for a number that is not a whole one."""
+A_TENSOR = torch.empty(0)
+
+
+class RefusedError(Exception):
+    """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""
+
+
+class Value(fx.Proxy):
+    """A traced value: a tensor, a number or a sequence that only exists when the program runs."""
+
+    tracer: AtenTracer
+
+    @property
+    def kind(self) -> Kind:
+        return self.tracer.kinds.get(self.node, Kind.ANYTHING)
+
+    @property
+    def fake(self) -> Any:
+        """The fake tensor or symbolic number this stands for; None if shapes are not known."""
+        return self.node.meta.get("val")
+
+    @property
+    def stand_in(self) -> Any:
+        """A value of the type this will have when the program runs."""
+        if self.kind is Kind.TENSOR:
+            tensor = self.tracer.state.real(self.node)
+            return A_TENSOR if tensor is None else tensor
+        if self.kind is Kind.NUMBER:
+            return next((plain for kind, plain in NUMBERS if isinstance(self.fake, kind)), 0)
+        return self.fake
+
+    def __getattr__(self, name: str) -> Any:
+        if self.kind is Kind.TENSOR or (self.kind is Kind.ANYTHING and name in TENSOR_FACTS):
+            return self.tracer.tensor_attribute(self, name)
+        return Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in MEMORY:
+            raise RefusedError(
+                f"`.{name}` of {self.node.name} is assigned, and what becomes of its memory is not followed"
+            )
+        super().__setattr__(name, value)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.get_item(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.set_item(self, index, value)
+
+    def __iadd__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.iadd, operator.add, self, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.isub, operator.sub, self, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.imul, operator.mul, self, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.itruediv, operator.truediv, self, other)
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.ifloordiv, operator.floordiv, self, other)
+
+    def __imod__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.imod, operator.mod, self, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.ipow, operator.pow, self, other)
+
+    def __iand__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.iand, operator.and_, self, other)
+
+    def __ior__(self, other: Any) -> Any:
+        return self.tracer.lower_inplace(operator.ior, operator.or_, self, other)
+
+    def __len__(self) -> int:
+        fake = self.fake
+        if isinstance(fake, torch.Tensor) and fake.dim() and type(fake.shape[0]) is int:
+            return fake.shape[0]
+        if isinstance(fake, tuple | list):
+            return len(fake)
+        raise RefusedError(f"the length of {self.node.name} is not known while tracing")
+
+    def __bool__(self) -> bool:
+        return self.tracer.decide(self)
+
+    def __int__(self) -> int:
+        raise self._no_number()
+
+    def __float__(self) -> float:
+        raise self._no_number()
+
+    def __index__(self) -> int:
+        raise self._no_number()
+
+    def _no_number(self) -> RefusedError:
+        cause = "a dynamic size" if self.kind is Kind.NUMBER else "the data"
+        return RefusedError(f"{self.node.name} is used as a Python number, but it depends on {cause}")
+
+    def __hash__(self) -> int:
+        return id(self)

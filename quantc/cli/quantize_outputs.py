@@ -1,0 +1,184 @@
+"""What `quantc quantize` leaves behind: the program, what it was lowered to, a report, and how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from quantc.bench.float_runtime import FloatRun, in_float
+from quantc.bench.race import EAGER, Forward, quietly_on_one_thread, take_turns
+from quantc.cli.run_quantize import Done
+from quantc.errors import QuantcError
+from quantc.files.atomic_file import write_text
+from quantc.files.endings import check_ending
+from quantc.files.output_paths import Output, check_outputs
+from quantc.inspect.report import Speed
+from quantc.ir.program import Program
+from quantc.verbs.lower import ARTIFACTS, TARGETS, artifact_of, check_extra, lower
+
+IN_PROCESS = ("x86", "qnnpack")
+"""Targets that take no time to lower for, so that their speed is always measured."""
+ROUNDS = 9
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Where everything went. `done` has the speed in its report."""
+
+    done: Done
+    artifact: Any = None
+    """What the program was lowered to; None where it was not."""
+    why_not: str = ""
+    """Why it was not lowered, or its speed not measured."""
+    files: tuple[tuple[str, Path], ...] = ()
+    """What was written: what it is, and where."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another runtime runs the artifact: what it took of the program is worth telling."""
+        return self.artifact is not None and any(artifact_of(path) is not None for _, path in self.files)
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            **self.done.to_data(),
+            "artifact": None if self.artifact is None else self.artifact.to_data(),
+            "not_lowered": self.why_not or None,
+            "files": {what: str(path) for what, path in self.files},
+        }
+
+
+def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
+    """Refuse what cannot be written, before the work is done, and say what will be: every file."""
+    if out is None:
+        return
+    where = f"--out {out}"
+    if (target := artifact_of(out)) is not None:
+        check_extra(target)
+        _check_suited(out, target, backend, to)
+    if out.suffix == ".html":
+        raise QuantcError(
+            f"{out} would hold the report, and no program",
+            where=where,
+            advice="name the program: with --out model.qc the report is written to model.html",
+        )
+    check_ending(out, ("", ".qc", *ARTIFACTS), "a quantized program")
+    outputs = planned(out, backend)
+    check_outputs(outputs, where)
+    say(f"to be written: {', '.join(f'{output.path} ({output.what})' for output in outputs)}")
+
+
+def _check_suited(out: Path, target: str, backend: str, to: str) -> None:
+    """Refuse a file for one runtime of a program quantized for another: it would be right, and mostly float."""
+    where = f"--out {out} --backend {backend}"
+    if to == "integer":
+        raise QuantcError(
+            f"{out.suffix} files are written from the Q/DQ form, and the integer form was asked for",
+            where=where,
+            advice="leave --to integer out",
+        )
+    if backend == target or (backend not in TARGETS):
+        return
+    raise QuantcError(
+        f"{out} would be for {target}, and the program is quantized for {backend}",
+        where=where,
+        advice=f"give --backend {target}, or --out {out.with_suffix('.qc')} for {backend}",
+    )
+
+
+def planned(out: Path, backend: str) -> list[Output]:
+    """The files that come of `--out`, beside each other under one name: the program, the artifact and the report."""
+    asked = artifact_of(out)
+    target = asked or backend
+    program = out.with_suffix(".qc") if asked is not None else out
+    outputs = [Output("program", program, "program")]
+    if asked is not None or target in TARGETS:
+        suffixes = {name: suffix for suffix, name in ARTIFACTS.items()}
+        place = out if asked is not None else program.with_suffix(suffixes.get(target, f".{target}.qc"))
+        outputs.append(Output("artifact", place, target if target in suffixes else "program"))
+    return [*outputs, Output("report", program.with_suffix(".html"), "page")]
+
+
+def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
+    """Lower, measure, write. A file whose name says what it is to be lowered to must be so; otherwise what cannot be
+    lowered is told."""
+    asked = None if out is None else artifact_of(out)
+    target = asked or done.result.report.backend
+    artifact, why_not = None, ""
+    if asked is not None or target in IN_PROCESS or (out is not None and target in TARGETS):
+        try:
+            say(f"lower for {target} ...")
+            check_extra(target)
+            artifact = lower(done.result.program, target)
+        except QuantcError as error:
+            if asked is not None:
+                raise
+            why_not = f"not lowered for {target}: {error.what}"
+    elif out is not None:
+        why_not = f"not lowered: there is no target {target!r}"
+    if artifact is not None:
+        say("time ...")
+        done, why_not = _timed(done, artifact, target)
+    delivered = Delivered(done, artifact, why_not)
+    return delivered if out is None else _written(delivered, out, target)
+
+
+def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
+    """Write what was planned, but for an artifact that there is not."""
+    done, artifact = delivered.done, delivered.artifact
+    outputs = planned(out, target)
+    check_outputs(outputs, f"--out {out}")  # the work took its time
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files = []
+    for what, path, _ in outputs:
+        if what == "program":
+            done.result.save(path)
+        elif what == "report":
+            write_text(path, done.to_html())
+        elif artifact is not None:
+            artifact.save(path)
+        else:
+            continue
+        files.append((what, path))
+    return replace(delivered, files=tuple(files))
+
+
+def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
+    """The time of a call of the float program, and of what the quantized one was lowered to, in turns."""
+    captured = done.result.captured
+    if captured.example_inputs is None:
+        return done, "speed not measured: there are no example inputs"
+    steps = {EAGER: _call(captured, captured.module), target: _call(captured, artifact)}
+    try:
+        with quietly_on_one_thread():
+            base, why_not = _float_run(target, captured)
+            if base is not None:
+                steps[base.runtime] = _call(captured, base.model)
+            spent = take_turns(steps, (), ROUNDS)
+    except QuantcError as error:  # such as a runtime that is not installed: the file can be written all the same
+        return done, f"speed not measured: {error.what}"
+    best = {name: min(times) * 1e3 for name, times in spent.items()}
+    found = Speed(target, best[EAGER], best[target], why_not=why_not)
+    if base is not None:
+        found = replace(found, runtime=base.runtime, runtime_before=best[base.runtime])
+    result = replace(done.result, report=replace(done.result.report, speed=found))
+    return replace(done, result=result), ""
+
+
+def _float_run(target: str, captured: Program) -> tuple[FloatRun | None, str]:
+    """The float program on the same runtime; or why it cannot be had, or does not run."""
+    try:
+        found = in_float(target, captured)
+        _call(captured, found.model)()
+    except QuantcError as error:
+        return None, f"float on the same runtime not measured: {error.what}"
+    return found, ""
+
+
+def _call(captured: Program, model: Callable[..., Any]) -> Forward:
+    args, kwargs = pytree.tree_unflatten(list(captured.example_inputs or ()), captured.signature.in_spec)
+    return lambda: model(*args, **kwargs)

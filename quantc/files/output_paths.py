@@ -1,0 +1,85 @@
+"""What a command is about to write, all of it: told beforehand, and refused where it would replace somebody else's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from quantc.errors import SaveError
+from quantc.files.atomic_file import check_writable
+from quantc.files.sealed_tensors import label_of
+
+HEAD = 4096
+"""Bytes at the beginning of a file, by which its kind is told."""
+GENERATOR = '<meta name="generator" content="quantc">'
+"""What says of a page that it is ours."""
+
+
+class Output(NamedTuple):
+    """A file that is to be written."""
+
+    what: str
+    """What it is, for messages: "program"."""
+    path: Path
+    kind: str
+    """One of `KINDS`."""
+
+
+def _begins(*marks: bytes) -> Callable[[Path], bool]:
+    """Whether a file has all of these marks at its beginning, the first at the very start."""
+
+    def is_own(path: Path) -> bool:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+        return head.startswith(marks[0]) and all(mark in head for mark in marks)
+
+    return is_own
+
+
+def _sealed(label: str) -> Callable[[Path], bool]:
+    return lambda path: label_of(path) == label
+
+
+def _is_pte(path: Path) -> bool:
+    mark = b"quantc-1"
+    with path.open("rb") as file:
+        file.seek(-min(len(mark), path.stat().st_size), 2)
+        return file.read() == mark
+
+
+KINDS: dict[str, Callable[[Path], bool]] = {
+    "program": _sealed("quantc.program"),
+    "tensors": _sealed("quantc.tensors"),
+    "onnx": _begins(b"\x08", b"\x12\x06quantc"),  # the version, and who produced it
+    "executorch": _is_pte,
+    "page": _begins(b"<!doctype html>", GENERATOR.encode()),
+    "text": _begins(b'program "'),
+    "table": _begins(b"node "),
+    "json": _begins(b'{\n "format": 1,\n "name": '),
+    "dot": _begins(b'digraph "', b'node [shape=box, fontname="monospace"];'),
+    "graphml": _begins(b"<graphml", b'attr.name="operand"'),
+}
+"""By kind: whether a file that is there was written by quantc as such, and may be replaced by another."""
+
+
+def check_outputs(outputs: Iterable[Output], where: str) -> None:
+    """Refuse to replace files that quantc did not write as what it would put there, and what cannot be written at all.
+    Empty ones may be replaced."""
+    for output in outputs:
+        if output.path.exists() and not _is_own(output):
+            raise SaveError(
+                f"{output.path} is there, and is no {output.what} that quantc wrote: it would be replaced",
+                where=where,
+                advice="give another name, or move that file away first",
+            )
+        check_writable(output.path, makes_folders=True)
+
+
+def _is_own(output: Output) -> bool:
+    if not output.path.is_file():
+        return False
+    try:
+        return not output.path.stat().st_size or KINDS[output.kind](output.path)
+    except OSError:
+        return False

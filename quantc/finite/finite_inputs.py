@@ -1,0 +1,99 @@
+"""What a quantized program is called with: NaN and infinity in an input are refused, in every form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from quantc.errors import InputError
+from quantc.finite.finite_tensors import EMPTY_ROW, why_not_finite
+from quantc.finite.infinite_masks import is_mask, masks_rows
+
+if TYPE_CHECKING:
+    from quantc.ir.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An input that is looked at."""
+
+    place: int
+    """Among the flat inputs."""
+    name: str
+    may_be_infinite: bool = False
+    """Whether it is a mask."""
+    masks_rows: bool = False
+    """Whether its rows go into a softmax that makes NaN of one that is masked out as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The inputs of a program that must be finite: all that are floats, and read. A mask may hold infinities."""
+
+    inputs: tuple[Watched, ...]
+
+    @staticmethod
+    def of(program: Program) -> Watch:
+        found = []
+        entries = program.graph.find_nodes(op="placeholder")
+        for place, (item, entry) in enumerate(zip(program.signature.inputs, entries, strict=True)):
+            kind = None if item.type is None else item.type.dtype
+            if item.is_constant or not entry.users or (kind is not None and not _is_float(kind)):
+                continue
+            may_be_infinite = is_mask(entry)
+            found.append(Watched(place, item.name, may_be_infinite, may_be_infinite and masks_rows(entry)))
+        return Watch(tuple(found))
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        return tuple(item.place for item in self.inputs)
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """InputError, naming the input, where flat inputs hold NaN or infinity."""
+        for item in self.inputs:
+            leaf = leaves[item.place]
+            if isinstance(leaf, Tensor) and (
+                why := why_not_finite(leaf, may_be_infinite=item.may_be_infinite, masks_rows=item.masks_rows)
+            ):
+                raise not_finite(f"input {item.name!r}", why)
+
+
+def _is_float(kind: torch.dtype) -> bool:
+    return kind.is_floating_point or kind.is_complex
+
+
+def not_finite(what: str, why: str) -> InputError:
+    """The error for an input that is not finite."""
+    if why == EMPTY_ROW:
+        return InputError(
+            f"{what} holds {why}: softmax gives NaN for it",
+            where=what,
+            advice="leave a position of every row open, or compute with F.scaled_dot_product_attention: it gives zeros",
+        )
+    return InputError(
+        f"{what} holds {why}, for which a grid has no level",
+        where=what,
+        advice=f"look for {why} before the call, with torch.isfinite; the float model hands it on",
+    )
+
+
+def check_has_numbers(program: Program, leaves: Iterable[Any]) -> None:
+    """Refuse inputs, or a program, on the meta device, where tensors have sizes and no numbers. Both are well."""
+    no_numbers = {leaf.is_meta for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    is_hollow = any(tensor.is_meta for tensor in (*program.root.parameters(), *program.root.buffers()))
+    if is_hollow and no_numbers != {True}:
+        raise InputError(
+            f"{program.name} has no numbers: it was parsed without its constants, or made on the meta device",
+            where=program.name,
+            advice="give them: qc.parse(text, constants), with quantc.text.digests.constants(program)",
+        )
+    if not is_hollow and True in no_numbers:
+        raise InputError(
+            "an input is on the meta device: it has a size and no numbers",
+            where=program.name,
+            advice="give tensors with numbers, as torch.zeros_like(x, device='cpu')",
+        )

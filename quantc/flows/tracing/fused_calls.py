@@ -1,0 +1,215 @@
+"""Calls that are part of one fused op.
+
+The op runs when its last operand is there. Calls before that, and those whose work it has done already, give stages: what a
+stage is made of (bytes, private copies of floats, weights that are held to be what they were) never changes, so that it does not
+matter when somebody looks at it, or whether the next call of the fused op comes at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from quantc.capture.runtime.write_detection import is_tracked
+from quantc.flows.tracing.fused_ops import Unit, reach
+from quantc.flows.tracing.traced_tensor import Buffer, Levels, Traced, call_on_floats, floats_of, traced, value_of
+
+if TYPE_CHECKING:
+    from quantc.flows.tracing.run import Run
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """What a call inside of a fused op gives."""
+
+    unit: Unit
+    call: int
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    """The arguments: values, private floats, and weights."""
+    operands: dict[int, Any]
+    """What the fused op has been given so far."""
+    result: Any
+    """What the fused op gave, once it ran: bytes, or floats that nobody else has."""
+    shape: torch.Size
+    dtype: torch.dtype
+    autocast: torch.dtype | None
+    """The dtype of autocast where it was called."""
+    check: Callable[[], None]
+    """Refuses weights that are other ones by now."""
+
+    def floats(self) -> Tensor:
+        """What the function itself gives, of what the fused op was given."""
+        self.check()
+        args, kwargs = pytree.tree_map(_floats, (self.args, self.kwargs), is_leaf=_is_value)
+        if self.call in self.unit.in_place and isinstance(args[0], Tensor):
+            args = (args[0].clone(), *args[1:])
+        is_other = self.autocast is not None or torch.is_autocast_enabled("cpu")
+        mode = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None) if is_other else nullcontext()
+        with mode:
+            made: Tensor = self.func(*args, **kwargs)
+        return made
+
+
+def _is_value(x: Any) -> bool:
+    return type(x) is Levels or type(x) is Stage
+
+
+def _floats(x: Any) -> Any:
+    return x.floats() if _is_value(x) else x
+
+
+def _stages(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Stage] | None:
+    """The stages of the same fused op that a call was given; None if they are not those that led there when it was recorded."""
+    found: list[Stage] = []
+    for path, name in unit.links[number]:
+        value = value_of(reach(args, kwargs, path))
+        if type(value) is not Stage or value.unit is not unit or unit.makes[value.call] != name:
+            return None
+        found.append(value)
+    if len(found) > 1:
+        first = found[0].operands
+        if any(row.operands.get(index, x) is not x for row in found[1:] for index, x in first.items()):
+            return None
+    return found
+
+
+def _operands(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any] | None:
+    """What a call gives the fused op to read; None if that is not what it was recorded with."""
+    found: dict[int, Any] = {}
+    for index, path in unit.by_call.get(number, ()):
+        x = found[index] = reach(args, kwargs, path)
+        if not isinstance(x, Tensor) or not _may_be(x, unit.operands[index].dtype):
+            return None
+    return found
+
+
+def _may_be(x: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether a tensor is of the dtype that was recorded. Under autocast floats may be of two."""
+    value = value_of(x)
+    found = floats_of(x).dtype if value is None else value.dtype
+    if dtype is None or found is dtype:
+        return True
+    both = (torch.float32, torch.get_autocast_dtype("cpu"))
+    return torch.is_autocast_enabled("cpu") and found in both and dtype in both
+
+
+def _kept(args: Any, known: dict[int, Any], run: Run) -> Any:
+    """Arguments as they are now, for who looks later; `known` are those that are kept already, by id."""
+
+    def now(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            if not run.is_live:
+                if id(x) in known:
+                    return known[id(x)]
+                if id(x) in run.bound.names:
+                    return x
+            return value_of(x) or floats_of(x).clone()
+        kind = type(x)
+        return kind([now(row) for row in x]) if kind is list or kind is tuple else x
+
+    return {name: now(x) for name, x in args.items()} if type(args) is dict else tuple([now(x) for x in args])
+
+
+def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], run: Run) -> Any:
+    """Any call of those that a fused op is made of. The function itself is called where the op cannot stand for it."""
+    target = args[0] if args else None
+    before, own = _stages(unit, number, args, kwargs), _operands(unit, number, args, kwargs)
+    if before is None or own is None or (kwargs and kwargs.get("out") is not None):
+        return call_on_floats(func, args, kwargs)
+    if run.is_live and number in unit.in_place:
+        args = run.read_before_written(args)
+        own = _operands(unit, number, args, kwargs) or {}
+    operands, known = own, {}
+    if unit.is_fused:
+        operands = {index: run.snapshot(unit, index, x) for index, x in own.items()}
+        known = {id(x): operands[index] for index, x in own.items()}
+        for stage in before:
+            operands |= stage.operands
+    result: Any = next((stage.result for stage in before if stage.result is not None), None)
+    if number == unit.trigger:
+        if len(operands) != len(unit.operands):
+            return call_on_floats(func, args, kwargs)
+        result = run.compute(unit, operands)
+        if isinstance(result, tuple | list):  # an op of several results is never fused
+            return result
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    has_run = result is not None
+    if has_run and autocast is None:
+        shape, dtype = result.shape, result.dtype
+    else:
+        shape, dtype = run.looks_of(number, func, args, kwargs, autocast)
+    made: Any
+    if number != unit.members[-1]:
+        given = _kept(args, known, run), _kept(kwargs, known, run) if kwargs else kwargs
+        made = Stage(unit, number, func, *given, operands, result, shape, dtype, autocast, run.check_weights)
+    elif type(result) is Levels:
+        made = result if dtype is result.dtype else Levels(result.levels, result.grid, dtype)
+    else:  # another call from here gives a tensor of its own
+        made = result.clone() if unit.is_fused else result
+        made = made if made.dtype is dtype else made.to(dtype)
+    if number in unit.in_place:
+        return _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
+    return made if isinstance(made, Tensor) else traced(made)
+
+
+def follow(unit: Unit, number: int, func: Callable[..., Any], x: Any, run: Run) -> Any:
+    """`advance`, for a call that reads but one tensor: in short where that is bytes on the right grid, or the work is done."""
+    value = value_of(x)
+    is_last, is_written = number == unit.members[-1], number in unit.in_place
+    if torch.is_autocast_enabled("cpu") or (is_written and (type(x) is not Traced or x._quantc_buffer is not None)):
+        return advance(unit, number, func, (x,), {}, run)
+    if type(value) is Levels:
+        index = unit.begins.get(number, -1)
+        if index < 0 or value.grid is not unit.grids[index] or value.dtype is not torch.float32:
+            return advance(unit, number, func, (x,), {}, run)
+        operands: dict[int, Any] = {index: value}
+        result = run.compute(unit, operands) if number == unit.trigger else None
+    elif type(value) is Stage and value.unit is unit and value.result is not None and number != unit.trigger:
+        if value.autocast is not None or unit.makes[value.call] != unit.links[number][0][1]:
+            return advance(unit, number, func, (x,), {}, run)
+        operands, result = value.operands, value.result
+    else:
+        return advance(unit, number, func, (x,), {}, run)
+    made: Any
+    if not is_last:
+        shape = run.looks_of(number, func, (x,), {}, None)[0] if result is None else result.shape
+        made = Stage(unit, number, func, (value,), {}, operands, result, shape, torch.float32, None, run.check_weights)
+    elif type(result) is Levels:
+        made = result
+    elif isinstance(result, Tensor) and not is_written:
+        return result.clone() if unit.is_fused else result
+    else:
+        return advance(unit, number, func, (x,), {}, run)
+    if not is_written:
+        return traced(made)
+    x._quantc_value = made
+    return x
+
+
+def _written(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) -> Any:
+    """Let a tensor be what a call in place has made of it. If it has memory, it is written there."""
+    is_value = not isinstance(made, Tensor)
+    if type(x) is Traced and (x._quantc_buffer is None or is_passive):
+        x._quantc_value = made if is_value else None
+        if not is_value:
+            x._quantc_buffer = Buffer(made)
+        return x
+    if type(x) is not Traced and type(made) is Stage:  # memory of the user's, which a stage of the fused op describes
+        call_on_floats(call.func, call.args, call.keywords)
+        return traced(made, Buffer(x, run.escapes)) if is_tracked(x) else x
+    was_whole = value_of(x) is not None
+    with torch._C.DisableTorchFunctionSubclass():
+        floats_of(x).copy_(made.floats() if is_value else made)
+    if type(x) is Traced and x._quantc_buffer is not None:
+        x._quantc_value = made if is_value and was_whole else None
+        x._quantc_buffer = Buffer(x._quantc_buffer.floats, x._quantc_buffer.escapes)
+    return x

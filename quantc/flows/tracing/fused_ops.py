@@ -1,0 +1,315 @@
+"""What is run where the model calls an op: fused ops, each over the calls that it does the work of."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from quantc.flows.tracing.extract_program import Compute, cut, grid_made, grid_read
+from quantc.flows.tracing.traced_tensor import Grid, Levels, float32_of, floats_of, levels_on, value_of
+from quantc.ir.program import TRAINED, Program
+from quantc.qat.fake_quantize_insertion import MODES, NORMS
+from quantc.qdq.ops import belongs_to_qdq
+
+Path = tuple[Any, ...]
+"""How to find a tensor among the arguments of a call: 0 for positional ones or 1 for keywords, then keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A tensor that a call was given, and that the model computes of its parameters alone: it is folded."""
+
+    position: int
+    key: str
+    sources: tuple[str, ...]
+    """The parameters and buffers that it is computed of, by name."""
+    digest: str
+    """Of what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """One call of the model, as it was first seen."""
+
+    number: int
+    name: str
+    reads: tuple[str, ...]
+    """The node of each tensor that it was given, by name."""
+    parameters: tuple[str, ...]
+    """What each is called in the model, if it is a parameter or buffer."""
+    paths: tuple[Path, ...]
+    """Where among its arguments these are."""
+    makes: tuple[str, ...]
+    fixed: tuple[tuple[Path, Any], ...]
+    """Its other arguments."""
+    gives_first: bool
+    """Whether it gives the very tensor that it is given first, written to or not."""
+    gives_view: bool
+    """Whether it gives another tensor that shares memory with one it is given."""
+    writes_others: bool
+    """Whether it writes to any other tensor: `out=`, lists of tensors."""
+    is_used: bool
+    """Whether anything reads what it gave."""
+    derived: tuple[Derived, ...] = ()
+    """Those of the tensors that were computed of parameters alone."""
+    computes: bool = True
+    """Whether it is part of what is computed, before anything is folded: a cast to the dtype that is there, or dropout in inference,
+    gives what it is given, and what nobody reads comes to nothing."""
+    may_fold: bool = False
+    """Whether the op that it is can be made part of a convolution or linear before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a fused op reads."""
+
+    call: int
+    position: int
+    """Among the tensors that the call was given."""
+    path: Path
+    value: str
+    """The node that makes it, by name."""
+    dtype: torch.dtype | None
+    groups: tuple[str, ...] = ()
+    """What is to be observed of it."""
+
+
+@dataclass(eq=False)
+class Unit:
+    """A fused op."""
+
+    root: str
+    """The node whose value it computes, by name."""
+    rule: str
+    members: tuple[int, ...]
+    """The calls that it does the work of."""
+    operands: tuple[Operand, ...]
+    constants: dict[int, list[tuple[Path, str]]]
+    """Parameters and buffers that each call must be given, and where."""
+    links: dict[int, list[tuple[Path, str]]]
+    """What each call must be given of other members: where, and the node that makes it."""
+    makes: dict[int, str]
+    """The node that each call makes, by name."""
+    in_place: frozenset[int]
+    """The calls that give the tensor which they are given first."""
+    passive: frozenset[int]
+    """The calls that compute nothing."""
+    derived: dict[int, list[tuple[Path, Derived]]]
+    """What calls must be given that is computed of parameters: where, and what it was."""
+    own: frozenset[str] = frozenset()
+    """Its nodes in the prepared program, by name."""
+    is_product: bool = False
+    trigger: int = 0
+    """The call at which all operands are there."""
+    grids: tuple[Grid | None, ...] = ()
+    out_grid: Grid | None = None
+    computes: dict[tuple[Grid | None, ...], Compute] = field(default_factory=dict)
+    by_call: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)
+    rounders: tuple[fx.Node | None, ...] = ()
+    """In training: the node that rounds each operand."""
+    trained_root: str = ""
+    modes: dict[int, list[str]] = field(default_factory=dict)
+    """In training: the modules of the program that follow the mode of a call, by name."""
+    reading: tuple[int, ...] = ()
+    """The operands that are computed with: each tensor once, in order."""
+    direct: Compute | None = None
+    """What computes it from bytes on its grids, once it was needed."""
+    _building: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        for number, operand in enumerate(self.operands):
+            self.by_call.setdefault(operand.call, []).append((number, operand.path))
+        self.is_fused = len(self.members) > 1
+        first = self.members[0]
+        rows = self.by_call.get(first, [])
+        is_chain = len(rows) == 1 and all(self.links[call] for call in self.members[1:])
+        self.begins = {first: rows[0][0]} if is_chain else {}
+        """For a fused op of which all calls but the first read another: that first call, and the one operand that it reads."""
+        values = [operand.value for operand in self.operands]
+        self.reading = tuple(values.index(value) for value in dict.fromkeys(values))
+        self.trigger = max((operand.call for operand in self.operands), default=self.members[0])
+
+    def fake_quantizers(self, program: Program) -> list[str]:
+        """What rounds its operands in training, by the last part of the name. Weights with a norm are brought back after it."""
+        found: dict[str, None] = {}
+        pending = [node for name in sorted(self.own) for node in program.node(name).all_input_nodes]
+        while pending:
+            node = pending.pop()
+            if node.op == "call_module" and str(node.target).startswith(TRAINED):
+                found[str(node.target).rpartition(".")[2]] = None
+            elif is_put_in(node):
+                pending.extend(node.all_input_nodes)
+        return list(found)
+
+    def settle(self, program: Program) -> None:
+        """Read off a quantized program which grids it works on."""
+        nodes = {node.name: node for node in program.graph.nodes}
+        grids: dict[str, Grid] = {}
+        for node in self._between(nodes):
+            if (found := grid_read(node)) is not None:
+                grids.setdefault(found[0].name, found[1])
+        self.grids = tuple(_one(grids.get(operand.value)) for operand in self.operands)
+        self.out_grid = _one(grid_made(nodes[self.root]))
+        self.computes.clear()
+        self.direct = None
+
+    def settle_training(self, program: Program) -> None:
+        """Read off a program that is trained what rounds its operands, and where its norm is."""
+        nodes = {node.name: node for node in program.graph.nodes}
+        rounders: dict[str, fx.Node] = {}
+        for node in self._between(nodes):
+            if node.args and node.op == "call_module" and TRAINED in str(node.target):
+                rounders.setdefault(getattr(node.args[0], "name", ""), node)
+        self.rounders = tuple(rounders.get(operand.value) for operand in self.operands)
+        last = nodes[self.root]
+        behind = [user for user in last.users if user.op == "call_module" and NORMS in str(user.target)]
+        self.trained_root = behind[0].name if behind and self.root in self.own else self.root
+        calls = {name: call for call, name in self.makes.items()}
+        self.modes = {}
+        for node in self._between(nodes, self.trained_root):
+            holder, _, name = str(node.target).partition(".")
+            call = calls.get(name.removeprefix("fold_"))
+            if node.op == "call_module" and holder in (NORMS, MODES) and call is not None:
+                self.modes.setdefault(call, []).append(str(node.target))
+
+    def _between(self, nodes: Mapping[str, fx.Node], last: str = "") -> list[fx.Node]:
+        """The nodes from its operands to its root, or another that is the last, the last first."""
+        wanted = {operand.value for operand in self.operands}
+        found: dict[fx.Node, None] = {}
+        pending = [nodes[last or self.root]]
+        while pending:
+            node = pending.pop()
+            if node not in found and node.name not in wanted:
+                found[node] = None
+                pending.extend(node.all_input_nodes)
+        return list(found)
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def run_trained(self, program: Program, operands: Mapping[int, Any], rounded: Any) -> Any:
+        """Compute it as it will be rounded; `rounded` does that to an operand."""
+        values: dict[str, Any] = {}
+        for number, (operand, rounder) in enumerate(zip(self.operands, self.rounders, strict=True)):
+            name = operand.value if rounder is None else rounder.name
+            x = operands[number]
+            values.setdefault(name, x.value if type(x) is Rounded else rounded(rounder, floats_of(x)))
+        if () not in self.computes:
+            self.computes[()] = Compute(cut(program, self.trained_root, list(values), {}, None, self.root), None)
+        return self.computes[()].forward(*values.values())
+
+    def run_float(self, program: Program, operands: Mapping[int, Any]) -> Any:
+        """Compute it in float, as it is before it is converted."""
+        compute = self.compute(program, (None,) * len(self.operands), None)
+        return compute.forward(*(floats_of(operands[number]) for number in self.reading))
+
+    def run_quantized(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
+        """Compute it on a kernel. Bytes are read as they come; floats are rounded by the kernel. Gives a value, or floats in new
+        memory."""
+        direct = self.direct
+        if direct is not None:
+            levels = []
+            for number in self.reading:
+                x = operands[number]
+                value = x if type(x) is Levels else value_of(x)
+                if type(value) is not Levels or value.grid is not self.grids[number]:
+                    break
+                levels.append(value.levels)
+            else:
+                made = direct.forward(*levels)
+                if self.out_grid is not None:
+                    return Levels(made, self.out_grid)
+                return made.clone() if any(_shares(made, x) for x in levels) else made
+        return self._run_as_given(program, operands, target)
+
+    def _run_as_given(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
+        given: list[Tensor] = []
+        forms: list[Grid | None] = [None] * len(self.operands)
+        for number in self.reading:
+            x, grid = operands[number], self.grids[number]
+            value = x if type(x) is Levels else value_of(x)
+            if grid is not None and type(value) is Levels:
+                given.append(levels_on(value, grid).levels)
+                forms[number] = grid
+            else:
+                given.append(float32_of(x))
+        if len(given) < len(forms):  # one tensor that is read twice
+            first = {self.operands[number].value: forms[number] for number in self.reading}
+            forms = [first[operand.value] for operand in self.operands]
+        compute = self.compute(program, tuple(forms), target)
+        if tuple(forms) == self.grids and None not in forms:
+            self.direct = compute
+        made = compute.forward(*given)
+        if self.out_grid is not None:
+            return Levels(made, self.out_grid)
+        return made.clone() if any(_shares(made, x) for x in given) else made
+
+    def compute(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
+        """What computes it from operands in the form they are given in."""
+        found = self.computes.get(given)
+        if found is None:
+            with self._building:
+                found = self.computes.get(given) or self._built(program, given, target)
+                self.computes[given] = found
+        return found
+
+    def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
+        names = list(dict.fromkeys(operand.value for operand in self.operands))
+        on_grids = {operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None}
+        made = Compute(cut(program, self.root, names, on_grids, self.out_grid, self.root), target)
+        if self.out_grid is not None:
+            made.leave_order()
+        return made
+
+
+_GRIDS: dict[Grid, Grid] = {}
+
+
+def _one(grid: Grid | None) -> Grid | None:
+    """The same object for grids that are alike."""
+    return None if grid is None else _GRIDS.setdefault(grid, grid)
+
+
+def _shares(made: Any, x: Tensor) -> bool:
+    return isinstance(made, Tensor) and made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """An operand that was rounded in training before the others were there."""
+
+    value: Tensor
+
+
+def is_put_in(node: fx.Node) -> bool:
+    """Whether a node was put in by quantc: it rounds, or for training brings a norm back or follows the mode."""
+    if belongs_to_qdq(node):
+        return True
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return is_put_in(node.args[0])
+    return node.op == "call_module" and str(node.target).startswith((TRAINED, NORMS, MODES))
+
+
+def behind_put_in(node: fx.Node) -> fx.Node:
+    """The node whose value one is that was put in."""
+    while is_put_in(node) and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def reach(args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Any:
+    """The argument at a path; None if there is none."""
+    if len(path) == 2 and path[0] == 0:
+        return args[path[1]] if path[1] < len(args) else None
+    found: Any = args if path[0] == 0 else kwargs
+    for key in path[1:]:
+        try:
+            found = found[key]
+        except (IndexError, KeyError, TypeError):
+            return None
+    return found

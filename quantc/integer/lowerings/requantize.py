@@ -1,0 +1,60 @@
+"""How integers are handed on: to whoever quantizes them, and dequantized to whoever reads them in float."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from quantc.integer.grid import Grid
+from quantc.integer.library import OPS
+from quantc.integer.match_lowering import Bounds, Quantized, Task
+from quantc.ir.types import TensorType, tensor_type
+from quantc.qdq.ops import is_quantize
+
+End = tuple[fx.Node, Grid]
+"""A node that quantizes, and the grid it quantizes to."""
+
+
+def ends_of(task: Task, value: fx.Node) -> list[End]:
+    """The nodes that quantize a value of the match; NotIntegerError if the grid of one is not known."""
+    return [(user, task.grid(user)) for user in value.users if is_quantize(user)]
+
+
+def is_read_in_float(value: fx.Node) -> bool:
+    """Whether anybody but a quantize op reads a value."""
+    return not all(is_quantize(user) for user in value.users)
+
+
+def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends: Sequence[End]) -> None:
+    """Let the integers of `made` stand for the float value `old`.
+
+    Quantize ops on the same grid fall away, others are rescaled to. Readers in float get the integers dequantized as
+    `dequantize` does it, an op on the same grid: to move floats and to dequantize moved integers gives the same bits.
+    """
+    for quantizer, grid in ends:
+        task.stand_in(quantizer, made.node if grid.equals(made.grid) else requantized(task, made, grid))
+    if not old.users:
+        return
+    read = task.program.emit(
+        dequantize.target,
+        (made.node, *dequantize.args[1:]),
+        before=task.root,
+        like=old,
+        value=_retyped(made.node, torch.float32),
+    )
+    task.stand_in(old, read)
+    task.program.plan.claims.drop(read)  # what is claimed computes; this only dequantizes
+
+
+def requantized(task: Task, value: Quantized, grid: Grid, bounds: Bounds | None = None) -> fx.Node:
+    """Integers on another grid, within bounds."""
+    args = (value.node, value.grid.one_zero_point, *task.onto(grid, value.grid.scale / grid.scale, bounds))
+    kind = _retyped(value.node, grid.dtype)
+    return task.program.emit(OPS["requantize"].target, args, before=task.root, like=task.root, value=kind)
+
+
+def _retyped(node: fx.Node, dtype: torch.dtype) -> TensorType | None:
+    kind = tensor_type(node)
+    return None if kind is None else TensorType(dtype, kind.shape)

@@ -1,0 +1,198 @@
+"""What a curve makes of an accumulator, exactly, on integers.
+
+A result of 8 bits takes a few hundred values at most. Along the accumulator it goes from one to the next at certain
+integers. So the integers where it changes, and the values in between, say all there is to say: no rounding is left for
+the time the program runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from quantc.integer.activations import Curve, curve_of, prelu
+from quantc.integer.grid import Grid
+from quantc.integer.library import OPS, integer_op
+from quantc.integer.match_lowering import NotIntegerError, Task
+from quantc.integer.ops.lookup_tables import by_rows, entries
+from quantc.ir.dialect import argument, op_name
+from quantc.ir.types import tensor_type
+from quantc.spec.aten_arithmetic import aten
+
+LOWEST, HIGHEST = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
+STEPPED = "out = levels[number of breakpoints < acc]: clamp(round(f(acc · sx·sw) / so) + zo) for every acc, as a table"
+
+
+@integer_op("steps(Tensor x, Tensor breakpoints, Tensor levels, int axis) -> Tensor", formula=STEPPED)
+def steps(x: Tensor, breakpoints: Tensor, levels: Tensor, axis: int) -> Tensor:
+    """The level between whose breakpoints an accumulator lies; with a row of breakpoints for each index of an axis.
+
+    `levels[i]` holds for `breakpoints[i - 1] < x <= breakpoints[i]`. The lowest int32 is no accumulator: as a
+    breakpoint it says that every accumulator lies above it.
+    """
+
+    def level(rows: Tensor) -> Tensor:
+        found = aten.searchsorted.Tensor(breakpoints, rows, out_int32=True)
+        return entries(levels, found)
+
+    x = aten.to.dtype(x, breakpoints.dtype)
+    if breakpoints.dim() == 1:
+        return level(aten.contiguous.default(x))
+    return by_rows(x, axis, breakpoints.shape[0], level)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The constants of the op: breakpoints (int32, sorted; one row for each channel), levels, and the channels' axis."""
+
+    breakpoints: Tensor
+    levels: Tensor
+    axis: int
+
+
+def write_steps(task: Task, accumulator: fx.Node, scale: Tensor, activation: fx.Node, quantizer: fx.Node) -> None:
+    """Let a table of steps stand for an activation and the quantizer after it.
+
+    `accumulator` is a node of int32, `scale` its scale in float64: one, or shaped to go with it. To know whether
+    there is such a table before anything is written, call `steps_of`, which has the same refusals.
+    """
+    table = steps_of(task, scale, activation, quantizer)
+    breakpoints, levels = task.keep("breakpoints", table.breakpoints), task.keep("levels", table.levels)
+    target = OPS["steps"].target
+    made = task.emit(target, accumulator, breakpoints, levels, table.axis, dtype=table.levels.dtype, like=activation)
+    task.replace(quantizer, made)
+
+
+def steps_of(task: Task, scale: Tensor, activation: fx.Node, quantizer: fx.Node) -> Steps:
+    """The table of an activation after an accumulator, on the grid of a quantizer. NotIntegerError if there is none."""
+    grid = task.grid(quantizer)
+    if grid.qmax - grid.qmin > 255:
+        raise NotIntegerError("a result of more than 8 bits has too many steps for a table")
+    if not bool((scale > 0).all()):
+        raise NotIntegerError("its accumulator is taken times a number that is not positive")
+    curve, axis = _curve_on_axis(task, scale, activation)
+    breakpoints, levels = step_table(curve, scale.double().reshape(-1), grid)
+    if len(breakpoints) == 1:
+        breakpoints = breakpoints.reshape(-1)
+    return Steps(breakpoints.contiguous(), levels.to(grid.dtype), axis)
+
+
+def _curve_on_axis(task: Task, scale: Tensor, activation: fx.Node) -> tuple[Curve, int]:
+    """The curve of an activation, and the axis its rows and those of the scales lie on, counted from the end."""
+    wide = [index - scale.dim() for index, size in enumerate(scale.shape) if size > 1]
+    if len(wide) > 1:
+        raise NotIntegerError("the scales of its accumulator lie along several axes")
+    axis = wide[0] if wide else -1
+    if op_name(activation) != "prelu":
+        curve = curve_of(activation)
+        if curve is None:
+            raise NotIntegerError(f"{op_name(activation)} is no function that a table of steps is known for")
+        return curve, axis
+    slope, kind = task.constant(argument(activation, "w")), tensor_type(activation)
+    if slope is None or kind is None:
+        raise NotIntegerError(f"the slope of {activation.name} is not a constant")
+    if slope.numel() == 1:
+        return prelu(slope), axis
+    channels = 1 - kind.rank
+    if wide and axis != channels:
+        raise NotIntegerError("slopes and scales lie along different axes")
+    return prelu(slope), channels
+
+
+# -- making the table --------------------------------------------------------------------------------------------
+
+
+def step_table(curve: Curve, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Breakpoints (rows, steps) in int32, and levels (steps + 1), of `curve.levels(accumulator * scale, grid)`.
+
+    First the numbers are found, by bisection over the float64 numbers themselves, at which the curve reaches another
+    level; they are the same for all scales. Then, for each scale, the integers at which the products reach them.
+    """
+    farthest = float(scale.max()) * -LOWEST
+    reached, levels = _thresholds(curve, grid, farthest)
+    last_before = (first_accumulator(reached, scale.reshape(-1, 1)) - 1).clamp(LOWEST, HIGHEST)
+    return _compressed(last_before.to(torch.int32), levels)
+
+
+def _thresholds(curve: Curve, grid: Grid, farthest: float) -> tuple[Tensor, Tensor]:
+    """Where, from left to right, a curve comes to another level: for each row the least number, for all the level."""
+    begin = torch.full((curve.rows, 1), -farthest, dtype=torch.float64)
+    reached, levels = [], []
+    for piece in curve.pieces:
+        until = torch.as_tensor(piece.until, dtype=torch.float64).expand_as(begin)
+        end = until.clamp(max=farthest)
+        if bool((begin <= end).any()):
+            run = _run(curve, grid, begin, end, piece.rises)
+            reached.append(_bisect(curve, grid, begin, end, run, piece.rises))
+            levels.append(run)
+        begin = torch.maximum(begin, _next_above(until))
+    return torch.cat(reached, dim=1), torch.cat(levels)
+
+
+def _run(curve: Curve, grid: Grid, begin: Tensor, end: Tensor, rises: bool) -> Tensor:
+    """The levels that a piece passes through, in their order, in any of the rows that have the piece."""
+    here = begin <= end
+    ends = torch.cat([curve.levels(begin, grid)[here], curve.levels(end, grid)[here]])
+    run = torch.arange(int(ends.min()), int(ends.max()) + 1)
+    return run if rises else run.flip(0)
+
+
+def _bisect(curve: Curve, grid: Grid, begin: Tensor, end: Tensor, run: Tensor, rises: bool) -> Tensor:
+    """The least numbers between `begin` and `end` at which each level of `run` is reached; beyond the end if none is.
+
+    Neighbours among the float64 numbers have neighbouring ranks, so 64 halvings leave one number. Should the curve's
+    own rounding make it waver around a level, one of the crossings is found: what is found is not reached just before
+    and reached there.
+    """
+    low = _rank(begin).expand(-1, len(run)).clone()
+    high = torch.maximum(low, _rank(end).expand(-1, len(run)) + 1)
+    for _ in range(64):
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        levels = curve.levels(_of_rank(middle), grid)
+        is_reached = levels >= run if rises else levels <= run
+        open_still = low < high
+        low = torch.where(open_still & ~is_reached, middle + 1, low)
+        high = torch.where(open_still & is_reached, middle, high)
+    return _of_rank(low)
+
+
+def _rank(x: Tensor) -> Tensor:
+    """The place of a float64 number among all of them, zero at 0."""
+    bits = x.contiguous().view(torch.int64)
+    return torch.where(bits < 0, torch.iinfo(torch.int64).min - bits, bits)
+
+
+def _of_rank(rank: Tensor) -> Tensor:
+    bits = torch.where(rank < 0, torch.iinfo(torch.int64).min - rank, rank)
+    return bits.view(torch.float64)
+
+
+def _next_above(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, torch.inf))
+
+
+def first_accumulator(reached: Tensor, scale: Tensor) -> Tensor:
+    """The least integers whose product with a scale, rounded to float64, is not below a number."""
+    guess = torch.ceil(reached / scale).clamp(LOWEST, HIGHEST + 1)
+    guess = torch.where((guess - 1) * scale >= reached, guess - 1, guess)
+    guess = torch.where(guess * scale < reached, guess + 1, guess)
+    return guess.to(torch.int64)
+
+
+def _compressed(last_before: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    """The same table without levels that no accumulator of any row has, and without steps from a level to itself.
+
+    `levels[i]` begins after `last_before[:, i]` and ends with the one after it.
+    """
+    beyond = torch.full_like(last_before[:, :1], HIGHEST)
+    starts = torch.cat([torch.full_like(beyond, LOWEST), last_before[:, 1:]], dim=1)
+    ends = torch.cat([starts[:, 1:], beyond], dim=1)
+    visited = (starts < ends).any(dim=0)
+    starts, levels = starts[:, visited], levels[visited]
+    changes = torch.cat([torch.tensor([True]), levels[1:] != levels[:-1]])
+    return starts[:, changes][:, 1:], levels[changes]
+
+
+__all__ = ["Steps", "first_accumulator", "step_table", "steps", "steps_of", "write_steps"]

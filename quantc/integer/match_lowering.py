@@ -1,0 +1,219 @@
+"""One claimed match of a Q/DQ program, as it is turned into integer ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from quantc.integer.grid import Grid, grid_of
+from quantc.ir.dialect import argument, is_op
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, tensor_type
+from quantc.qdq.ops import is_dequantize, is_quantize
+
+MultiplierForm = Literal["float64", "fixed"]
+Curves = Literal["exact", "float"]
+"""What becomes of an activation that is no clamp after a product: a table of steps, or float as it is."""
+
+
+class NotIntegerError(Exception):
+    """Why a match stays in float. Never reaches the user: the reason is put into the plan."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An operand that comes quantized: its integers, and what they stand for."""
+
+    node: fx.Node
+    grid: Grid
+
+
+@dataclass
+class Task:
+    """A match to be lowered: the op it is about, what follows it inside the match, and what it yields.
+
+    `core` is the first op. `tail` are the ops after it that the rule took with it (a sum, an activation).
+    """
+
+    program: Program
+    nodes: tuple[fx.Node, ...]
+    multiplier: MultiplierForm = "float64"
+    curves: Curves = "exact"
+    notes: list[str] = field(default_factory=list)
+    made: list[fx.Node] = field(default_factory=list)
+    """The nodes that compute what the match computed."""
+
+    @property
+    def core(self) -> fx.Node:
+        return self.nodes[0]
+
+    @property
+    def tail(self) -> tuple[fx.Node, ...]:
+        return self.nodes[1:]
+
+    @property
+    def root(self) -> fx.Node:
+        return self.nodes[-1]
+
+    # -- what it reads ---------------------------------------------------------------------------------------
+
+    def argument(self, name: str) -> Any:
+        return argument(self.core, name)
+
+    def quantized(self, value: Any) -> Quantized:
+        """An operand that must come quantized."""
+        if self.grouped(value) is not None:
+            raise NotIntegerError(f"{value.name} has a scale for each group")
+        found = self.maybe_quantized(value)
+        if found is None:
+            name = value.name if isinstance(value, fx.Node) else repr(value)
+            raise NotIntegerError(f"{name} does not come quantized")
+        return found
+
+    def maybe_quantized(self, value: Any) -> Quantized | None:
+        """An operand if it comes quantized, with one scale or one for each channel."""
+        found = self._dequantized(value)
+        return found if found is not None and found.grid.group is None else None
+
+    def grouped(self, value: Any) -> Quantized | None:
+        """An operand if it comes quantized with a scale for each group."""
+        found = self._dequantized(value)
+        return found if found is not None and found.grid.group is not None else None
+
+    def _dequantized(self, value: Any) -> Quantized | None:
+        if not isinstance(value, fx.Node) or not is_dequantize(value):
+            return None
+        source, grid = value.args[0], grid_of(self.program, value)
+        if grid is None or not isinstance(source, fx.Node):
+            return None
+        return Quantized(source, grid)
+
+    def whole(self, value: Any) -> Quantized:
+        """An operand that must come quantized with one scale for the whole tensor."""
+        found = self.quantized(value)
+        if not found.grid.is_whole:
+            raise NotIntegerError(f"{found.node.name} has a scale for each channel")
+        return found
+
+    def constant(self, value: Any) -> Tensor | None:
+        """The tensor of a constant operand; None if it is not one."""
+        return self.program.tensor(value) if isinstance(value, fx.Node) else None
+
+    # -- what it yields --------------------------------------------------------------------------------------
+
+    def quantizers(self, node: fx.Node | None = None) -> tuple[fx.Node, ...]:
+        """The nodes that quantize what the match yields; empty if anyone reads it in float."""
+        users = tuple((node or self.root).users)
+        return users if users and all(is_quantize(user) for user in users) else ()
+
+    def grid(self, quantizer: fx.Node) -> Grid:
+        found = grid_of(self.program, quantizer)
+        if found is None or not found.is_whole:
+            raise NotIntegerError(f"{quantizer.name} does not have one known scale")
+        return found
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def emit(self, target: Any, *args: Any, dtype: torch.dtype, like: fx.Node | None = None) -> fx.Node:
+        """A new node in the place of `like`, a node of the match (the root, unless given): of its shape, of a dtype."""
+        source = like if like is not None else self.root
+        kind = tensor_type(source)
+        made = None if kind is None else TensorType(dtype, kind.shape)
+        return self.program.emit(target, args, before=source, like=source, value=made)
+
+    def keep(self, hint: str, value: Tensor) -> fx.Node:
+        """A new constant, named after the core."""
+        return self.program.constant(f"{self.core.name}_{hint}", value, before=self.core)
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let a new node, with its claim, stand for a node of the match, or for one that quantizes its result."""
+        self.claim(new)
+        self.stand_in(old, new)
+
+    def claim(self, node: fx.Node) -> None:
+        """Say that a new node is what the match computes now: `coverage()` lists it under its rule."""
+        claim = self.program.plan.claims.get(self.root)
+        if claim is not None:
+            self.program.plan.claims[node] = claim
+        self.made.append(node)
+
+    def keep_name(self) -> None:
+        """Let the first node that was made be called as the core was: that is what users know it by."""
+        if not self.made:
+            return
+        core, made = self.core, self.made[0]
+        core.name, made.name = made.name, core.name
+        origin = self.program.origins.get(core)
+        if origin is not None:
+            self.program.origins[made] = origin
+
+    def stand_in(self, old: fx.Node, new: fx.Node) -> None:
+        """Let a new node have the value of an old one, without its claim: a step after the one that has it."""
+        name = old.name
+        self.program.replace(old, new)
+        self.program.plan.lowered[new] = name
+
+    def fixed(self, multiplier: Tensor) -> tuple[fx.Node, fx.Node | None]:
+        """A multiplier as the constants an op takes, in the form that was asked for."""
+        if self.multiplier == "float64":
+            return self.keep("multiplier", multiplier.double()), None
+        from quantc.integer.fixed_point import mantissa_and_shift
+
+        mantissa, shift = mantissa_and_shift(multiplier.double())
+        return self.keep("mantissa", mantissa), self.keep("shift", shift)
+
+    def onto(self, grid: Grid, multiplier: Tensor, bounds: Bounds | None = None) -> tuple[Any, ...]:
+        """The last arguments of an op whose result lies on `grid`; `multiplier` takes its accumulator there."""
+        low, high = (grid.qmin, grid.qmax) if bounds is None else bounds.on(grid)
+        return (*self.fixed(multiplier), grid.one_zero_point, low, high, grid.dtype)
+
+    def to_float(self, multiplier: Tensor) -> tuple[Any, ...]:
+        """The last arguments of an op whose result is float32."""
+        return (self.keep("multiplier", multiplier.double()), None, 0, 0, 0, torch.float32)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a clamp at the end of a match lets through, as real numbers."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def on(self, grid: Grid) -> tuple[int, int]:
+        """The same bounds on a grid."""
+        low = grid.qmin if self.low == -math.inf else grid.level(self.low)
+        high = grid.qmax if self.high == math.inf else grid.level(self.high)
+        # as torch has it: where the bounds cross, the upper one wins
+        return min(low, high), high
+
+    def then(self, other: Bounds) -> Bounds:
+        low = min(max(self.low, other.low), other.high)
+        return Bounds(low, min(max(self.high, other.low), other.high))
+
+
+def bounds_of(node: fx.Node) -> Bounds | None:
+    """The bounds of a relu or of a clamp to numbers; None if it is something else."""
+    if is_op(node, "relu"):
+        return Bounds(low=0.0)
+    if not is_op(node, "clamp"):
+        return None
+    low, high = argument(node, "min"), argument(node, "max")
+    if isinstance(low, fx.Node) or isinstance(high, fx.Node):
+        return None
+    return Bounds(-math.inf if low is None else float(low), math.inf if high is None else float(high))
+
+
+def tail_bounds(tail: Sequence[fx.Node]) -> Bounds | None:
+    """The bounds of a tail that does nothing but clamp; None if it does something else."""
+    total = Bounds()
+    for node in tail:
+        bounds = bounds_of(node)
+        if bounds is None:
+            return None
+        total = total.then(bounds)
+    return total

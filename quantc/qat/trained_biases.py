@@ -1,0 +1,69 @@
+"""Biases as they are trained where the backend adds them to sums of integers: on the grid of the accumulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from quantc.integer.bias_grid import PRODUCTS, snapped
+from quantc.ir.dialect import is_op
+from quantc.ir.program import TRAINED, Program, attribute
+from quantc.qat.fake_quantize_insertion import is_dropout, put_module
+from quantc.qat.fake_quantizer import FakeQuantizer, HandedOn, RunTimeScale
+from quantc.qat.straight_through import passed_through
+from quantc.spec.formats import PerGroup, PerTensor
+
+
+class SnappedBias(nn.Module):
+    """A bias rounded to multiples of the scales of input and weight, as the pass `snap-bias` rounds it."""
+
+    def __init__(self, x: FakeQuantizer, weight: FakeQuantizer) -> None:
+        super().__init__()
+        self.__dict__["factors"] = (x, weight)  # not as children: they have names of their own
+        x.is_parent = weight.is_parent = True
+
+    def forward(self, bias: Tensor | None) -> Tensor | None:
+        x, weight = (factor.current for factor in self.__dict__["factors"])
+        if bias is None or x is None or weight is None:
+            return bias
+        scale = x.scale.detach().double() * weight.scale.detach().double()
+        return passed_through(bias, snapped(bias.detach(), scale))
+
+
+def snap_trained_biases(program: Program) -> int:
+    """Round the biases of products of rounded tensors while they are trained; how many there are."""
+    count = 0
+    for _, graph in program.graphs():
+        for node in list(graph.nodes):
+            if not is_op(node, *PRODUCTS) or len(node.args) < 3 or not isinstance(node.args[2], fx.Node):
+                continue
+            x, weight = (_fake(program, operand) for operand in node.args[:2])
+            if x is None or weight is None or not _adds_integers(x, weight):
+                continue
+            bias = node.args[2]
+            target = put_module(program, graph, TRAINED, f"{node.name}_bias", SnappedBias(x, weight))
+            rounded = program.emit(target, (bias,), before=node, like=bias, name=f"snap_{node.name}_bias")
+            node.args = (*node.args[:2], rounded, *node.args[3:])
+            count += 1
+    if count:
+        program.touch()
+    return count
+
+
+def _fake(program: Program, node: Any) -> FakeQuantizer | None:
+    """What rounds an operand; None if nothing does."""
+    while isinstance(node, fx.Node) and is_dropout(program, node):
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    module = attribute(program.owner(node.graph), str(node.target))
+    found = module.__dict__["fake"] if isinstance(module, HandedOn) else module
+    return found if isinstance(found, FakeQuantizer) else None
+
+
+def _adds_integers(x: FakeQuantizer, weight: FakeQuantizer) -> bool:
+    """Whether the accumulator of a product has one scale, or one a channel, that is known beforehand."""
+    if any(isinstance(fake, RunTimeScale) or fake.spec.dtype.is_float for fake in (x, weight)):
+        return False
+    return isinstance(x.spec.granularity, PerTensor) and not isinstance(weight.spec.granularity, PerGroup)

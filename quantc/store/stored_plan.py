@@ -1,0 +1,270 @@
+"""The plan of a quantization as data, so that a prepared program can be saved, calibrated further and converted.
+
+Nodes and sites go by name: `conv2d`, `true_graph_0/conv2d`, `conv2d:out0`, `true_graph_0/conv2d:in1`. What is decided in many
+places (`uses`) is written once and then goes by its number. A quantizer is a rule table and code, so only its name is written:
+that of a backend, which is looked up among the installed ones when the file is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from torch import fx
+
+from quantc.annotate.quantizer import Quantizer, Quantizers, TableQuantizer, instruction_sets_of, quantizer_of
+from quantc.config.config import QuantConfig
+from quantc.errors import LoadError, PluginError, UnknownNameError
+from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
+from quantc.ir.plan import Claim, Group, Part, Plan, Source
+from quantc.ir.sites import NodeTable, Site
+from quantc.observe.observation_registry import OBSERVATIONS
+from quantc.observe.store import SiteRecord
+from quantc.pipeline.registry import BACKENDS
+from quantc.spec.formats import Timing
+from quantc.spec.instruction_sets import INSTRUCTION_SETS
+from quantc.spec.numerics import QParams
+from quantc.store.file_versions import ADVICE
+from quantc.store.stored_tensors import TensorReader, TensorWriter
+
+_SITE = re.compile(r"(?:(?P<graph>.+)/)?(?P<node>[^/:]+):(?P<place>out|in)(?P<index>\d{1,9})", re.ASCII)
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ClaimData(_Data):
+    quantizer: str
+    rule: str
+    root: str
+    part: Part
+    timing: Timing = Timing.STATIC
+
+
+class GroupData(_Data):
+    name: str
+    use: NonNegativeInt
+    values: list[str]
+    places: list[str]
+    source: Source
+
+
+class QuantizerData(_Data):
+    """Who annotated the program. `backends` are those to look up, in order of precedence; none if it is no backend."""
+
+    name: str
+    backends: list[str]
+
+
+class PlanData(_Data):
+    """A plan without its tensors, which are stored under `statistics/<group>/<name>` and `qparams/<group>/<name>`."""
+
+    quantizer: QuantizerData | None
+    config: QuantConfig | None
+    claims: dict[str, ClaimData]
+    left_float: dict[str, str]
+    lowered: dict[str, str] = {}
+    uses: list[TensorOutcome]
+    outcomes: dict[str, NonNegativeInt]
+    groups: list[GroupData]
+    statistics: dict[str, SiteRecord]
+    batches: NonNegativeInt
+    qparams: list[str]
+    instruction_sets: dict[str, str] | None = None
+    """Files from before it was written leave it to the quantizer."""
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -> PlanData:
+    """A plan as data; its tensors are added to `tensors`. `names` are those of the nodes."""
+    uses: dict[Any, int] = {}
+
+    def number(outcome: TensorOutcome) -> int:
+        return uses.setdefault(outcome, len(uses))
+
+    outcomes = {str(site): number(outcome) for site, outcome in plan.outcomes.items()}
+    groups = [
+        GroupData(
+            name=group.name,
+            use=number(group.outcome),
+            values=[str(site) for site in group.values],
+            places=[str(site) for site in group.places],
+            source=group.source,
+        )
+        for group in plan.groups
+    ]
+    statistics: dict[str, SiteRecord] = {}
+    for name, observation in plan.statistics.items():
+        statistics[name], own = SiteRecord.of(observation)
+        for key, tensor in own.items():
+            tensors.add(f"statistics/{name}/{key}", tensor)
+    for name, qparams in plan.qparams.items():
+        tensors.add(f"qparams/{name}/scale", qparams.scale)
+        tensors.add(f"qparams/{name}/zero_point", qparams.zero_point)
+    return PlanData(
+        quantizer=None if plan.quantizer is None else _quantizer_data(plan.quantizer),
+        config=plan.config,
+        claims={names[node]: _claim_data(claim) for node, claim in plan.claims.rows.items()},
+        left_float={names[node]: reason for node, reason in plan.left_float.rows.items()},
+        lowered={names[node]: name for node, name in plan.lowered.rows.items()},
+        uses=list(uses),
+        outcomes=outcomes,
+        groups=groups,
+        statistics=statistics,
+        batches=plan.batches,
+        qparams=list(plan.qparams),
+        instruction_sets=plan.instruction_sets,
+    )
+
+
+def _claim_data(claim: Claim) -> ClaimData:
+    return ClaimData(quantizer=claim.quantizer, rule=claim.rule, root=claim.root, part=claim.part, timing=claim.timing)
+
+
+def _quantizer_data(quantizer: Quantizer) -> QuantizerData:
+    members = quantizer.members if type(quantizer) is Quantizers else (quantizer,)
+    names = [member.name for member in members if _is_installed(member)]
+    return QuantizerData(name=quantizer.name, backends=names if len(names) == len(members) else [])
+
+
+def _is_installed(quantizer: Quantizer) -> bool:
+    """Whether it is a backend that can be had by its name."""
+    if type(quantizer) is not TableQuantizer or quantizer.name not in BACKENDS:
+        return False
+    try:
+        return bool(BACKENDS[quantizer.name] == quantizer.backend)
+    except PluginError:  # somebody else's of the same name, and it does not import
+        return False
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def plan_of(
+    data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader, *, needs_statistics: bool = True
+) -> tuple[Plan, list[str]]:
+    """The plan that data describes, and what there is to say about it. Unless statistics are needed, those of observations
+    that nobody offers here are left out."""
+    uses = data.uses
+    outcomes = {_site(text, "outcomes"): _use(uses, index, f"outcomes.{text}") for text, index in data.outcomes.items()}
+    quantizer, notes = _quantizer(data.quantizer)
+    plan = Plan(
+        quantizer=quantizer,
+        config=data.config,
+        claims=NodeTable({_node(nodes, name, "claims"): Claim(**dict(claim)) for name, claim in data.claims.items()}),
+        left_float=NodeTable({_node(nodes, name, "left_float"): why for name, why in data.left_float.items()}),
+        lowered=NodeTable({_node(nodes, name, "lowered"): old for name, old in data.lowered.items()}),
+        outcomes=outcomes,
+        groups=tuple(_group(uses, index, group) for index, group in enumerate(data.groups)),
+        batches=data.batches,
+        instruction_sets=_instruction_sets(data.instruction_sets, quantizer),
+    )
+    for name, record in data.statistics.items():
+        where = f"plan.statistics.{name}"
+        own = {key: tensors.take(f"statistics/{name}/{key}") for key in dict.fromkeys(record.tensors)}
+        if needs_statistics or _is_offered(record.statistics):
+            plan.statistics[name] = record.restore(own, where)
+        else:
+            notes.append(f"the statistics of {name} are left out: nobody offers {record.statistics!r} here")
+    for name in dict.fromkeys(data.qparams):
+        plan.qparams[name] = _qparams(name, tensors)
+    return plan, notes
+
+
+def _is_offered(statistics: str) -> bool:
+    """Whether somebody offers such statistics here, in working order."""
+    try:
+        OBSERVATIONS[statistics]
+    except (UnknownNameError, PluginError):
+        return False
+    return True
+
+
+def _refusal(what: str, where: str) -> LoadError:
+    return LoadError(what, where=f"plan.{where}", advice=ADVICE)
+
+
+def _site(text: str, where: str) -> Site:
+    found = _SITE.fullmatch(text)
+    if found is None:
+        raise _refusal(f"{text[:60]!r} is not a site", where)
+    index = int(found["index"])
+    graph, node = found["graph"] or "", found["node"]
+    return Site(graph, node, out=index) if found["place"] == "out" else Site(graph, node, operand=index)
+
+
+def _sites(texts: Iterable[str], where: str) -> tuple[Site, ...]:
+    return tuple(_site(text, where) for text in texts)
+
+
+def _node(nodes: Mapping[str, fx.Node], name: str, where: str) -> fx.Node:
+    node = nodes.get(name)
+    if node is None:
+        raise _refusal(f"there is no node {name[:60]!r}", where)
+    return node
+
+
+def _use(uses: list[TensorOutcome], index: int, where: str) -> TensorOutcome:
+    if index >= len(uses):
+        raise _refusal(f"there is no use number {index}", where)
+    return uses[index]
+
+
+def _group(uses: list[TensorOutcome], index: int, data: GroupData) -> Group:
+    where = f"groups.{index}"
+    outcome = _use(uses, data.use, where)
+    if not isinstance(outcome, Quantize | Fixed | Derived):
+        raise _refusal(f"no group is {outcome}", f"{where}.use")
+    if not data.places:
+        raise _refusal("a group has at least one place", f"{where}.places")
+    if data.source not in _sources(outcome):
+        raise _refusal(f"the scales of {outcome} do not come from {data.source.value!r}", f"{where}.source")
+    return Group(data.name, outcome, _sites(data.values, where), _sites(data.places, where), data.source)
+
+
+def _sources(outcome: Quantize | Fixed | Derived) -> tuple[Source, ...]:
+    """Where the scales of a group can come from."""
+    if isinstance(outcome, Fixed):
+        return (Source.GIVEN,)
+    if isinstance(outcome, Derived):
+        return (Source.DERIVED,)
+    return (Source.RUN_TIME,) if outcome.spec.timing is Timing.DYNAMIC else (Source.CONSTANTS, Source.DATA)
+
+
+def _instruction_sets(given: dict[str, str] | None, quantizer: Quantizer | None) -> dict[str, str]:
+    if given is None:
+        return instruction_sets_of(quantizer)
+    for member, name in given.items():
+        if name and name not in INSTRUCTION_SETS:
+            raise _refusal(f"there is no instruction set {name[:60]!r}", f"instruction_sets.{member[:60]}")
+    return given
+
+
+def _qparams(name: str, tensors: TensorReader) -> QParams:
+    scale, zero_point = tensors.take(f"qparams/{name}/scale"), tensors.take(f"qparams/{name}/zero_point")
+    where = f"qparams.{name}"
+    if scale.dtype != torch.float32 or not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        raise _refusal("the tensor 'scale' is not positive float32", where)
+    if zero_point.dtype != torch.int64 or zero_point.shape != scale.shape:
+        raise _refusal("the tensor 'zero_point' is not int64 of the scale's shape", where)
+    return QParams(scale, zero_point)
+
+
+def _quantizer(data: QuantizerData | None) -> tuple[Quantizer | None, list[str]]:
+    """The quantizer by name. Without it all works but what only it can tell; so its absence is a note, not an error."""
+    if data is None:
+        return None, []
+    if not data.backends:
+        return None, [
+            f"{data.name} is not an installed backend, so a file cannot hold it: program.plan.quantizer is None"
+        ]
+    try:
+        return quantizer_of(data.backends[0] if len(data.backends) == 1 else data.backends), []
+    except (UnknownNameError, PluginError) as error:
+        return None, [f"program.plan.quantizer is None: {error.what}"]

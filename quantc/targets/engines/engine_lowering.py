@@ -1,0 +1,64 @@
+"""`qc.lower(program, "x86", engine=...)`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from quantc.errors import QuantcError, RefusedError
+from quantc.ir.program import Program, check_program
+from quantc.targets.engines.engine_module import OnEngine
+from quantc.targets.engines.engine_selection import Chosen, choose
+from quantc.targets.engines.engine_table import AUTO, ENGINES, TORCH, engine_of
+from quantc.targets.kernels.lowered import Lowered, lower
+from quantc.targets.provenance import check_quantized
+
+
+def lower_x86(
+    program: Program | Lowered, *, engine: str = TORCH, threads: int | None = None, **options: Any
+) -> Lowered | OnEngine | Chosen:
+    """A quantized program as a module on x86, run by an engine.
+
+    `engine="torch"` are torch's kernels, which `options` are for (`quantc.targets.kernels.lowered.lower`). "onnxruntime" and
+    "openvino" read the program as ONNX; each needs its extra. `engine="auto"` builds them all where they are installed,
+    times them on the program's example inputs, and keeps the fastest of those that come as close to the Q/DQ form as
+    torch's kernels do; `print` shows what was measured.
+
+    `threads` is how many threads an engine outside torch may use: as many as torch, unless it is given.
+    """
+    _check_threads(threads, engine)
+    if engine == TORCH:
+        return lower(program, "x86", **options)
+    if isinstance(program, Lowered):
+        raise QuantcError(
+            f"{program.headline}: engines outside torch read the Q/DQ form",
+            where=f'qc.lower(..., "x86", engine={engine!r})',
+            advice="give what qc.convert(prepared) gave",
+        )
+    check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
+    if options and engine != AUTO:
+        raise QuantcError(
+            f"{', '.join(options)}: these are options of torch's kernels",
+            where=f'qc.lower(..., "x86", engine={engine!r})',
+            advice='leave them out, or give engine="torch"',
+        )
+    if engine != AUTO:
+        found = engine_of(engine)
+        check_quantized(program, engine)
+        return OnEngine(program.clone(), found, threads)
+    check_quantized(program, "an engine outside torch")
+    reasons = {name: why for name, each in ENGINES.items() if (why := each.why_not()) is not None}
+    own = program.clone()
+    makers = {TORCH: partial(lower, program, "x86", **options)} | {
+        name: partial(OnEngine, own, each, threads) for name, each in ENGINES.items() if name not in reasons
+    }
+    return choose(program, makers, reasons)
+
+
+def _check_threads(threads: Any, engine: str) -> None:
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise RefusedError(
+            f"threads is {threads!r}",
+            where=f'qc.lower(..., "x86", engine={engine!r}, threads={threads!r})',
+            advice="give a whole number of at least 1, or leave it out for as many as torch uses",
+        )

@@ -1,0 +1,178 @@
+"""From a quantized program to ExecuTorch: `torch.export`, then its edge dialect, then delegates, then a `.pte`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+from quantc.capture.export.fix_sizes import fix_opened
+from quantc.errors import QuantcError, RefusedError
+from quantc.ir.program import Program, check_program
+from quantc.targets.executorch.artifact import TARGET, Pte
+from quantc.targets.executorch.call_signature import outputs_of
+from quantc.targets.executorch.delegation import delegation_of, misread
+from quantc.targets.executorch.exporting import LARGEST, examples_of, exported, keeps_state, size_ranges
+from quantc.targets.executorch.lazy_imports import package, quiet, unwarned
+from quantc.targets.executorch.legalize_strided import write_blocks
+from quantc.targets.executorch.legalize_xnnpack import spell
+from quantc.targets.executorch.metadata import METHOD, metadata_of
+from quantc.targets.executorch.partitioning import held, reasons
+from quantc.targets.executorch.weight_only_linear import xnnpack_partitioner
+from quantc.targets.provenance import check_quantized
+
+
+def lower(
+    program: Program,
+    target: str = TARGET,
+    *,
+    partitioners: Sequence[Any] | None = None,
+    largest: int | Mapping[str, int] | None = None,
+) -> Pte:
+    """A quantized program in Q/DQ form as ExecuTorch runs it. The program is not changed.
+
+    `partitioners` decide what goes to which delegate, the first having the first choice; XNNPACK's by default. `largest` is the
+    size up to which memory is set aside for dimensions that vary and have no bound: one for all (64 by default), or by symbol. A
+    batch that was left open because nobody said otherwise is fixed to that of the example inputs, unless `largest` is given.
+    """
+    check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
+    _check_form(program)
+    return as_pte(program, partitioners=partitioners, largest=largest)
+
+
+def as_pte(
+    program: Program,
+    *,
+    partitioners: Sequence[Any] | None = None,
+    largest: int | Mapping[str, int] | None = LARGEST,
+) -> Pte:
+    """A program as ExecuTorch runs it, quantized or not."""
+    exir = package("executorch.exir")
+    package("executorch.kernels.quantized")
+    package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops takes
+    given = _partitioners(partitioners) if partitioners is not None else [xnnpack_partitioner()]
+    source, own = program, program.clone()
+    fixed = fix_opened(own) if largest is None else None
+    if fixed is not None:
+        program = own.clone()
+    spell(own)
+    if partitioners is None:
+        write_blocks(own)
+    ranges = size_ranges(own, LARGEST if largest is None else largest)
+    try:
+        graph = exported(own, ranges)
+        metadata = metadata_of(program, ranges, has_state=keeps_state(graph), source=source)
+        with reasons() as refusals, unwarned():
+            manager = exir.to_edge_transform_and_lower(
+                graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}
+            )
+        _check_sizes(manager, own)
+        _restore_ranges(manager)
+        if wrong := misread(manager):
+            raise ValueError(f"{wrong} is read by a delegate and by others, which would take its integers for floats")
+        _begin_states(manager)
+        delegation = replace(delegation_of(program, manager, refusals), sizes=fixed or "")
+        with quiet():
+            content = manager.to_executorch().buffer
+    except QuantcError:
+        raise
+    except Exception as error:  # whatever ExecuTorch and its delegates raise, of any kind
+        raise QuantcError(
+            f"ExecuTorch cannot lower {program.name}: {str(error).strip().partition(chr(10))[0]}",
+            where="\n    ".join([f"{type(error).__name__} in executorch.exir", *_details(error)]),
+            advice="leave the op it names float by config, or give other partitioners=",
+        ) from error
+    made = Pte(
+        bytes(content),
+        metadata,
+        where=f"{program.name} for ExecuTorch",
+        signature=program.signature,
+        delegation=delegation,
+        outputs=outputs_of(program),
+    )
+    if partitioners is None:
+        _check_runs(made, own)
+    return made
+
+
+def _partitioners(given: Any) -> list[Any]:
+    """Those that are given; an error unless they can be asked what ExecuTorch asks them first."""
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    odd = [each for each in listed if not hasattr(each, "ops_to_not_decompose")]
+    if odd:
+        raise RefusedError(
+            f"{odd[0]!r} is no partitioner",
+            where='qc.lower(program, "executorch", partitioners=...)',
+            advice="give a list of executorch.exir.backend.partitioner.Partitioner; [] leaves everything to ExecuTorch's own kernels",
+        )
+    return listed
+
+
+def _details(error: Exception) -> list[str]:
+    """What an exporter lists below its first line: the sizes that it does not allow, one by one."""
+    return [line.strip() for line in str(error).splitlines()[1:] if line.startswith("  - ")]
+
+
+def _check_runs(made: Pte, program: Program) -> None:
+    """Run it once. ExecuTorch lowers ops for which its kernels then have no such form, as convolutions over three axes."""
+    try:
+        made.try_out(examples_of(program))
+    except QuantcError as error:
+        others = made.delegation().others
+        raise QuantcError(
+            f"ExecuTorch lowers {program.name} and cannot run it: {error.what}",
+            where=f"on its own kernels: {', '.join(others)}" if others else "in the delegate",
+            advice="write what its kernels do not take otherwise in the model, or run the program by qc.lower(program, 'x86')",
+        ) from error
+
+
+def _check_sizes(manager: Any, program: Program) -> None:
+    """Sizes that vary still do. For some ops ExecuTorch settles on those of the example inputs, and says nothing."""
+    lowered = manager.exported_program()
+    kinds = {node.name: node.meta.get("val") for node in lowered.graph.find_nodes(op="placeholder")}
+    given = [item for item in program.signature.inputs if not item.is_constant]
+    for name, item in zip(lowered.graph_signature.user_inputs, given, strict=True):
+        sizes = item.type.shape if item.type is not None else ()
+        pairs = zip(sizes, kinds[name].shape, strict=True) if sizes else ()
+        fixed = [size for size, now in pairs if isinstance(size, str) and is_concrete_int(now)]
+        if fixed:
+            raise QuantcError(
+                f"ExecuTorch fixes {', '.join(fixed)} of input {item.name!r}, which may vary, to that of the example inputs",
+                where=f"{program.name}: an op whose result has another size for it",
+                advice="capture it without dynamic_shapes=, once for each size, or write the op that depends on the size otherwise",
+            )
+
+
+def _begin_states(manager: Any) -> None:
+    """Let buffers that are written to begin with their values. ExecuTorch stores none otherwise, and begins with zeros."""
+    program = manager.exported_program()
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    for node in program.graph.find_nodes(op="placeholder"):
+        if signature.inputs_to_buffers.get(node.target) in written:
+            node.meta["et_init_buffer"] = True
+
+
+def _restore_ranges(manager: Any) -> None:
+    """Sizes may be what the export says. On the way torch asks which convolution is fastest for the sizes at hand, and notes
+    the answer as if it were a bound: memory would be set aside for no more than 15 images."""
+    program = manager.exported_program()
+    for node in program.graph.find_nodes(op="placeholder"):
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(size, torch.SymInt):
+                size.node.shape_env.var_to_range.update(program.range_constraints)
+
+
+def _check_form(program: Program) -> None:
+    check_quantized(program, "a .pte")
+    quantizer = program.plan.quantizer
+    if quantizer is not None and quantizer.name != TARGET:
+        warnings.warn(
+            f"{program.name} was quantized for {quantizer.name}: what that leaves float between two ops the delegate "
+            f'computes in float; quantize it with backend="{TARGET}"',
+            stacklevel=4,
+        )

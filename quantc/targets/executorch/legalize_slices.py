@@ -1,0 +1,98 @@
+"""Parts of a tensor as slices of it: XNNPACK's partitioner knows `slice`, and not `select`, `narrow`, `split`, `chunk` or `unbind`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+import torch
+from torch import fx
+
+from quantc.ir.dialect import argument, is_op, op_name
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, tensor_type
+from quantc.targets.executorch.view_ops import Mover, known
+
+aten = torch.ops.aten
+
+ONE_PLACE = ("select", "unbind")
+"""Ops whose results lack the axis that was cut."""
+PARTS = ("split", "split_sizes", "chunk", "unbind")
+"""Ops with several results."""
+CUTS = ("select", "narrow", *PARTS)
+
+
+def is_cut(node: fx.Node) -> bool:
+    """Whether a node takes parts of a tensor, along an axis whose size is known; at most one other varies."""
+    if not is_op(node, *CUTS) or len(node.all_input_nodes) != 1:  # where it cuts may depend on a size
+        return False
+    kind = tensor_type(node.all_input_nodes[0])
+    if kind is None or kind.rank == 1 or sum(isinstance(size, str) for size in kind.shape) > 1:
+        return False
+    size = kind.shape[_axis(node, kind)]
+    return isinstance(size, int) and size > 0
+
+
+def sliced(program: Program, node: fx.Node) -> None:
+    """Every part as a slice of its own."""
+    if op_name(node) not in PARTS:
+        (ends,) = _ends(node)
+        _slice(program, node, node, ends)
+        return
+    found = list(_ends(node))
+    for item in list(node.users):
+        if not isinstance(index := item.args[1] if len(item.args) > 1 else None, int):
+            return
+        _slice(program, node, item, found[index])
+    program.erase(node)
+
+
+def _slice(program: Program, node: fx.Node, item: fx.Node, ends: tuple[int, int]) -> None:
+    """`item` is what becomes a slice: the node, or one of its results."""
+    x, kind = node.all_input_nodes[0], tensor_type(item)
+    whole = tensor_type(x)
+    if kind is None or whole is None:
+        return
+    axis = _axis(node, whole)
+    shape = (*whole.shape[:axis], ends[1] - ends[0], *whole.shape[axis + 1 :])
+    mover = Mover(program, item, node.name)
+    cut = TensorType(kind.dtype, shape)
+    if op_name(node) in ONE_PLACE:
+        made = mover.move(x, aten.slice.Tensor, (axis, *ends), cut)
+        made = mover.emit(aten.reshape.default, (made, known(kind.shape)), kind)
+    else:
+        made = mover.emit(aten.slice.Tensor, (x, axis, *ends), cut)
+    program.replace(item, made)
+
+
+def _axis(node: fx.Node, whole: TensorType) -> int:
+    return int(argument(node, "dim")) % whole.rank
+
+
+def _ends(node: fx.Node) -> Iterator[tuple[int, int]]:
+    """Where each part begins and ends."""
+    whole = tensor_type(node.all_input_nodes[0])
+    if whole is None:
+        return
+    size = int(whole.shape[_axis(node, whole)])
+    match op_name(node):
+        case "select":
+            start = int(argument(node, "index")) % size
+            yield start, start + 1
+        case "narrow":
+            start = int(argument(node, "start")) % size
+            yield start, start + int(argument(node, "length"))
+        case "split_sizes":
+            yield from pairwise(accumulate((int(each) for each in argument(node, "split_sizes")), initial=0))
+        case "split":
+            yield from _steps(size, int(argument(node, "split_size")))
+        case "chunk":
+            yield from _steps(size, math.ceil(size / int(argument(node, "chunks"))))
+        case _:
+            yield from _steps(size, 1)
+
+
+def _steps(size: int, step: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, size, step):
+        yield start, min(start + step, size)

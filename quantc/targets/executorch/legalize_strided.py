@@ -1,0 +1,74 @@
+"""Convolutions over blocks of an image: XNNPACK multiplies eight channels at a time, and an image has three."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from quantc.ir.dialect import argument, is_op
+from quantc.ir.program import Program
+from quantc.ir.types import TensorType, tensor_type
+from quantc.qdq.ops import is_dequantize
+from quantc.qdq.registration import decomposed_ops
+from quantc.targets.executorch.view_ops import Mover, known
+from quantc.targets.space_to_depth import ORDER, TALL, Window, blocks_of, parted
+
+aten = torch.ops.aten
+
+
+def write_blocks(program: Program) -> None:
+    """Change a program of one's own so that XNNPACK reads images block by block, where it can."""
+    for _, graph in program.graphs():
+        for node in list(graph.nodes):
+            if _is_conv_of_levels(node):
+                _over_blocks(program, node)
+    program.touch()
+
+
+def _is_conv_of_levels(node: fx.Node) -> bool:
+    """A convolution of images, of which input and weight are quantized beforehand."""
+    if not is_op(node, "conv2d"):
+        return False
+    x, weight = argument(node, "x"), argument(node, "w")
+    return is_dequantize(weight) and is_dequantize(x) and x.target is decomposed_ops().dequantize_per_tensor.default
+
+
+def _over_blocks(program: Program, node: fx.Node) -> None:
+    """The levels of an image as those of its blocks, and a convolution of them; the padding, which is not the same on both
+    sides any more, is an op before it."""
+    x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
+    image, levels = tensor_type(x), _plain_levels(program, weight)
+    settings = (argument(node, name) for name in ("stride", "padding", "dilation", "groups"))
+    blocks = None if levels is None else blocks_of(levels, image, Window(*settings), TALL)
+    if blocks is None or image is None:
+        return
+    apart, whole = parted(image, TALL)
+    mover = Mover(program, node)
+    made = mover.move(x, aten.reshape.default, (known(apart),), _of(apart))
+    made = mover.move(made, aten.permute_copy.default, (list(ORDER),), _of([apart[axis] for axis in ORDER]))
+    made = mover.move(made, aten.reshape.default, (known(whole),), _of(whole))
+    sides = [end for axis in (1, 0) for end in (blocks.begin[axis], blocks.end[axis])]
+    if any(sides):
+        sizes = zip(whole[2:], blocks.begin, blocks.end, strict=True)
+        padded = [*whole[:2], *(int(size) + begin + end for size, begin, end in sizes)]
+        made = mover.emit(aten.constant_pad_nd.default, (made, sides, 0.0), _of(padded))
+    own = program.constant(f"{weight.args[0].target}_blocks", blocks.weight, before=node)
+    filters = mover.emit(weight.target, (own, *weight.args[1:]), _of(blocks.weight.shape))
+    node.args, node.kwargs = (made, filters, bias, list(blocks.stride), [0, 0], [1, 1], 1), {}
+
+
+def _plain_levels(program: Program, weight: fx.Node) -> Tensor | None:
+    """The levels of a constant weight without zero points."""
+    source, offsets = weight.args[0], weight.args[2]
+    if isinstance(offsets, fx.Node):
+        found = program.tensor(offsets)
+        has_offsets = found is None or bool(found.any())
+    else:
+        has_offsets = offsets not in (None, 0)
+    return None if has_offsets or not isinstance(source, fx.Node) else program.tensor(source)
+
+
+def _of(shape: Sequence[int | str]) -> TensorType:
+    return TensorType(torch.float32, tuple(shape))

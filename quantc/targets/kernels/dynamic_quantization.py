@@ -1,0 +1,86 @@
+"""How a kernel quantizes what it reads as it comes: the scales of `quantc.run_time`, worked out with little ado.
+
+Kernels multiply unsigned levels. So a grid that begins elsewhere is moved to begin at 0, which changes no number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantc.targets.kernels.kernel_table import Call, NoKernelError
+
+HIGHEST_LEVEL = 255
+"""The most that an unsigned byte holds."""
+
+
+def float32(number: float) -> float:
+    """A number rounded to float32.
+
+    A sum, difference, product or quotient of two float32 that is rounded to float64 first is none the worse for it.
+    """
+    return ctypes.c_float(number).value
+
+
+@dataclass(frozen=True)
+class RunTimeGrid:
+    """Levels 0..span, and how their scale is found."""
+
+    span: int
+    """The highest level."""
+    middle: int | None
+    """The zero point of a grid that is symmetric about it; None if it is affine."""
+    eps: float
+    """The smallest scale."""
+
+    @staticmethod
+    def of(call: Call) -> RunTimeGrid:
+        """The grid that an op of the integer form quantizes what it reads with."""
+        qmin, qmax, zero_point = call["qmin"], call["qmax"], call["x_zero_point"]
+        if qmax - qmin > HIGHEST_LEVEL:
+            raise NoKernelError(f"the kernel multiplies bytes, and {qmin}..{qmax} needs more")
+        middle = None if zero_point is None else zero_point - qmin
+        return RunTimeGrid(qmax - qmin, middle, float32(call["eps"]))
+
+    def of_whole(self, x: Tensor) -> tuple[float, int] | None:
+        """Scale and zero point of a float32 tensor that is not empty; None if it is not finite."""
+        lowest, highest = torch.aminmax(x)
+        # NaN stays NaN, since it is compared with what comes second
+        low, high = min(lowest.item(), 0.0), max(highest.item(), 0.0)
+        if self.middle is None:
+            scale = max(float32(float32(high - low) / self.span), self.eps)
+            if not scale < math.inf:
+                return None
+            return scale, min(-round(float32(low / scale)), self.span)
+        scale = max(float32(max(-low, high) / (self.span / 2)), self.eps)
+        return (scale, self.middle) if scale < math.inf else None
+
+    def of_rows(self, x: Tensor) -> Rows:
+        """The rows of a float32 matrix, each divided by its own scale.
+
+        The scale of a row that is not finite is not either. `torch.aminmax` would take ten times as long by rows.
+        """
+        low, high = torch.amin(x, -1, True).clamp_(max=0), torch.amax(x, -1, True).clamp_(min=0)
+        if self.middle is None:
+            scale = (high - low).div_(self.span).clamp_(min=self.eps)
+            lowest = low.div_(scale).round_()
+            # no step rounds to less than 0, and none to more than one above the highest, if it is halfway to it
+            return Rows((x * scale.reciprocal()).sub_(lowest), scale, lowest)
+        scale = torch.maximum(low.neg_(), high).div_(self.span / 2).clamp_(min=self.eps)
+        steps = (x * scale.reciprocal()).clamp_(-self.middle, self.span - self.middle)
+        return Rows(steps, scale, None)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix of which each row is in steps of its own."""
+
+    steps: Tensor
+    """Not yet rounded: from 0 if `lowest` says which number the level 0 stands for, else about 0."""
+    scale: Tensor
+    lowest: Tensor | None
+    """The steps that level 0 of a row stands for; None if they are about zero already."""

@@ -1,0 +1,94 @@
+"""Weights as float16 numbers that are exactly what they stand for, up to one factor for each output.
+
+fbgemm multiplies float32 inputs with float16 weights and adds in float32. So a weight that is exact in float16 loses
+nothing, and half the memory is read. Integers of 8 bits are exact, and so are fp8 numbers: the scale of their channel is
+the factor. Groups with scales of few significant bits are exact as they are. A power of two brings what is too large or
+too small for float16 into its range; that is exact too, and the factor takes it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantc.integer.ops.weight_only import BYTES
+from quantc.targets.kernels.stored_weight import StoredWeight
+
+LEVELS = (torch.int8, torch.uint8, *BYTES)
+"""Formats whose numbers, without a scale, are all exact."""
+LARGEST = torch.finfo(torch.float16).max
+SMALLEST_EXPONENT = -14
+"""Of float16 numbers with all their bits."""
+NEAR_ONE, NEAR_LARGEST = 0, 15
+"""Where the largest weight of a row is put: sums stay far from overflow near one; more of the small weights are exact
+near the largest."""
+BLOCK = 1 << 22
+"""How many elements are looked at together: each takes 8 bytes for that time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """A matrix with a row for each output, as float32 numbers that float16 can hold, and what each output is
+    multiplied with."""
+
+    matrix: Tensor
+    factor: Tensor | None
+    """One for each row; None if all are 1."""
+
+
+def are_exact(weight: StoredWeight) -> bool:
+    """Whether `exact_halves` would give something."""
+    has_levels = weight.row_scale is not None and weight.w.dtype in LEVELS
+    return has_levels or exact_halves(weight) is not None
+
+
+@torch.no_grad()
+def exact_halves(weight: StoredWeight) -> Halves | None:
+    """A weight as float16 numbers; None if these would not be exact."""
+    scale = weight.row_scale
+    matrix = weight.rows(weight.real() if scale is None else weight.levels())
+    powers: list[Tensor] = []
+    first = 0
+    for rows in torch.split(matrix, max(1, BLOCK // max(1, matrix.shape[1]))):
+        last = first + len(rows)
+        power = _power_of_reals(rows) if scale is None else _power_of_levels(rows, scale[first:last])
+        scaled = torch.ldexp(rows.double(), power.unsqueeze(1))
+        if not _is_exact(scaled):
+            return None
+        rows.copy_(scaled)
+        powers.append(power)
+        first = last
+    power = torch.cat(powers)
+    factor = torch.ldexp(torch.ones(len(power)).double() if scale is None else scale.double(), -power).float()
+    return Halves(matrix, factor if scale is not None or bool(power.any()) else None)
+
+
+def _power_of_levels(levels: Tensor, scale: Tensor) -> Tensor:
+    """The power of two next to the scale of each row, as far as float16 can hold the product: then sums are as large as
+    those of the weights themselves."""
+    sizes = levels.abs()
+    largest, smallest = sizes.amax(1), torch.where(sizes == 0, torch.inf, sizes).amin(1)
+    low, high = SMALLEST_EXPONENT - _exponent(smallest), _exponent(LARGEST / largest)
+    power = torch.minimum(torch.maximum(_exponent(scale), low), high)
+    return torch.where((largest == 0) | (low > high), 0, power)
+
+
+def _power_of_reals(rows: Tensor) -> Tensor:
+    """A power of two for each row with which it is exact; some other if there is none."""
+    largest = rows.abs().amax(1)
+    if _is_exact(rows):
+        return torch.zeros_like(largest, dtype=torch.int32)
+    exponent = torch.where(largest == 0, 0, _exponent(largest))
+    near_one, near_largest = NEAR_ONE - exponent, NEAR_LARGEST - exponent
+    return near_one if _is_exact(torch.ldexp(rows.double(), near_one.unsqueeze(1))) else near_largest
+
+
+def _is_exact(numbers: Tensor) -> bool:
+    return torch.equal(numbers.half().to(numbers.dtype), numbers)
+
+
+def _exponent(numbers: Tensor) -> Tensor:
+    """The exponent of the power of two next below."""
+    return torch.frexp(numbers).exponent - 1

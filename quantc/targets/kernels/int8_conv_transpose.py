@@ -1,0 +1,224 @@
+"""Transposed convolutions on bytes.
+
+Each is an ordinary one with a result for each of the places that an element is spread over: with a stride of 2 on two
+axes, four times the outputs, put side by side afterwards. That way they take all that ordinary ones do. onednn's own are
+not within reach of torch; fbgemm's have one scale for the whole weight, and were two to ten times slower where they were
+measured, but for windows that do not overlap.
+
+For places t = stride·q + r on an axis, and taps κ = stride·j + r of the weight W:
+
+    result[t] = Σ_j x[q − j] · W[stride·j + r]
+
+which is, for each r, a convolution by the taps of W that are `stride` apart, turned about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from torch import Tensor
+
+from quantc.targets.kernels.conv_window import Window, kind_of
+from quantc.targets.kernels.fbgemm_conv import ROUNDED_BITS, ConvFbgemm, fbgemm_ending
+from quantc.targets.kernels.float_epilogue import Ending
+from quantc.targets.kernels.int8_conv import Conv
+from quantc.targets.kernels.int8_conv_base import ByteConv, check_bytes, symmetric, two_axes
+from quantc.targets.kernels.kernel import Kernel, Work
+from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
+
+
+@dataclass(frozen=True)
+class Spreading:
+    """How a transposed convolution spreads what it reads, axis by axis."""
+
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    inputs: int
+    """Of a group."""
+    outputs: int
+    """Of a group."""
+
+    @staticmethod
+    def of(call: Call) -> Spreading:
+        weight, groups = call.tensor("w"), call["groups"]
+        axes = weight.dim() - 2
+        names = ("stride", "padding", "output_padding", "dilation")
+        given = [tuple(call[name]) * (axes if len(call[name]) == 1 else 1) for name in names]
+        if any(not isinstance(size, int) for sizes in given for size in sizes):
+            raise NoKernelError("its window is not known before it runs")
+        stride, padding, output_padding, dilation = given
+        channels = (groups, weight.shape[0] // groups, weight.shape[1])
+        return Spreading(tuple(weight.shape[2:]), stride, padding, output_padding, dilation, *channels)
+
+    @property
+    def axes(self) -> int:
+        return len(self.taps)
+
+    @cached_property
+    def reach(self) -> tuple[int, ...]:
+        """From the first tap to the last."""
+        return tuple(gap * (k - 1) + 1 for gap, k in zip(self.dilation, self.taps, strict=True))
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """How many elements each result is made of."""
+        return tuple(-(-reach // stride) for reach, stride in zip(self.reach, self.stride, strict=True))
+
+    @cached_property
+    def window(self) -> Window:
+        """That of the ordinary convolution, which reads beyond the edges as far as results go."""
+        each = zip(self.reach, self.stride, self.padding, self.output_padding, self.steps, strict=True)
+        around = [max(0, (reach - 1 + out - pad) // s, steps - 1 - pad // s) for reach, s, pad, out, steps in each]
+        return Window([1] * self.axes, around, [1] * self.axes, self.groups)
+
+    def sizes(self, sizes: Sequence[int]) -> list[int]:
+        """The sizes of a result."""
+        each = zip(sizes, self.stride, self.padding, self.reach, self.output_padding, strict=True)
+        return [(n - 1) * s - 2 * pad + reach + out for n, s, pad, reach, out in each]
+
+    def work(self, shape: Sequence[int]) -> Work:
+        """What there is to do for an input."""
+        batch = shape[0] if len(shape) == self.axes + 2 else 1
+        pixels = batch * math.prod(self.sizes(shape[-self.axes :]))
+        channels = (self.groups * self.inputs, self.groups * self.outputs)
+        rest = f"{self.groups} groups" if self.groups > 1 else ""
+        return Work(kind_of("conv_transpose", self.taps, self.stride, self.groups, self.inputs), pixels, channels, rest)
+
+    # -- the weight ------------------------------------------------------------------------------------------------
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """The weight `[groups·inputs, outputs, *taps]` as that of the ordinary convolution."""
+        axes = range(self.axes)
+        spaced = weight.new_zeros(*weight.shape[:2], *self._spaced())
+        spaced[self._taps()] = weight
+        split = [size for pair in zip(self.steps, self.stride, strict=True) for size in pair]
+        parts = spaced.reshape(self.groups, self.inputs, self.outputs, *split)
+        places, steps = [4 + 2 * axis for axis in axes], [3 + 2 * axis for axis in axes]
+        turned = parts.permute(0, *places, 2, 1, *steps).flip([3 + self.axes + axis for axis in axes])
+        return turned.reshape(self.groups * math.prod(self.stride) * self.outputs, self.inputs, *self.steps)
+
+    def weight(self, rows: Tensor) -> Tensor:
+        """The weight as it was."""
+        axes, many = range(self.axes), self.axes
+        parts = rows.reshape(self.groups, *self.stride, self.outputs, self.inputs, *self.steps)
+        straight = parts.flip([3 + many + axis for axis in axes])
+        pairs = [place for axis in axes for place in (3 + many + axis, 1 + axis)]
+        spaced = straight.permute(0, 2 + many, 1 + many, *pairs)
+        return spaced.reshape(-1, self.outputs, *self._spaced())[self._taps()]
+
+    def _spaced(self) -> list[int]:
+        """How many taps there are with zeros between them and after them, axis by axis."""
+        return [steps * s for steps, s in zip(self.steps, self.stride, strict=True)]
+
+    def _taps(self) -> tuple[slice, ...]:
+        """Where the taps are among those with zeros."""
+        each = zip(self.reach, self.dilation, strict=True)
+        return (slice(None), slice(None), *(slice(0, reach, gap) for reach, gap in each))
+
+    def for_places(self, values: Tensor) -> Tensor:
+        """A number for each output, as one for each output of the ordinary convolution."""
+        each = values.reshape(self.groups, 1, self.outputs)
+        return each.expand(-1, math.prod(self.stride), -1).reshape(-1).contiguous()
+
+    # -- the result ------------------------------------------------------------------------------------------------
+
+    def side_by_side(self, made: Tensor) -> Tensor:
+        """The result, from that of the ordinary convolution."""
+        axes = range(self.axes)
+        batch, across = made.shape[0], made.shape[2:]
+        parts = made.movedim(1, -1).reshape(batch, *across, self.groups, *self.stride, self.outputs)
+        first = 2 + self.axes  # of the places
+        pairs = [place for axis in axes for place in (1 + axis, first + axis)]
+        together = parts.permute(0, *pairs, 1 + self.axes, first + self.axes)
+        whole = [n * s for n, s in zip(across, self.stride, strict=True)]
+        wide = together.reshape(batch, *whole, self.groups * self.outputs).movedim(-1, 1)
+        around = self.window.padding
+        read = [n - 2 * beyond + steps - 1 for n, beyond, steps in zip(across, around, self.steps, strict=True)]
+        each = zip(self.padding, self.steps, around, self.stride, self.sizes(read), strict=True)
+        for axis, (pad, steps, beyond, s, size) in enumerate(each):
+            start = pad - (steps - 1 - beyond) * s
+            if (start, size) != (0, wide.shape[2 + axis]):
+                wide = wide.narrow(2 + axis, start, size)
+        return wide
+
+
+class Spread(ByteConv):
+    """A transposed convolution that runs as an ordinary one; to be put before the class of that one."""
+
+    spreading: Spreading
+    outputs_axis: ClassVar[int] = 1
+
+    def takes_quantized(self, rank: int) -> bool:
+        return False
+
+    @property
+    def gives_quantized(self) -> bool:
+        return False  # results are put side by side as plain bytes
+
+    def _window(self, call: Call) -> Window:
+        self.spreading = Spreading.of(call)
+        return self.spreading.window
+
+    def _by_output(self, values: Tensor) -> Tensor:
+        return self.spreading.for_places(values.expand(self.spreading.groups * self.spreading.outputs))
+
+    def rows(self) -> Tensor:
+        return two_axes(self.spreading.rows(self.levels()))
+
+    def levels_of(self, rows: Tensor) -> Tensor:
+        return self.spreading.weight(rows).reshape(self.shape)
+
+    def finished(self, made: Tensor) -> Tensor:
+        return self.spreading.side_by_side(super().finished(made))
+
+    def of_nothing(self, x: Tensor) -> Tensor:
+        spreading = self.spreading
+        sizes = spreading.sizes(x.shape[2:])
+        return x.new_zeros(x.shape[0], spreading.groups * spreading.outputs, *sizes, dtype=self.ending.dtype)
+
+    def work(self, *inputs: Tensor) -> Work | None:
+        return self.spreading.work(inputs[0].shape)
+
+
+class SpreadOnednn(Spread, Conv):
+    """A transposed convolution on onednn's kernels for ordinary ones."""
+
+    name: ClassVar[str] = "onednn qconv, spread"
+
+
+class SpreadFbgemm(Spread, ConvFbgemm):
+    """A transposed convolution on fbgemm's kernels for ordinary ones."""
+
+    name: ClassVar[str] = "fbgemm qconv, spread"
+
+
+@kernel("x86", "conv_transpose")
+def onednn(call: Call) -> Kernel:
+    check_bytes(call, "onednn")
+    return _as_spread(SpreadOnednn(call, Ending.of(call)), "onednn")
+
+
+@kernel("x86", "conv_transpose")
+def fbgemm(call: Call) -> Kernel:
+    check_bytes(call, "fbgemm")
+    made = _as_spread(SpreadFbgemm(call, fbgemm_ending(call)), "fbgemm, for transposed convolutions,")
+    made.check_reach(ROUNDED_BITS)
+    return made
+
+
+def _as_spread(kernel: Spread, engine: str) -> Spread:
+    """A kernel whose zeros between the taps are those of symmetric weights.
+
+    Taps are added in pairs if the inputs of a group are odd in number, and other taps are neighbours here.
+    """
+    if kernel.spreading.inputs % 2:
+        kernel.check_pairs()
+    return symmetric(kernel, engine)

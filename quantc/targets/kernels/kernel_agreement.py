@@ -1,0 +1,120 @@
+"""How far each kernel is from the op it stands for, given the same inputs.
+
+A kernel that rounds what it reads may put a number halfway between two levels on the other one. So the levels it makes are
+compared with those of the program, and its op is run on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from quantc.qdq.ops import is_quantize
+from quantc.targets.kernels.kernel import Kernel
+from quantc.targets.kernels.kernel_fusion import stands_for
+
+if TYPE_CHECKING:
+    from quantc.targets.kernels.lowered import Lowered
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One kernel against its op. Bytes are counted in steps; floats relative to the largest of them."""
+
+    node: str
+    kernel: str
+    steps: int
+    """The most that a byte differs by."""
+    differing: float
+    """Which part of the bytes differs at all."""
+    relative: float
+    """The most that a float differs by, over the largest float."""
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.kernel}): {self.steps} steps, {self.differing:.2%} differ; {self.relative:.1e}"
+
+
+def kernel_agreement(lowered: Lowered, *args: Any, **kwargs: Any) -> tuple[Gap, ...]:
+    """Run the program op by op as it is written, and each kernel on the inputs its op had there."""
+    values = _Values(lowered.program.module)
+    with torch.no_grad():
+        values.run(*pytree.tree_leaves((args, kwargs)), enable_io_processing=False)
+        return tuple(_gap(node, lowered, values) for node in _kernel_nodes(lowered.module))
+
+
+class _Values(fx.Interpreter):
+    """Runs a program and keeps what each node yields."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.by_name: dict[str, Any] = {}
+        self.nodes = {node.name: node for node in module.graph.nodes}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.by_name[n.name] = value
+        return value
+
+    def again(self, name: str, known: dict[str, Any]) -> Any:
+        """What a node yields if some that come before it yield something else; that is added to what is known."""
+        for node in self.nodes.values():
+            if node.name not in known and any(source.name in known for source in node.all_input_nodes):
+                given = fx.map_arg((node.args, node.kwargs), lambda item: known.get(item.name, self.by_name[item.name]))
+                args, kwargs = given
+                known[node.name] = getattr(self, node.op)(node.target, args, kwargs)
+            if node.name == name:
+                break
+        return known[name]
+
+
+def _roundings(values: _Values, names: Sequence[str], read: Sequence[str]) -> list[str]:
+    """The nodes that round to levels what a kernel reads, between that and what it yields."""
+    ahead = [values.nodes[name] for name in names]
+    found: list[str] = []
+    for node in ahead:
+        found += [node.name] if is_quantize(node) and node.all_input_nodes[0].name in read else []
+        ahead += [] if node.name in read else [item for item in node.all_input_nodes if item not in ahead]
+    return list(dict.fromkeys(found))
+
+
+def _kernel_nodes(module: fx.GraphModule) -> list[fx.Node]:
+    found = (node for node in module.graph.nodes if node.op == "call_module")
+    return [node for node in found if isinstance(module.get_submodule(str(node.target)), Kernel)]
+
+
+def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> Gap:
+    kernel: Any = lowered.module.get_submodule(str(node.target))
+    read = [stands_for(item) for item in node.args if isinstance(item, fx.Node)]
+    # a kernel may write over what it is given
+    inputs = [_copied(values.by_name[name]) for name in read]
+    names = stands_for(node) if isinstance(stands_for(node), tuple) else (stands_for(node),)
+    levels: Tensor | None = kernel.levels_read(*inputs)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    known = dict(zip(read, inputs, strict=True))
+    if levels is not None:
+        rounded = _roundings(values, names, read)
+        known.update(dict.fromkeys(rounded, levels))
+        pairs = [(levels, values.by_name[name]) for name in rounded]
+    expected = [values.again(name, known) if pairs else values.by_name[name] for name in names]
+    made_by_it = pytree.tree_leaves(kernel(*inputs))
+    pairs += zip(made_by_it, pytree.tree_leaves(expected), strict=True)
+    steps, differing, relative = 0, 0.0, 0.0
+    for made, wanted in pairs:
+        if wanted.dtype.is_floating_point:
+            largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+            apart = float((made - wanted).abs().max()) if wanted.numel() else 0.0
+            relative = max(relative, apart / largest if largest else apart)
+        else:
+            off = (made.int() - wanted.int()).abs()
+            steps = max(steps, int(off.max()) if off.numel() else 0)
+            differing = max(differing, float((off > 0).float().mean()) if off.numel() else 0.0)
+    return Gap(", ".join(names), kernel.name, steps, differing, relative)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,183 @@
+"""Which kernels there are for which op of the integer form, target by target.
+
+    @kernel("x86", "linear_dynamic")
+    def fbgemm(call: Call) -> Kernel: ...
+
+A maker looks at one call and gives the kernel for it, or raises NoKernelError with the reason. The first that gives one is
+taken; an op for which none does runs as it is written, which is exact and slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, fx
+
+from quantc.errors import UnknownNameError, suggest
+from quantc.integer.library import OPS, op_of
+from quantc.ir.dialect import op_name
+from quantc.ir.program import Program
+from quantc.qdq.ops import is_quantize
+from quantc.targets.kernels.kernel import Kernel
+
+
+class NoKernelError(Exception):
+    """Why a kernel cannot take a call. Never reaches the user: the reason is put into the report."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node that calls an op, with its arguments by name: constants are tensors already."""
+
+    program: Program
+    node: fx.Node
+
+    @property
+    def op(self) -> str:
+        """What kernels are offered for: the name of an op of the integer form, or that of the dialect, which is
+        `aten.linear` if the integer form has a `linear` too."""
+        own = op_of(self.node.target)
+        name = op_name(self.node) if own is None else own.name
+        return f"aten.{name}" if own is None and name in OPS else name
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        target: Any = self.node.target
+        names = [argument.name for argument in target._schema.arguments]
+        given = {**dict(zip(names, self.node.args, strict=False)), **self.node.kwargs}
+        return {name: self._value(value) for name, value in given.items()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            tensor = self.program.tensor(value)
+            return value if tensor is None else tensor.detach()
+        return value
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """An argument that must be a constant."""
+        found = self[name]
+        if not isinstance(found, Tensor):
+            raise NoKernelError(f"{name} is not a constant")
+        return found
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]:
+        """The arguments that are computed, in the order of the schema: what the kernel is called with."""
+        flat = [value for value in self.arguments.values() if isinstance(value, fx.Node)]
+        listed = [item for value in self.arguments.values() if isinstance(value, list | tuple) for item in value]
+        return (*flat, *(item for item in listed if isinstance(item, fx.Node)))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A kernel, and the nodes it reads where they are not those of the call: it computes what is before the call too."""
+
+    kernel: Kernel
+    inputs: tuple[fx.Node, ...]
+
+
+HIGHEST = "highest_level"
+
+
+def highest_level(value: Any) -> int:
+    """The highest level that a tensor of bytes can have: where the op that made it ends, which moves leave as it is.
+
+    Kernels that took the place of an op have what it had, in their node's `meta`.
+    """
+    while isinstance(value, fx.Node) and HIGHEST not in value.meta:
+        target: Any = value.target
+        if op_of(target) is not None or is_quantize(value):
+            names = [argument.name for argument in target._schema.arguments]
+            at = next((names.index(name) for name in ("qmax", "quant_max") if name in names), None)
+            found = value.args[at] if at is not None and at < len(value.args) else None
+            return found if isinstance(found, int) and found > 0 else MOST
+        value = value.args[0] if value.op == "call_function" and value.args else None
+    return int(value.meta[HIGHEST]) if isinstance(value, fx.Node) else MOST
+
+
+MOST = 255
+"""The highest level of any byte."""
+
+Maker = Callable[[Call], "Kernel | Placement"]
+
+KERNELS: dict[str, dict[str, list[Maker]]] = {"x86": {}, "qnnpack": {}}
+"""By target, then by op."""
+MODULES = (
+    "dynamic_linear",
+    "dynamic_conv",
+    "dynamic_recurrent",
+    "fp16_recurrent",
+    "int8_conv",
+    "fbgemm_conv",
+    "int8_conv_transpose",
+    "float_conv",
+    "int8_elementwise",
+    "int8_pools",
+    "int8_reductions",
+    "int8_norms",
+    "int8_linear",
+    "int8_linear_activation",
+    "int8_activations",
+    "int8_matmul",
+    "qnnpack_conv",
+    "qnnpack_linear",
+    "qnnpack_shared",
+    "qnnpack_activations",
+    "weight_only_kernels",
+    "embedding",
+    "dequantized_weights",
+)
+
+
+def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
+    """Offer kernels for ops on a target."""
+
+    def add(maker: Maker) -> Maker:
+        for op in ops:
+            KERNELS[target].setdefault(op, []).append(maker)
+        return maker
+
+    return add
+
+
+def larger_kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
+    """Offer kernels that do the work of ops before those too: they are asked for first."""
+
+    def add(maker: Maker) -> Maker:
+        LARGER.add(maker)
+        return kernel(target, *ops)(maker)
+
+    return add
+
+
+LARGER: set[Maker] = set()
+"""The makers of kernels that do the work of ops before theirs too."""
+
+
+def _place(maker: Maker) -> tuple[bool, int]:
+    """Where a maker comes among those for its op: by its module, whichever was imported first; those of others come last."""
+    package, _, name = maker.__module__.rpartition(".")
+    is_ours = package == __package__ and name in MODULES
+    return maker not in LARGER, MODULES.index(name) if is_ours else len(MODULES)
+
+
+def kernels_for(target: str) -> dict[str, list[Maker]]:
+    """The kernels of a target, by op."""
+    for name in MODULES:
+        import_module(f"quantc.targets.kernels.{name}")
+    if target not in KERNELS:
+        raise UnknownNameError(
+            f"there are no kernels for {target!r}",
+            where=f"qc.lower(..., {target!r})",
+            advice=suggest(str(target), KERNELS, noun="targets"),
+        )
+    for makers in KERNELS[target].values():
+        makers.sort(key=_place)
+    return KERNELS[target]

@@ -1,0 +1,301 @@
+"""The running form without Python: for shapes that come again, the ops of a call are run by torch's own interpreter.
+
+Between two kernels of some dozen microseconds, Python takes about five to look at twenty arguments, and leaves their code and data
+outside the cache. torch's interpreter of graphs, which TorchScript is made on, takes less than one. Nothing is compiled, and every op is
+the same, so the results are too, bit for bit.
+
+A recording is trusted only after it was held to the function itself: two recordings on different numbers must be the same steps on the same
+tensors, and the graph must yield the bits that the function yields.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from quantc.errors import QuantcError
+from quantc.targets.kernels.dispatch_trace import (
+    Constant,
+    Given,
+    Held,
+    Made,
+    NoTapeError,
+    Operand,
+    Several,
+    Tape,
+    taped,
+)
+
+C: Any = torch._C
+MOST = 16
+"""How many shapes are recorded, or tried to be. Others run as they are, in Python."""
+MOST_MET = 256
+"""How many shapes that were met once are remembered. The one that was met first is forgotten first."""
+SETTINGS: dict[Any, Any] = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+    torch.strided: 0,
+}
+"""What torch's graphs write for settings that are numbers there."""
+
+Run = Callable[..., Sequence[Any]]
+
+
+class Replayed:
+    """A function on tensors that is run from a recording where its inputs have shapes and strides that were met before.
+
+    `watched` are inputs that must be finite, and `alarm` is called with all inputs where one may not be. A
+    recording adds such inputs up on its way, which takes half as long as to do so beforehand.
+    """
+
+    def __init__(self, line: Run, watched: Sequence[int] = (), alarm: Callable[[Sequence[Any]], None] | None = None):
+        self.line = line
+        self.watched, self.alarm = tuple(watched), alarm
+        self.why_not = ""
+        """Why the last recording was given up; empty if none was."""
+        self._known: dict[Hashable, Run] = {}
+        """Recordings by what the inputs look like."""
+        self._met: dict[Hashable, None] = {}
+        """Looks that were met once."""
+        self._given_up: set[Hashable] = set()
+        self._recording = threading.Lock()
+
+    def __call__(self, *leaves: Any) -> Sequence[Any]:
+        found = self.recording(leaves)
+        return self.directly(*leaves) if found is None else found(*leaves)
+
+    def directly(self, *leaves: Any) -> Sequence[Any]:
+        """Call the function itself, which is recorded the next time if it was met before."""
+        if self.alarm is not None and self.watched:
+            self.alarm(leaves)
+        look = look_of(leaves)
+        if look is None:
+            self.why_not = "inputs are more than plain tensors"
+        elif is_usual():
+            self._meet(look, leaves)
+        return self.line(*leaves)
+
+    def recording(self, leaves: Sequence[Any]) -> Run | None:
+        """What runs inputs like these, if they were recorded."""
+        look = look_of(leaves)
+        found = None if look is None else self._known.get(look)
+        return found if found is not None and is_usual() else None
+
+    @property
+    def count(self) -> int:
+        """How many shapes are recorded."""
+        return len(self._known)
+
+    def __str__(self) -> str:
+        if self.count:
+            shapes = "one shape" if self.count == 1 else f"{self.count} shapes"
+            return f"runs: recorded for {shapes} of inputs"
+        return f"runs: called from Python, since {self.why_not}" if self.why_not else "runs: called from Python so far"
+
+    def _meet(self, look: Hashable, leaves: Sequence[Tensor]) -> None:
+        """Remember a look, and record it when it is met again."""
+        if look in self._given_up or len(self._known) + len(self._given_up) >= MOST:
+            return
+        if not self._recording.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            if look not in self._met:
+                self._remember(look)
+            elif look not in self._known:
+                self._known[look] = self._recorded(leaves)
+        except NoTapeError as error:
+            self.why_not = str(error)
+            self._given_up.add(look)
+        finally:
+            self._recording.release()
+
+    def _remember(self, look: Hashable) -> None:
+        self._met[look] = None
+        if len(self._met) > MOST_MET:
+            del self._met[next(iter(self._met))]
+
+    def _recorded(self, leaves: Sequence[Tensor]) -> Run:
+        line, watched = self.line, self.watched
+        if not watched:
+            return _with_own_errors(replay(line, leaves), line)
+        run = replay(lambda *given: [*line(*given), *(given[index].sum() for index in watched)], leaves)
+
+        def watching(*given: Any) -> Sequence[Any]:
+            made = run(*given)
+            if not all(math.isfinite(abs(total.item())) for total in made[-len(watched) :]):
+                self._sound(given)
+            return made[: -len(watched)]
+
+        return _with_own_errors(watching, line)
+
+    def _sound(self, leaves: Sequence[Any]) -> None:
+        if self.alarm is not None:
+            self.alarm(leaves)
+
+
+def _with_own_errors(run: Run, line: Run) -> Run:
+    """A recording that has the function itself tell what is wrong: that has the better words for it."""
+
+    def told(*leaves: Any) -> Sequence[Any]:
+        try:
+            return run(*leaves)
+        except QuantcError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is
+            return line(*leaves)
+
+    return told
+
+
+def look_of(leaves: Sequence[Any]) -> Hashable:
+    """What the ops of a call depend on, numbers aside; None if there is more than plain tensors."""
+    for leaf in leaves:
+        if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:
+            return None
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            return None
+    return tuple([(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves])
+
+
+def is_usual() -> bool:
+    """Whether ops do what they did when they were recorded: autocast changes them, and torch.jit.trace looks at Python."""
+    return not torch.is_autocast_enabled("cpu") and not C._is_tracing()
+
+
+def replay(line: Run, leaves: Sequence[Tensor]) -> Run:
+    """A function that runs the ops that another one calls on such inputs; NoTapeError if that is not all the other does."""
+    try:
+        with torch.no_grad():
+            return _replay(line, leaves)
+    except NoTapeError:
+        raise
+    except Exception as error:  # whatever it is, the function itself goes on, and will say so if it is its own
+        raise NoTapeError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+
+
+def _replay(line: Run, leaves: Sequence[Tensor]) -> Run:
+    tape, _ = taped(line, [_copied(leaf) for leaf in leaves])  # a caller may give one tensor twice
+    others = [_turned(leaf) for leaf in leaves]
+    second, wanted = taped(line, others)
+    if not tape.is_like(second):
+        raise NoTapeError("two calls are not the same ops on the same weights")
+    made = interpreted(tape)
+    if not all(_same(one, other) for one, other in zip(made(*others), wanted, strict=True)):
+        raise NoTapeError("its ops alone yield other numbers")
+    return made
+
+
+def _copied(leaf: Tensor) -> Tensor:
+    """The same numbers elsewhere, lying in memory as they do."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return leaf.as_strided((extent,), (1,)).clone().as_strided(leaf.shape, leaf.stride())
+
+
+def _turned(leaf: Tensor) -> Tensor:
+    """The same numbers elsewhere in another order, lying in memory as they do. What is not float may be a place in another
+    tensor, or a length, and stays in order."""
+    turned = _copied(leaf)
+    if not leaf.is_floating_point():
+        return turned
+    if torch._debug_has_internal_overlap(leaf):  # pyright: ignore[reportPrivateImportUsage]
+        raise NoTapeError("elements of an input share their memory")
+    return turned.copy_(leaf.flip(list(range(leaf.dim()))))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are alike in all they have: NaN, too, and how they lie in memory."""
+    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+        return False
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+# -- torch's graphs -----------------------------------------------------------------------------------------------------
+
+
+def interpreted(tape: Tape) -> Run:
+    """A function that has torch's interpreter run a tape."""
+    run: Any = C._create_function_from_graph("replayed", _Drawing(tape).graph)
+    held = tape.held
+    optimize, is_optimized = C._set_graph_executor_optimize, C._get_graph_executor_optimize
+
+    def replayed(*leaves: Tensor) -> Sequence[Any]:
+        before = is_optimized()
+        optimize(False)  # or torch would look for what it could fuse, and run the graph more slowly for it
+        try:
+            return cast("Sequence[Any]", run(*leaves, *held))
+        finally:
+            optimize(before)
+
+    return replayed
+
+
+class _Drawing:
+    """A tape as one of torch's graphs: inputs first, then what is held."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.graph: Any = C.Graph()
+        self.given = [self.graph.addInput(f"x{index}") for index in range(tape.inputs)]
+        self.held = [self.graph.addInput(f"w{index}") for index in range(len(tape.held))]
+        for value, held in zip(self.held, tape.held, strict=True):
+            if not isinstance(held, Tensor):
+                value.setType(held._type())
+        self.made: dict[Made, Any] = {}
+        self.constants: dict[Operand, Any] = {}
+        for index, step in enumerate(tape.steps):
+            self._step(index, step.op._schema, step.operands, step.lengths)
+        results = [self._value(result, None) for result in tape.results]
+        whole = self._insert("prim::TupleConstruct", results, 1).output()
+        whole.setType(C.TupleType([value.type() for value in results]))
+        self.graph.registerOutput(whole)
+
+    def _step(self, index: int, schema: Any, operands: Sequence[Operand], lengths: Sequence[int | None]) -> None:
+        kinds = [argument.type for argument in schema.arguments]
+        inputs = [self._value(operand, kind) for operand, kind in zip(operands, kinds, strict=True)]
+        node = self._insert(schema.name, inputs, len(schema.returns))
+        for place, (value, returned) in enumerate(zip(node.outputs(), schema.returns, strict=True)):
+            value.setType(returned.type)
+            self.made[Made(index, place)] = value
+            length = lengths[place] if place < len(lengths) else None
+            if length is not None:
+                for item, part in enumerate(self._insert("prim::ListUnpack", [value], length).outputs()):
+                    self.made[Made(index, place, item)] = part
+
+    def _insert(self, name: str, inputs: list[Any], results: int) -> Any:
+        node = self.graph.create(name, inputs, results)
+        self.graph.insertNode(node)
+        return node
+
+    def _value(self, operand: Operand, kind: Any) -> Any:
+        match operand:
+            case Given(index):
+                return self.given[index]
+            case Held(index):
+                return self.held[index]
+            case Made():
+                return self.made[operand]
+            case Constant():
+                return self._constant(operand)
+            case Several(items):
+                return self._list(items, kind)
+
+    def _constant(self, constant: Constant) -> Any:
+        found = self.constants.get(constant)
+        if found is None:
+            value = constant.value
+            number = SETTINGS[value] if isinstance(value, torch.memory_format | torch.layout) else value
+            found = self.constants[constant] = self.graph.insertConstant(number)
+        return found
+
+    def _list(self, items: Sequence[Operand], kind: Any) -> Any:
+        whole = kind.getElementType() if isinstance(kind, C.OptionalType) else kind
+        element = whole.getElementType()
+        value = self._insert("prim::ListConstruct", [self._value(item, element) for item in items], 1).output()
+        value.setType(C.ListType(element))
+        return value

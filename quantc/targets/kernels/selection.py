@@ -1,0 +1,76 @@
+"""Which of several kernels runs an op: the one that was fastest where it was measured.
+
+Without tuning that is the built-in table, at the nearest shape; where the table has nothing, the order in which kernels
+are offered. `qc.lower(..., tune=True)` measures them here and now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, fx
+
+from quantc.ir.size_expressions import evaluate
+from quantc.ir.types import tensor_type
+from quantc.targets.kernels.costs import nearest
+from quantc.targets.kernels.kernel import Kernel, Work
+
+By = Literal["", "table", "measured", "remembered", "whole", "saved"]
+"""What a choice was made by. Empty: there was nothing to choose, or nothing is known about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernels that could run an op, and what is known about their times."""
+
+    candidates: tuple[Kernel, ...]
+    """The one that was taken is the first."""
+    by: By = ""
+    work: Work | None = None
+    microseconds: dict[str, float] = field(default_factory=dict)
+    """By name of the kernel; as the table has them, for the nearest shape."""
+
+    @property
+    def taken(self) -> Kernel:
+        return self.candidates[0]
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {time:.0f} µs" for name, time in self.microseconds.items())
+        return f"{self.by}: {times}" if self.by else ""
+
+
+def by_times(candidates: Sequence[Kernel], by: By, work: Work | None, microseconds: dict[str, float]) -> Choice:
+    """The choice of the fastest; those whose time is not known come last, in their order."""
+    ordered = sorted(candidates, key=lambda kernel: microseconds.get(kernel.name, float("inf")))
+    known = {kernel.name: microseconds[kernel.name] for kernel in ordered if kernel.name in microseconds}
+    return Choice(tuple(ordered), by, work, known)
+
+
+def by_table(target: str, candidates: Sequence[Kernel], inputs: Sequence[fx.Node], sizes: dict[str, int]) -> Choice:
+    """The choice by the built-in table; `sizes` are those of dynamic axes, as far as they are known."""
+    if len(candidates) == 1:
+        return Choice(tuple(candidates))
+    tensors = [_shaped(node, sizes) for node in inputs]
+    known = [tensor for tensor in tensors if tensor is not None]
+    work = candidates[0].work(*known) if len(known) == len(tensors) else None
+    row = None if work is None else nearest(target, work)
+    if row is None:
+        return Choice(tuple(candidates), "", work)
+    times = {kernel.name: row.microseconds[kernel.family] for kernel in candidates if kernel.family in row.microseconds}
+    return by_times(candidates, "table", work, times)
+
+
+UNKNOWN_SIZE = 1
+"""What a dynamic axis is taken for where there are no example inputs: most often it is that of the batch."""
+
+
+def _shaped(node: fx.Node, sizes: dict[str, int]) -> Tensor | None:
+    """A tensor without numbers, of the shape that a node yields."""
+    kind = tensor_type(node)
+    if kind is None:
+        return None
+    shape = [size if isinstance(size, int) else evaluate(size, sizes) or UNKNOWN_SIZE for size in kind.shape]
+    return torch.empty(shape, dtype=kind.dtype, device="meta")

@@ -1,0 +1,69 @@
+"""Convolutions of images that have three channels: ONNX Runtime's fast kernels want a multiple of four.
+
+Such an image is written as one of blocks (`quantc.blocks`), or with a fourth channel that is multiplied by zero. Both come to
+the same sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
+from quantc.ir.types import tensor_type
+from quantc.targets.onnx.op_writers import Call
+from quantc.targets.onnx.quantized_initializers import Stored
+from quantc.targets.onnx.write_qdq import Grid, dequantized
+from quantc.targets.space_to_depth import IMAGE, SQUARE, Window, blocks_of
+
+CHANNELS = 4
+"""How many channels the kernels multiply at a time."""
+LARGEST, PAIR_BITS = 255, 16
+"""The largest level of uint8, and the bits in which processors without VNNI add two products."""
+
+
+def wide_conv(call: Call, weight: Stored, window: Window, *bias: str) -> str | None:
+    """A convolution of quantized images of few channels, written with more. None if it has enough, or cannot be."""
+    if call.translation.profile.images == "as they are" or (image := tensor_type(call["x"])) is None:
+        return None
+    has_offsets = weight.zero_point is not None and bool(weight.zero_point.any())
+    if image.rank != IMAGE or has_offsets or Grid.of(_dequantize(call)).dtype is not torch.uint8:
+        return None
+    blocks = blocks_of(weight.levels, image, window, SQUARE)
+    if blocks is not None and (not can_saturate(blocks.weight) or can_saturate(weight.levels)):
+        levels = call.emit("SpaceToDepth", _levels(call), blocksize=SQUARE[0])
+        pads = [*blocks.begin, *blocks.end]
+        return _conv(call, levels, replace(weight, levels=blocks.weight), bias, pads=pads)
+    if weight.levels.shape[1] != CHANNELS - 1 or window.groups != 1:
+        return None
+    levels = call.emit("Pad", _levels(call), call.writer.numbers([0, 0, 0, 0, 0, 1, 0, 0]))
+    filled = replace(weight, levels=functional.pad(weight.levels, (0, 0, 0, 0, 0, 1)))
+    pads = [*window.padding, *window.padding]
+    settings = {"strides": list(window.stride), "dilations": list(window.dilation)}
+    return _conv(call, levels, filled, bias, pads=pads, **settings)
+
+
+def can_saturate(levels: Tensor) -> bool:
+    """Whether two products of neighbours can leave 16 bits, for some image. Blocks bring others side by side than the image
+    does, and than those that `convert` has seen to; a channel of zeros does not."""
+    reach = pair_reach(decisive(by_channel(levels), "adjacent"), 0, LARGEST)
+    return bool(reach.beyond(PAIR_BITS).any())
+
+
+def _conv(call: Call, levels: str, weight: Stored, bias: tuple[str, ...], **settings: list[int]) -> str:
+    x, w = dequantized(_dequantize(call), levels), weight.write(call.writer)
+    return call.emit("Conv", x, w, *bias, kernel_shape=list(weight.levels.shape[2:]), **settings)
+
+
+def _levels(call: Call) -> str:
+    source: Any = call["x"].args[0]
+    return call.read(source)
+
+
+def _dequantize(call: Call) -> Call:
+    """The op that brings the image back to float."""
+    return Call(call.translation, call["x"])

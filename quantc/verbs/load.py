@@ -1,0 +1,68 @@
+"""`qc.load`: what a file holds, a program or a lowered module."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from quantc.errors import LoadError, UnknownNameError
+from quantc.files.regular_file import as_path
+from quantc.ir.program import Program
+from quantc.store.programs import read
+from quantc.targets.kernels.kernel_table import kernels_for
+from quantc.targets.kernels.lowered import raised
+
+
+@overload
+def load(path: str | os.PathLike[str], *, portable: Literal[True]) -> Program: ...
+@overload
+def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any: ...
+def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
+    """What `save` wrote: a `Program`, or a `Lowered` on the kernels that were chosen when it was lowered.
+
+    A `.pte` file comes as `quantc.targets.executorch.Pte`, to be run on ExecuTorch's runtime. `portable=True` gives the program of a lowered module instead. LoadError, naming the field, on anything that
+    `save` did not write. Nothing is unpickled, and nothing in the file is executed.
+    """
+    place = as_path(path, LoadError)
+    if place.suffix.lower() == ".onnx":
+        raise LoadError(
+            "an ONNX file holds no program of quantc's",
+            where=str(place),
+            advice=f"run it with onnxruntime.InferenceSession({str(place)!r}); keep the program too, program.save(path), to lower it again",
+        )
+    if place.suffix == ".pte" or _begins_as_pte(place):
+        from quantc.targets.executorch.reading import load as load_pte
+
+        if portable:
+            raise LoadError(
+                "a .pte file holds no program of quantc's",
+                where=str(place),
+                advice="run it: qc.load(path); keep the program too, program.save(path), to lower it again",
+            )
+        return load_pte(path)
+    program, lowering = read(path)
+    if lowering is None or portable:
+        return program
+    try:
+        kernels_for(lowering.target)
+    except UnknownNameError as error:
+        raise LoadError(
+            f"{os.fspath(path)}: {error.what}",
+            where="lowered.target",
+            advice=f"{error.advice}; or read the program alone, qc.load(path, portable=True)",
+        ) from error
+    return raised(program, lowering)
+
+
+def _begins_as_pte(path: Path) -> bool:
+    """Whether a file begins as ExecuTorch's do: its name may end otherwise."""
+    from quantc.targets.executorch.pte_container import MAGIC
+
+    if not path.is_file():
+        return False  # reading it will say why
+    try:
+        with path.open("rb") as file:
+            return file.read(8)[4:] == MAGIC
+    except OSError:
+        return False

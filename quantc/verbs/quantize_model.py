@@ -1,0 +1,308 @@
+"""`qc.quantize`: capture, prepare, calibrate and convert in one call, with a report of what came of it."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from quantc import pipelines
+from quantc.annotate.quantizer import Backend, Quantizer, mode_config, quantizer_of
+from quantc.calibration.loop import calibrate
+from quantc.capture.attempt import AUTO
+from quantc.capture.cast_model import as_dtype
+from quantc.config.config import QuantConfig
+from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
+from quantc.inspect.compare import Comparison, compare
+from quantc.inspect.held_out import Outside, outside, parted, sound
+from quantc.inspect.report import MeasuredOn, Report, Step
+from quantc.inspect.size import size_and_file
+from quantc.integer.match_lowering import MultiplierForm
+from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, picked
+from quantc.ir.plan import Source
+from quantc.ir.program import Program
+from quantc.support.progress import Style
+from quantc.verbs.steps import Form, Method, capture, check_form, convert, prepare
+
+Mode = Literal["static", "dynamic", "weight-only"]
+MODES = ("static", "dynamic", "weight-only")
+KEPT = 2
+"""How many batches are kept to measure the outcome on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `qc.quantize` gives. It can be called like the model."""
+
+    program: Program
+    """The quantized program, in the form that was asked for."""
+    prepared: Program
+    """The plan with its statistics: can be calibrated further and converted again."""
+    captured: Program
+    """The float program."""
+    report: Report
+    """What was quantized, how close it comes, how large it is; prints as text, `to_json()` is for machines."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.program(*args, **kwargs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the quantized program to a file that `qc.load` reads."""
+        self.program.save(path)
+
+
+def quantize(
+    model: nn.Module | ExportedProgram | Program | str | os.PathLike[str],
+    example_inputs: tuple[Any, ...] | None,
+    batches: Iterable[Any] | None = None,
+    backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer] = "x86",
+    *,
+    config: QuantConfig | None = None,
+    mode: Mode = "static",
+    to: Form = "qdq",
+    multiplier: MultiplierForm = "float64",
+    style: pipelines.Style = "fused",
+    example_kwargs: dict[str, Any] | None = None,
+    dynamic_shapes: Any = AUTO,
+    inputs: Inputs | None = None,
+    dtype: str | torch.dtype | None = None,
+    leaf: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
+    method: Method = "auto",
+    allow_empty: bool = False,
+    reduce_range: RangeReduction = "auto",
+    held_out: int | Iterable[Any] | None = None,
+) -> Result:
+    """Quantize a model for a backend: capture, prepare, calibrate, convert.
+
+    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes`, `dtype`, `leaf` and `method` are as `qc.capture` takes
+    them; a Program that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a
+    tuple of the model's inputs; it is gone through once. Where batches hold more, such as labels, `inputs` says what the model
+    takes of each, as in `qc.calibrate`: `inputs=0`. With `dtype` they are cast like the model. `to`, the form of the result, `multiplier`, `style` and `reduce_range` are those of
+    `qc.convert`.
+
+    `mode` says what the backend does where `config` says nothing: "static" finds scales from the batches; "dynamic" finds
+    those of activations as the program runs; "weight-only" stores weights quantized and computes in float. The last two
+    need no batches; the outcome is measured on the example inputs then. The model itself is not changed.
+
+    `held_out` are batches that calibration does not see, to measure the outcome on: batches of their own, or how many of
+    the last of `batches`. Without, the first batches are measured on, and the report says that calibration saw them. A bad
+    outcome is a warning: see `result.report.warnings`.
+    """
+    _check_mode(mode)
+    check_form(to)
+    steps = Steps()
+    converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
+    rest: Any = {"steps": steps, "config": config, "mode": mode, "allow_empty": allow_empty, "held_out": held_out}
+    rest = {**rest, **converting}
+    if batches is not None:
+        check_batches(batches)
+    if isinstance(model, Program):
+        _check_no_examples(example_inputs)
+        _check_no_cast(dtype)
+        _check_no_leaf(leaf)
+        captured = model
+    else:
+        with steps("capture"):
+            captured = capture(
+                model,
+                example_inputs,
+                method,
+                example_kwargs=example_kwargs,
+                dynamic_shapes=dynamic_shapes,
+                dtype=dtype,
+                leaf=leaf,
+            )
+    cast_to = None if dtype is None else as_dtype(dtype)
+    if batches is not None:
+        batches = picked(batches, inputs, captured, cast_to)
+    if held_out is not None and not isinstance(held_out, int):
+        check_batches(held_out)
+        rest["held_out"] = picked(held_out, inputs, captured, cast_to)
+    return _warned(quantize_program(captured, batches, backend, **rest))
+
+
+def _warned(result: Result) -> Result:
+    """With a warning for what is bad about it."""
+    for text in result.report.warnings:
+        warnings.warn(f"{result.report.name}: {text}", stacklevel=3)
+    return result
+
+
+@dataclass
+class Steps:
+    """How long each step took; `begun` is told when one begins."""
+
+    begun: Callable[[str], None] = lambda name: None
+    done: list[Step] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.begun(name)
+        start = time.perf_counter()
+        yield
+        self.done.append(Step(name, time.perf_counter() - start))
+
+
+def quantize_program(
+    captured: Program,
+    batches: Iterable[Any] | None,
+    backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer],
+    *,
+    steps: Steps,
+    config: QuantConfig | None = None,
+    mode: Mode = "static",
+    allow_empty: bool = False,
+    to: Form = "qdq",
+    multiplier: MultiplierForm = "float64",
+    style: pipelines.Style = "fused",
+    reduce_range: RangeReduction = "auto",
+    progress: Style = "auto",
+    held_out: int | Iterable[Any] | None = None,
+) -> Result:
+    """The steps after the capture."""
+    if batches is not None:
+        check_batches(batches)
+    batches, kept = parted(batches, held_out)
+    _check_inference(captured)
+    quantizer = quantizer_of(backend)
+    if mode != "static":
+        config = mode_config(quantizer, mode) + (config if config is not None else QuantConfig())
+    with steps("prepare"):
+        prepared = prepare(captured, quantizer, config=config, allow_empty=allow_empty)
+    calibration, measured = None, _examples(captured)
+    measured_on: MeasuredOn = "example inputs" if batches is None and kept is None else "batches"
+    is_held_out = True
+    if _waiting(prepared):
+        watched = _Watched(_given(batches, prepared))
+        with steps("calibrate"):
+            calibration = calibrate(prepared, watched, progress=progress)
+        measured, is_held_out = watched.first, False
+    elif batches is not None and kept is None:
+        measured = list(islice(batches, KEPT))
+    far: tuple[Outside, ...] = ()
+    if kept is not None:
+        measured, is_held_out = sound(kept, captured), True
+        far = outside(prepared, measured) if calibration is not None else ()
+    with steps("convert"):
+        program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range)
+    with steps("compare"):
+        coverage, comparison = prepared.coverage(), _compared(prepared, program, measured)
+        if to == "integer" and comparison is not None:
+            # what an op costs is told of the Q/DQ form, whose ops are those of the float program
+            in_float = compare(prepared, convert(prepared, reduce_range=reduce_range), measured)
+            notes = (*comparison.notes, "what each op costs was measured in Q/DQ form")
+            coverage, comparison = program.coverage(), replace(comparison, layers=in_float.layers, notes=notes)
+    report = Report(
+        name=captured.name,
+        backend=coverage.quantizer,
+        form=to,
+        coverage=coverage,
+        calibration=calibration,
+        comparison=comparison,
+        size=size_and_file(captured, program),
+        steps=tuple(steps.done),
+        log=tuple(program.log),
+        measured_on=measured_on,
+        is_held_out=is_held_out,
+        outside=far,
+    )
+    return Result(program, prepared, captured, report)
+
+
+def _waiting(prepared: Program) -> list[str]:
+    """The groups whose scales come from data."""
+    return [group.name for group in prepared.plan.groups if group.source is Source.DATA]
+
+
+def _given(batches: Iterable[Any] | None, prepared: Program) -> Iterable[Any]:
+    if batches is not None:
+        return batches
+    waiting = _waiting(prepared)
+    shown = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
+    raise CalibrationError(
+        f"no batches were given, and the scales of {shown} come from data",
+        where="qc.quantize",
+        advice='give batches of inputs; mode="dynamic" and mode="weight-only" need none, unless the config asks for more',
+    )
+
+
+def _examples(captured: Program) -> list[Any]:
+    """The inputs the model was captured with, as a batch."""
+    return [] if captured.example_inputs is None else [batch_of(captured, captured.example_inputs)]
+
+
+def _compared(prepared: Program, program: Program, measured: list[Any]) -> Comparison | None:
+    """The outcome against the float program; None where there is nothing to run them on."""
+    return compare(prepared, program, measured) if measured else None
+
+
+class _Watched:
+    """Batches on their way to the calibration, of which the first are kept: what gives them once is not asked twice."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+        self.first: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            if len(self.first) < KEPT:
+                self.first.append(batch)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # TypeError where the length is not known, as len() has it
+
+
+def _check_inference(captured: Program) -> None:
+    """Dropout that still drops, or a batch norm that still learns, is no model to take the numbers of."""
+    if captured.training:
+        raise ModeError(
+            f"{captured.name} is in training mode",
+            where="qc.quantize",
+            advice="call model.eval() first, or program.eval() on what was captured",
+        )
+
+
+def _check_no_examples(given: Any) -> None:
+    """What stands in the place of example inputs beside a Program would be ignored: most likely it is a backend."""
+    if given is not None and not isinstance(given, tuple):
+        raise InputError(
+            f"the second argument is a {type(given).__name__}, and a Program needs no example inputs",
+            where="qc.quantize",
+            advice="write qc.quantize(program, None, batches, backend=...)",
+        )
+
+
+def _check_no_cast(dtype: Any) -> None:
+    if dtype is not None:
+        raise InputError(
+            "dtype is for models, and a Program was given",
+            where=f"dtype={dtype!r}",
+            advice='write qc.capture(model, example_inputs, dtype="float32") first',
+        )
+
+
+def _check_no_leaf(leaf: Any) -> None:
+    if leaf != ():
+        raise InputError(
+            "leaf is for models, and a Program was given",
+            where=f"leaf={leaf!r}",
+            advice="write qc.capture(model, example_inputs, leaf=...) first",
+        )
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise UnknownNameError(
+            f"there is no mode {mode!r}", where=f"mode={mode!r}", advice=suggest(mode, MODES, noun="modes")
+        )
