@@ -24,6 +24,7 @@ test-all: $(READY)  ## everything, the slow tests too, on examples drawn anew
 check: $(READY)  ## lint, format and types, over every source file
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m tests.check_types
 
 format: $(READY)

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.ao.quantization import quantize_dynamic
 
 from quantc.bench.race import quietly_on_one_thread, speed, take_turns
-from quantc.flows.qconfig import QConfig, default_dynamic_qconfig, float16_dynamic_qconfig
 from quantc.nn import DYNAMIC_MODULES
+from quantc.nn.qconfig import QConfig, default_dynamic_qconfig, float16_dynamic_qconfig
 from quantc.targets.kernels.packing import engine
 
 QCONFIGS: dict[str, tuple[QConfig, torch.dtype]] = {

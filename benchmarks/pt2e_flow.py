@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from quantc.flows import pt2e
-from quantc.flows.observers import MinMaxObserver
 from quantc.flows.pt2e.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
+from quantc.nn.observers import MinMaxObserver
 
 X = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.config_requests import refuse_unheeded, refuse_unmet
+from quantc.annotate.left_float import why_float
 from quantc.annotate.quantizer import Quantizer, instruction_sets_of, quantizer_of
 from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, QuantcError
@@ -85,8 +86,6 @@ BY_CONFIG = "as the config says: "
 
 
 def _nothing(program: Program, quantizer: Quantizer) -> AnnotationError:
-    from quantc.inspect.coverage import why_float
-
     reasons = why_float(program)
     advice = "prepare it with allow_empty=True, and prepared.explain(node) says what would have to change"
     what = f"nothing was quantized: {quantizer.name} has no rule that fits an op of {program.name}"

@@ -62,11 +62,12 @@ class DecomposeAttention(Pass):
         depends = self.products is not Offer.YES and bool(config.rules)
         return self.model_copy(update={"config": config}) if says_so or depends else self
 
-    def left_whole(self, program: Program, found: list[fx.Node]) -> dict[fx.Node, str]:
+    def left_whole(self, program: Program) -> dict[fx.Node, str]:
         """The attentions of whose products nothing will be quantized, and why.
 
         A rule that names ops or nodes may mean those that attention is made of, which are not there yet.
         """
+        found = [node for node in program.nodes() if is_op(node, "sdpa")]
         known = _Known(program) if found else None
         if known is None or any(known.lacks(rule.select) for rule in self.config.rules):
             return {}
@@ -84,7 +85,7 @@ class DecomposeAttention(Pass):
         found = [node for node in program.nodes() if is_op(node, "sdpa")]
         left: list[str] = []
         causal = _CausalMasks(program)
-        whole = self.left_whole(program, found)
+        whole = self.left_whole(program)
         for node in found:
             reason = _why_not(node) if node not in whole else f"its products are float: {whole[node]}"
             if reason is not None:

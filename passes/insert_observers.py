@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from torch import fx, nn
 
-from quantc.calibration.graph_observers import HOLDER, behind, observer_nodes, redirect
+from quantc.calibration.graph_observers import HOLDER, redirect
 from quantc.calibration.observed_tensors import data_groups, observed_tensors
 from quantc.ir.plan import Group
 from quantc.ir.program import Program, Stage
 from quantc.ir.site_index import after
-from quantc.observe.module import ObserverModule
+from quantc.observe.module import ObserverModule, behind, observer_nodes
 from quantc.observe.observation_registry import start
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import fx
 
+from quantc.annotate.left_float import why_not_quantized
 from quantc.integer.grid import grid_of
 from quantc.integer.lowerings.requantize import requantized
 from quantc.integer.match_lowering import Curves, MultiplierForm, NotIntegerError, Task
@@ -46,8 +47,6 @@ class LowerInteger(Pass):
     """Quantize and dequantize ops that are left: "spelled" out in ATen, or "whole" for kernels to take."""
 
     def run(self, program: Program) -> Outcome:
-        from quantc.inspect.coverage import why_not_quantized
-
         written = 0
         notes: list[str] = []
         found, reasons = matches(program), why_not_quantized(program)

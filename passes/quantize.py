@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from quantc.calibration.graph_observers import remove_observers
-from quantc.calibration.qparams import find_qparams, spec_of
-from quantc.finite import refuse_unsound
+from quantc.calibration.qparams import find_qparams
 from quantc.integer.lowerings.lower_recurrent import state_notes
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.ir.plan import Group, Source
+from quantc.ir.plan import Group, Source, spec_of
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.qdq.insertion import PlanWriter
 from quantc.qdq.ops import Scales, scales_for
+from quantc.verify.finite_constants import refuse_unsound
 
 
 class QuantizePass(Pass):

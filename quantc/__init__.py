@@ -18,7 +18,6 @@ from quantc.calibration.reuse_statistics import merge_statistics, use_statistics
 from quantc.config.config import QuantConfig
 from quantc.errors import QuantcError
 from quantc.inspect.agreement import agreement
-from quantc.inspect.compare import compare
 from quantc.integer.semantics import load as _register_ops
 from quantc.ir.decisions import FLOAT, Fixed, Quantize, SameAs
 from quantc.ir.program import Program, Stage
@@ -48,10 +47,13 @@ from quantc.spec.spec import (
 from quantc.support.moved_modules import find_moved as _find_moved
 from quantc.targets.kernels.lowered import Lowered
 from quantc.text.parser import parse
+from quantc.verbs.capture import capture
+from quantc.verbs.compare import compare
+from quantc.verbs.convert import convert
 from quantc.verbs.load import load
 from quantc.verbs.lower import lower
+from quantc.verbs.prepare import prepare
 from quantc.verbs.quantize_model import Result, quantize
-from quantc.verbs.steps import capture, convert, prepare
 
 __version__ = _version("quantc")
 

@@ -46,16 +46,12 @@ def _with_dropout(step: Pass) -> Pass:
 def _decide(quantizer: Quantizer, config: QuantConfig | None, allow_empty: bool) -> tuple[Pass, ...]:
     """Take apart what the backend wants in parts, annotate, share."""
     from quantc.passes.annotate import Annotate
-    from quantc.passes.decompose_attention import DecomposeAttention
     from quantc.passes.share import Share
 
     annotate = Annotate(
         backend=quantizer, config=config if config is not None else QuantConfig(), allow_empty=allow_empty
     )
-    transforms = (
-        step.for_config(annotate.config) if isinstance(step, DecomposeAttention) else step
-        for step in quantizer.transforms()
-    )
+    transforms = (step.for_config(annotate.config) for step in quantizer.transforms())
     return (*transforms, annotate, Share())
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, fx
 import quantc as qc
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_dequantize
-from quantc.targets.engines.sessions import OnnxRuntime
 from quantc.targets.onnx.onnx_export import export
 from quantc.targets.onnx.profiles import profile_of
+from quantc.targets.onnx.sessions import OnnxRuntime
 
 Run = Callable[[Sequence[Tensor]], Sequence[Any]]
 

@@ -14,8 +14,8 @@ import torch.ao.nn.intrinsic.quantized as ao_intrinsic_quantized
 import torch.ao.nn.quantized as ao_quantized
 from torch import Tensor, nn
 
-from quantc.flows import qconfig as qconfigs
 from quantc.nn import QuantizedTensor, intrinsic, quantized
+from quantc.nn import qconfig as qconfigs
 from quantc.nn.intrinsic import quantized as intrinsic_quantized
 
 GRID = (0.035, 117)

@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 import quantc as qc
 from quantc.ir.dialect import BY_NAME, op_name
 from quantc.ir.types import tensor_type
-from quantc.targets.engines.sessions import OnnxRuntime
 from quantc.targets.onnx.onnx_export import Literal, export
 from quantc.targets.onnx.op_writers import NoOnnxFormError
 from quantc.targets.onnx.profiles import PROFILES
+from quantc.targets.onnx.sessions import OnnxRuntime
 
 RTOL, ATOL = 1e-4, 2e-5
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

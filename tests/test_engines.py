@@ -22,7 +22,7 @@ from quantc.support.optional_dependency import is_installed
 from quantc.targets.engines import engine_lowering, engine_table
 from quantc.targets.engines.engine_module import OnEngine
 from quantc.targets.engines.engine_selection import Chosen
-from quantc.targets.engines.sessions import OnnxRuntime
+from quantc.targets.onnx.sessions import OnnxRuntime
 from tests.onnx_models import close, quantized, seeded
 
 needs_openvino = pytest.mark.skipif(not is_installed("openvino"), reason="needs the extra `openvino`")

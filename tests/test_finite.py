@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.errors import AnnotationError, DataError, InputError, QuantcError
-from quantc.finite import check_scales
-from quantc.finite.infinite_masks import is_mask, masks_rows
 from quantc.flows import eager, pt2e, tracing
 from quantc.flows.fx import convert_fx, get_default_qconfig_mapping, prepare_fx
 from quantc.flows.pt2e import XNNPACKQuantizer, get_symmetric_quantization_config
 from quantc.ir.batch_inputs import batch_of
+from quantc.ir.infinite_masks import is_mask, masks_rows
 from quantc.ir.program import Program
 from quantc.spec.spec import INT32_BIAS
+from quantc.support.finite_tensors import check_scales
 from tests import zoo
 from tests.test_integer_bias import backend as biased
 from tests.zoo.case import Case

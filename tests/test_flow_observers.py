@@ -17,10 +17,10 @@ import quantc.flows.fake_quantize as own_fakes
 import quantc.flows.observers as own_observers
 import quantc.flows.qconfig as own_qconfigs
 from quantc.errors import DataError, ObservationError, QuantcError, SpecError
-from quantc.flows.constructors import Constructor
 from quantc.flows.foreign import ObservedBy, has_seen, spec_of
-from quantc.observe.observation import Observation
+from quantc.nn.constructors import Constructor
 from quantc.spec.formats import DType, PerChannel, PerTensor, Role, Scheme, Timing
+from quantc.spec.observation import Observation
 
 ao: Any = torch.ao.quantization
 """The oracle; its functions have no types."""

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.calibration.graph_observers import observer_nodes, remove_observers
+from quantc.calibration.graph_observers import remove_observers
 from quantc.errors import CalibrationError, DataError
 from quantc.hooks import Guard, Verify
 from quantc.ir.program import Program
 from quantc.observe import ObserverModule, observers_in, observers_off
+from quantc.observe.module import observer_nodes
 from quantc.passes.insert_observers import InsertObservers
 from quantc.pipeline.pipeline import Pipeline
 from tests.calibration import batch, data, digest, observing, one_thread, prepared  # noqa: F401 - a fixture

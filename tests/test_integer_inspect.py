@@ -27,7 +27,7 @@ from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.spec import INT8_WEIGHT, UINT8
 from quantc.text.digests import constants
-from quantc.verbs.steps import FORMS
+from quantc.verbs.convert import FORMS
 from tests.store_files import put_together, taken_apart
 
 linear = aten.linear("x", const("w"), const("b?"))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from quantc.errors import MixedTensorsError, SpecError
-from quantc.flows import qconfig as qconfigs
 from quantc.nn import intrinsic, quantize_per_tensor, quantized, torch_state_dict
+from quantc.nn import qconfig as qconfigs
 from quantc.nn.intrinsic.quantized import dynamic as intrinsic_dynamic
 from quantc.nn.quantized import dynamic
 from tests.nn_cases import engine, seeded

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quantc.errors import QuantcError, SpecError
-from quantc.flows import observers
-from quantc.flows import qconfig as qconfigs
-from quantc.nn import quantize_per_tensor, quantized
+from quantc.nn import observers, quantize_per_tensor, quantized
+from quantc.nn import qconfig as qconfigs
 from quantc.nn.quantized import dynamic
 from tests.nn_cases import both, engine, steps_apart
 

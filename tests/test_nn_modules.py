@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quantc.flows import observers
-from quantc.flows import qconfig as qconfigs
-from quantc.nn import quantized, torch_state_dict
+from quantc.nn import observers, quantized, torch_state_dict
+from quantc.nn import qconfig as qconfigs
 from tests.nn_cases import CASES, Case, _case, both, engine, steps_apart
 
 

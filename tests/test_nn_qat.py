@@ -15,8 +15,8 @@ import torch.ao.nn.quantized as ao_quantized
 from torch import Tensor, nn
 
 from quantc.errors import SpecError
-from quantc.flows import qconfig as qconfigs
 from quantc.nn import STATIC_MODULES, intrinsic, qat
+from quantc.nn import qconfig as qconfigs
 from quantc.nn.intrinsic import qat as intrinsic_qat
 from tests.nn_cases import both, engine, steps_apart
 

@@ -15,10 +15,10 @@ from torch.export import Dim
 
 import quantc as qc
 from quantc.ir.size_expressions import least
-from quantc.targets.engines.sessions import OnnxRuntime
 from quantc.targets.onnx.onnx_export import export
 from quantc.targets.onnx.op_writers import entries
 from quantc.targets.onnx.profiles import PROFILES
+from quantc.targets.onnx.sessions import OnnxRuntime
 from tests import onnx_draws, onnx_draws_layers, onnx_draws_moves, onnx_draws_sizes
 from tests.onnx_calls import DRAWERS, Case, Verdict, difference, drawn, verdict_of
 from tests.test_onnx_ops import Function, check

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.ir.dialect import BY_NAME
-from quantc.targets.engines.sessions import OnnxRuntime
 from quantc.targets.onnx.onnx_export import export
 from quantc.targets.onnx.op_writers import NoOnnxFormError, entries
 from quantc.targets.onnx.profiles import PROFILES
+from quantc.targets.onnx.sessions import OnnxRuntime
 
 X, Y, Z = (4, 6), (4, 3, 8, 8), (4, 5, 6)
 """Shapes: a matrix, images, sequences. The first size varies."""

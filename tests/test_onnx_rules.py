@@ -6,10 +6,10 @@ import pytest
 
 import quantc as qc
 from quantc.backends.onnx import ONNX
-from quantc.targets.engines.ort_fusions import Fusions
+from quantc.targets.onnx.ort_fusions import Fusions
 from quantc.testing.kernel_checks import one_for_each_op
 from quantc.testing.trial import Subject, calibrated, trials_of
-from quantc.verbs.steps import convert
+from quantc.verbs.convert import convert
 from tests.onnx_models import ADDED, quantized
 
 pytest.importorskip("onnxruntime")

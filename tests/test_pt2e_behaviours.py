@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 from torchao.quantization.pt2e import observer as theirs
 
 from quantc.errors import AnnotationError
-from quantc.flows import observers
 from quantc.flows.pt2e import (
     ComposableQuantizer,
     DerivedQuantizationSpec,
@@ -24,6 +23,7 @@ from quantc.flows.pt2e import (
     get_symmetric_quantization_config,
     prepare_pt2e,
 )
+from quantc.nn import observers
 from tests.pt2e_quantizers import Annotating, Doing, converted, count, exported
 
 aten = torch.ops.aten

@@ -12,7 +12,6 @@ from torch import Tensor, fx, nn
 from torchao.quantization.pt2e import observer as theirs
 
 from quantc.errors import AnnotationError, CalibrationError, ConfigError, SpecError
-from quantc.flows import fake_quantize, observers
 from quantc.flows.pt2e import (
     ComposableQuantizer,
     EmbeddingQuantizer,
@@ -30,6 +29,7 @@ from quantc.flows.pt2e import (
     prepare_pt2e,
     prepare_qat_pt2e,
 )
+from quantc.nn import fake_quantize, observers
 from tests.pt2e_quantizers import Annotating, Doing, converted, count, exported
 from tests.test_pt2e_behaviours import DQ, DQ_CHANNEL, IMAGE, INT8, NOTHING, UINT8, Q, conv, xnnpack
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import quantc.nn.quantized.functional as qF
-from quantc.flows import observers
-from quantc.flows import qconfig as qconfigs
-from quantc.nn import QuantizedTensor, quantize_per_tensor
+from quantc.nn import QuantizedTensor, observers, quantize_per_tensor
+from quantc.nn import qconfig as qconfigs
 from tests.nn_cases import engine
 
 

@@ -17,7 +17,7 @@ from quantc.flows.tracing import AutoQuantizationState, UnseenOpError, auto_trac
 from quantc.flows.tracing.auto_trace import Interception, Run, add_auto_convert, add_auto_observation
 from quantc.ir.plan import Part
 from quantc.ir.program import Program
-from quantc.verbs import steps as api
+from quantc.verbs.convert import convert as convert_program
 from tests.test_flow_tracing import Counted, Gated, sqnr, trace_of
 from tests.traced_models import Capturable, EarlyExit
 
@@ -304,7 +304,7 @@ def test_0_21_add_auto_observation_implements_calibration() -> None:
 
 def test_0_22_add_auto_convert_implements_inference(prepared: nn.Module, example: Tensor) -> None:
     twin = copy.deepcopy(prepared)
-    program = api.convert(trace_of(twin).held)
+    program = convert_program(trace_of(twin).held)
     made = add_auto_convert(twin, trace_of(twin), program)
     with torch.no_grad():
         made(example)  # weights are packed

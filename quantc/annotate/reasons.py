@@ -11,14 +11,13 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 
 from quantc.annotate.config_requests import is_dynamic, only_where_named, why_not_dynamic
+from quantc.annotate.rule_trials import Trial, Trials
 from quantc.config.config import QuantConfig
 from quantc.config.resolve import Setting
-from quantc.inspect.trials import Trial, Trials
 from quantc.ir.decisions import Float
-from quantc.ir.dialect import is_op, is_opaque, op_name
+from quantc.ir.dialect import is_opaque, op_name
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, TupleType, ValueType, dtype_of, type_of
-from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.patterns.match import Match, Refusal
 from quantc.patterns.refusals import UnknownType
 from quantc.spec.formats import Offer, Timing
@@ -116,7 +115,7 @@ class Reasons:
 
     def _unnamed(self, node: fx.Node) -> Reason | None:
         """A product of two activations, or attention that is made of such products, which the config would have to name."""
-        whole = self._whole_attention.get(node)
+        whole = self._left_whole.get(node)
         if whole is not None:
             return Reason(Why.NOT_NAMED, f"{op_name(node)} is left whole: its products are float: {whole}")
         found = self._not_named.get(node)
@@ -130,15 +129,13 @@ class Reasons:
         return Reason(Why.NOT_NAMED, text, refusal=refusal, trial=trial)
 
     @cached_property
-    def _whole_attention(self) -> dict[fx.Node, str]:
-        """The attentions that were left whole since nobody named their products."""
-        found = [node for node in self.program.nodes() if is_op(node, "sdpa")]
-        steps = [step for member in self.trials.members for step in member.transforms()]
+    def _left_whole(self) -> dict[fx.Node, str]:
+        """What the backend's transforms left as it was: attention whose products the config does not name."""
         config = self.program.plan.config or QuantConfig()
         whole: dict[fx.Node, str] = {}
-        for step in steps if found else ():
-            if isinstance(step, DecomposeAttention):
-                whole |= step.for_config(config).left_whole(self.program, found)
+        for member in self.trials.members:
+            for step in member.transforms():
+                whole |= step.for_config(config).left_whole(self.program)
         return whole
 
     @cached_property

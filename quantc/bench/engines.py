@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quantc.bench.built import Built
 from quantc.bench.models import Inputs, Task
-from quantc.targets.engines.sessions import OnnxRuntime, as_array, as_tensor
+from quantc.targets.onnx.sessions import OnnxRuntime, as_array, as_tensor
 
 
 def onnxruntime(task: Task) -> Built:

@@ -16,8 +16,8 @@ from quantc.calibration.observed_tensors import data_groups, observed_tensors
 from quantc.errors import DataError
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
-from quantc.observe.observation import Observation, Order
 from quantc.observe.observation_registry import OBSERVATIONS
+from quantc.spec.observation import Observation, Order
 from quantc.spec.spec import QuantSpec
 
 ADVICE = "look for the op that makes them and correct the model or the data"

@@ -11,8 +11,8 @@ from quantc.calibration.observed_tensors import data_groups
 from quantc.calibration.underflow import Coarse, extremes_of
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
-from quantc.observe.observation import Observation
 from quantc.observe.store import Statistics
+from quantc.spec.observation import Observation
 
 SHOWN = 40
 """How many groups are printed."""

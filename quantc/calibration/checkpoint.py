@@ -15,11 +15,11 @@ import torch
 from torch import fx, nn
 
 from quantc.calibration.accumulator import Whole
-from quantc.calibration.graph_observers import behind, observer_nodes
 from quantc.calibration.observed_tensors import data_groups, observed_sites
 from quantc.errors import CalibrationError, LoadError
 from quantc.ir.decisions import OUTCOMES
 from quantc.ir.program import Program, attribute
+from quantc.observe.module import behind, observer_nodes
 from quantc.observe.store import Statistics
 from quantc.text.digests import digest, state_digest
 from quantc.text.literals import format_value

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from torch import fx
 
-from quantc.ir.program import Program, Stage, attribute
+from quantc.ir.program import Program, Stage
 from quantc.ir.site_index import operand_nodes, rewire
-from quantc.observe.module import ObserverModule, observers_in
-from quantc.observe.observation import Observation
+from quantc.observe.module import behind, observer_nodes, observers_in
+from quantc.spec.observation import Observation
 
 HOLDER = "_observers"
 """The submodule that holds the observers of a graph."""
-
-
-def observer_nodes(program: Program) -> dict[fx.Node, ObserverModule]:
-    """The nodes that call observers."""
-    found: dict[fx.Node, ObserverModule] = {}
-    for _, graph in program.graphs():
-        owner = program.owner(graph)
-        for node in graph.find_nodes(op="call_module"):
-            module = attribute(owner, str(node.target))
-            if isinstance(module, ObserverModule):
-                found[node] = module
-    return found
-
-
-def behind(node: Any, observers: Container[fx.Node]) -> Any:
-    """What an operand is once observers are looked through."""
-    while node in observers:
-        node = node.args[0]
-    return node
 
 
 def read_observers(program: Program) -> bool:

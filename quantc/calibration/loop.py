@@ -22,13 +22,12 @@ from quantc.calibration.underflow import COARSE, coarse_groups
 from quantc.errors import CalibrationError, QuantcError, SaveError
 from quantc.files.atomic_file import check_writable
 from quantc.files.regular_file import as_path
-from quantc.finite.finite_tensors import count_not_finite, why_not_finite
 from quantc.ir.batch_inputs import Inputs, check_batches, leaves_of, picked, samples_in
-from quantc.ir.program import LogEntry, Program, Stage, check_program
-from quantc.observe.observation import Observation, Order
+from quantc.ir.program import LogEntry, Program, Stage, check_has_plan, check_program
 from quantc.observe.store import Statistics
+from quantc.spec.observation import Observation, Order
+from quantc.support.finite_tensors import count_not_finite, why_not_finite
 from quantc.support.progress import Style, Told, showing
-from quantc.targets.provenance import check_has_plan
 
 EVERY = 16
 _END = object()

@@ -10,12 +10,12 @@ from collections.abc import Container, Iterator
 
 from torch import fx
 
-from quantc.calibration.graph_observers import behind, observer_nodes
 from quantc.ir.decisions import Quantize
 from quantc.ir.dialect import Trait, is_op, traits_of
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places
+from quantc.observe.module import behind, observer_nodes
 from quantc.spec.formats import PerTensor
 from quantc.spec.spec import QuantSpec
 from quantc.text.literals import used_nodes

@@ -10,7 +10,6 @@ from torch import fx
 
 from quantc.calibration.underflow import COARSE, coarse_channels, coarse_groups
 from quantc.errors import CalibrationError, DataError, QuantcError, SpecError
-from quantc.finite import check_scales
 from quantc.integer.proof.range_reduction import RangeReduction, Reduction
 from quantc.ir.decisions import Derived, Fixed, Quantize
 from quantc.ir.plan import Group, Source
@@ -18,20 +17,12 @@ from quantc.ir.program import Program
 from quantc.ir.site_index import Places
 from quantc.ir.sites import Site
 from quantc.ir.types import is_empty
-from quantc.observe.observation import Observation
 from quantc.observe.observation_registry import start
 from quantc.observe.trained import Trained
-from quantc.spec.formats import PerChannel
 from quantc.spec.numerics import QParams, fit_weight_scale, scale_product
-from quantc.spec.spec import INT32_BIAS, QuantSpec
-
-
-def spec_of(group: Group, qparams: QParams | None = None) -> QuantSpec:
-    """The spec of a group. What is derived has a scale for each channel if its qparams do."""
-    if not isinstance(group.outcome, Derived):
-        return group.outcome.spec
-    by_channel = qparams is not None and qparams.scale.dim() > 0
-    return INT32_BIAS.but(granularity=PerChannel(axis=0)) if by_channel else INT32_BIAS
+from quantc.spec.observation import Observation
+from quantc.spec.spec import QuantSpec
+from quantc.support.finite_tensors import check_scales
 
 
 def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tuple[dict[str, QParams], list[str]]:

@@ -16,9 +16,9 @@ from quantc.calibration.observed_tensors import data_groups, observed_sites
 from quantc.errors import CalibrationError, LoadError
 from quantc.ir.program import Program
 from quantc.observe.derive import derived, why_not_derived
-from quantc.observe.observation import Observation
 from quantc.observe.observation_registry import start
 from quantc.observe.store import Statistics
+from quantc.spec.observation import Observation
 from quantc.spec.spec import QuantSpec
 
 Saved = Statistics | str | os.PathLike[str]

@@ -18,10 +18,10 @@ from quantc.ir.program import Program
 from quantc.ir.site_index import Places
 from quantc.observe.average import MovingAverage
 from quantc.observe.minmax import MinMax
-from quantc.observe.observation import Observation
 from quantc.qdq.ops import belongs_to_qdq
 from quantc.spec.formats import Scheme
 from quantc.spec.granularity import extremes
+from quantc.spec.observation import Observation
 from quantc.spec.spec import QuantSpec
 
 COARSE = "warning: "

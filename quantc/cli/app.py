@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quantc.patterns.explain_match import Explanation as TableExplanation
     from quantc.patterns.table import RuleTable
     from quantc.support.progress import Style
-    from quantc.verbs.steps import Method
+    from quantc.verbs.capture import Method
 
 FUSIONS = "quantc.patterns.fusions:FUSIONS"
 REPRODUCER = Path("quantc-reproducer")
@@ -85,8 +85,8 @@ def inspect(
 
     Of a converted program also whether its sums can overflow."""
     from quantc.cli.inspect_summary import summarize
-    from quantc.inspect.report import readable
     from quantc.integer.proof.overflow_report import accumulators, why_not_provable
+    from quantc.support.terminal import readable
 
     if out is not None:
         _planned(out, form)
@@ -323,7 +323,7 @@ def verify(
 ) -> None:
     """Check a program: that its file is whole, that it keeps the rules of the IR, and that it runs."""
     from quantc.cli.verify_file import Finding, check_up
-    from quantc.inspect.report import readable
+    from quantc.support.terminal import readable
 
     program = _load(source, method)
     path = Path(source)
@@ -441,7 +441,7 @@ def _guard(when: Guarding) -> Guard | None:
 def _prepared(program: Program, backend: str | None, mode: Technique) -> Program:
     """The program as a backend would have it; itself if no backend is given."""
     from quantc.annotate.quantizer import mode_config, quantizer_of
-    from quantc.verbs.steps import prepare
+    from quantc.verbs.prepare import prepare
 
     if backend is None:
         return program

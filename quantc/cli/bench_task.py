@@ -14,7 +14,7 @@ from quantc.cli.model_source import load_all
 from quantc.cli.noise_inputs import noise_like
 from quantc.errors import DataError, LoadError, ModeError
 from quantc.ir.program import Program, Stage
-from quantc.verbs.steps import Method
+from quantc.verbs.capture import Method
 
 MOST_BATCHES = 16
 HELD_OUT = 4

@@ -68,8 +68,8 @@ def compare(
 
 def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
     """Print what was found."""
-    from quantc.inspect.report import readable
     from quantc.support.sqnr import shown
+    from quantc.support.terminal import readable
 
     comparison = found.comparison
     outputs = [

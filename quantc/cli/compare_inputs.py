@@ -17,11 +17,11 @@ from torch.utils import _pytree as pytree
 from quantc.cli.model_source import KINDS, Examples, load_all
 from quantc.errors import InputError, LoadError, QuantcError
 from quantc.ir.program import Program
-from quantc.targets.engines.sessions import OnnxRuntime
 from quantc.targets.kernels.lowered import Lowered
 from quantc.targets.onnx.seal import check_seal
+from quantc.targets.onnx.sessions import OnnxRuntime
+from quantc.verbs.capture import Method
 from quantc.verbs.load import load as load_stored
-from quantc.verbs.steps import Method
 
 Run = Callable[[Sequence[Any]], list[Any]]
 """From the flat inputs of a program to its flat outputs."""

@@ -26,7 +26,7 @@ from quantc.errors import LoadError, suggest
 from quantc.ir.program import Program
 from quantc.store import load as load_saved
 from quantc.text.files import read_text
-from quantc.verbs.steps import Method, capture
+from quantc.verbs.capture import Method, capture
 
 EXAMPLE = "quantc.cli.example:digits_cnn"
 KINDS = "give a .qc file, a .pt2 file, a .txt file with a program's text, or package.module:name"

@@ -16,14 +16,15 @@ from quantc.cli.compare_inputs import Side, read_side
 from quantc.cli.data_source import Data, batches_of
 from quantc.cli.noise_inputs import example_leaves, noise_like
 from quantc.errors import DataError, LoadError
-from quantc.inspect.compare import Comparison, compare, in_form_of
+from quantc.inspect.comparison import Comparison
 from quantc.inspect.coverage import Row, Verdict
 from quantc.ir.batch_inputs import batch_of, leaves_of
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program, Stage
 from quantc.support.sqnr import Noise, add_outputs, as_data, check_alike, together
 from quantc.text.diff import Diff, diff
-from quantc.verbs.steps import Method
+from quantc.verbs.capture import Method
+from quantc.verbs.compare import compare, in_form_of
 
 SEED = 1
 EXAMPLES = "the example inputs"

@@ -22,8 +22,9 @@ from quantc.ir.program import Program
 from quantc.spec.spec import QuantSpec
 from quantc.support.progress import Style
 from quantc.support.terminal import Screen
+from quantc.verbs.capture import Method, capture
+from quantc.verbs.convert import Form
 from quantc.verbs.quantize_model import Mode, Result, Steps, quantize_program
-from quantc.verbs.steps import Form, Method, capture
 
 
 @dataclass(frozen=True, slots=True)

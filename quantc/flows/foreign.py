@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import LoadError, ObservationError, SpecError
-from quantc.flows.range_observers import WithoutRange
-from quantc.observe.observation import Order, State, check_mergeable, check_spec, refuse_empty
+from quantc.nn.range_observers import WithoutRange
 from quantc.spec.formats import PerTensor, Role, Timing
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import QParams
+from quantc.spec.observation import Order, State, check_mergeable, check_spec, refuse_empty
 from quantc.spec.spec import FLOAT32_EPS, Observe, Option, QuantSpec
 from quantc.spec.torch_dtypes import PER_CHANNEL, format_of, granularity_of, integer_range, scheme_of
 

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import json
-import operator
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
 
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
 
+from quantc.annotate.float_view import float_view
+from quantc.annotate.left_float import ops_of
+from quantc.annotate.operand_forms import Forms
 from quantc.annotate.reasons import Reason, Reasons, Why
 from quantc.calibration.underflow import Coarse, coarse_groups
 from quantc.errors import AnnotationError
-from quantc.inspect.float_view import float_view
-from quantc.inspect.operand_forms import Forms
 from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import counted, in_words, with_techniques
 from quantc.integer.proof.overflow_report import Accumulators, accumulators, why_not_provable
-from quantc.ir.dialect import SYMBOLIC, is_op, op_name
+from quantc.ir.dialect import op_name
 from quantc.ir.mac_count import Product, example_sizes, is_product, products
 from quantc.ir.plan import Claim, Part
 from quantc.ir.program import Program, Stage
 from quantc.ir.sites import Origin
-from quantc.ir.types import ScalarType, type_of
 from quantc.passes.remove_fake_quantize import as_inference_has_it
-from quantc.qdq.ops import belongs_to_qdq
 from quantc.spec.formats import Timing
 
 MOST_ROWS = 40
@@ -245,33 +241,6 @@ def coverage(program: Program) -> Coverage:
     )
 
 
-def why_float(program: Program, most: int = 5) -> list[str]:
-    """Why ops of an annotated program were left float, one line for each kind of op, the most work first."""
-    judge = Judge(program)
-    by_op: dict[str, list[Row]] = {}
-    for path, node in ops_of(judge.program):
-        row = judge.row(path, node)
-        if row.verdict is Verdict.FLOAT:
-            by_op.setdefault(row.op, []).append(row)
-    kinds = sorted(by_op.values(), key=lambda rows: -sum(row.macs or 0 for row in rows))
-    shown = [f"{rows[0].node} ({_several(rows)}): {rows[0].reason}" for rows in kinds[:most]]
-    return shown if len(kinds) <= most else [*shown, f"and {len(kinds) - most} other kinds of ops"]
-
-
-def why_not_quantized(program: Program) -> dict[fx.Node, str]:
-    """Why each op of a quantized program that no rule took is float."""
-    forms, noted = Forms(program), program.plan.left_float
-    places = [(path, node) for path, node in ops_of(program) if not forms.is_quantized(node)]
-    if all(node in noted for _, node in places):
-        return {node: noted[node] for _, node in places}
-    judge = Judge(program)
-    return {node: judge.why_float(path, node).text for path, node in places}
-
-
-def _several(rows: list[Row]) -> str:
-    return rows[0].op if len(rows) == 1 else f"one of {len(rows)} {rows[0].op}"
-
-
 def check_prepared(program: Program) -> None:
     if program.stage < Stage.ANNOTATED:
         raise AnnotationError(
@@ -279,30 +248,6 @@ def check_prepared(program: Program) -> None:
             where=f"its stage is {program.stage.label}",
             advice='call prepared = qc.prepare(program, "x86") and ask the result',
         )
-
-
-def ops_of(program: Program) -> Iterator[tuple[str, fx.Node]]:
-    """The nodes that compute tensors, with the path of their graph. Sizes, items of tuples, Q/DQ ops and checks that
-    yield nothing are not among them; of a higher-order op, the graphs it calls stand for it; and in integer form an op
-    that takes several steps is there once."""
-    plan = program.plan
-    is_integer = program.stage >= Stage.LOWERED
-    for path, graph in program.graphs():
-        for node in graph.nodes:
-            is_part = is_integer or isinstance(node.target, HigherOrderOperator)
-            if _computes(node) and (not is_part or node in plan.left_float or node in plan.claims):
-                yield path, node
-
-
-def _computes(node: fx.Node) -> bool:
-    if not node.op.startswith("call_") or belongs_to_qdq(node):
-        return False
-    target = node.target
-    if target is operator.getitem or target in SYMBOLIC or is_op(node, "sym_size"):
-        return False
-    if isinstance(target, OpOverload) and not target._schema.returns:
-        return False
-    return not isinstance(type_of(node), ScalarType)
 
 
 def _first_reader(node: fx.Node, among: set[fx.Node]) -> fx.Node:

@@ -10,9 +10,10 @@ from typing import Any
 from torch import fx
 
 from quantc.annotate.config_requests import is_dynamic
+from quantc.annotate.left_float import ops_of
 from quantc.errors import QuantcError, UnknownNameError
 from quantc.inspect.changes import Change
-from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared, ops_of
+from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared
 from quantc.inspect.remedies import Remedies
 from quantc.integer.library import op_of
 from quantc.ir.decisions import Float

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from quantc.config.selectors import AnySelector, ByEdge, ByModule, ByNode
-from quantc.inspect.compare import Comparison, Layer, Vanished
+from quantc.inspect.comparison import Comparison, Layer, Vanished
 from quantc.support.sqnr import shown
 
 MODEL_DB = 20.0

@@ -14,8 +14,8 @@ from torch import Tensor
 from quantc.calibration.observed_tensors import observed_tensors
 from quantc.calibration.underflow import extremes_of
 from quantc.errors import CalibrationError, DataError, InputError
-from quantc.finite import Watch
 from quantc.ir.batch_inputs import check_batches, leaves_of
+from quantc.ir.finite_inputs import Watch
 from quantc.ir.plan import Group
 from quantc.ir.program import Program
 

@@ -8,8 +8,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from quantc.annotate.quantizer import Backend
+from quantc.annotate.rule_trials import Trial
 from quantc.inspect.changes import AddRule
-from quantc.inspect.trials import Trial
 from quantc.ir.dialect import Trait, argument, arguments, op_name, traits_of
 from quantc.ir.mac_count import is_product
 from quantc.ir.types import dtype_of

@@ -74,9 +74,7 @@ class Remedies:
             tried = [refusal for trial in self.reasons.trials.tables for refusal in trial.refusals(node)]
             for refusal in tried:
                 yield from self._for_cause(refusal.cause, refusal)
-            if not self.techniques.asks(node) and all(
-                isinstance(refusal.cause, refusals.WrongOp) for refusal in tried
-            ):
+            if not self.techniques.asks(node) and all(isinstance(refusal.cause, refusals.WrongOp) for refusal in tried):
                 yield from self._rules(node)  # no rule is for the op by itself; one that is had its reasons
 
     def _name(self, node: fx.Node) -> str:

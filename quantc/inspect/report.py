@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from quantc.calibration.calibration_report import CalibrationReport
-from quantc.inspect.compare import Comparison, Layer
+from quantc.inspect.comparison import Comparison, Layer
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
 from quantc.inspect.held_out import Outside
@@ -23,7 +23,7 @@ from quantc.inspect.techniques import with_techniques
 from quantc.ir.program import LogEntry
 from quantc.spec.formats import Timing
 from quantc.support.sqnr import shown
-from quantc.support.terminal import Screen
+from quantc.support.terminal import Screen, readable
 
 MOST_ROWS = 20
 """How many rows of each table the text shows."""
@@ -291,12 +291,3 @@ def _shown(milliseconds: float) -> str:
 
 def _counted(batches: int, kind: str = "") -> str:
     return f"1 {kind}batch" if batches == 1 else f"{batches} {kind}batches"
-
-
-def readable(count: float) -> str:
-    """A number of bytes."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

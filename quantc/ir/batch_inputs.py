@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from quantc.errors import CalibrationError, InputError
-from quantc.finite import check_has_numbers
+from quantc.ir.finite_inputs import check_has_numbers
 from quantc.ir.program import Program
 from quantc.ir.signature import Signature, as_tensors, tensors_in_place_of_arrays
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import fx
 
 from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
 from quantc.ir.sites import NodeTable, Site
-from quantc.spec.formats import Timing
+from quantc.spec.formats import PerChannel, Timing
+from quantc.spec.spec import INT32_BIAS, QuantSpec
 
 if TYPE_CHECKING:
-    from quantc.annotate.quantizer import Quantizer
-    from quantc.config.config import QuantConfig
-    from quantc.observe.observation import Observation
     from quantc.spec.numerics import QParams
+    from quantc.spec.observation import Observation
 
 
 class Part(StrEnum):
@@ -81,14 +80,26 @@ class Group:
         return f"{self.name}: {self.outcome}, {', '.join(str(place) for place in self.places)}"
 
 
+class Annotates(Protocol):
+    """Who decided: a `quantc.Quantizer`, as far as the IR knows it."""
+
+    @property
+    def name(self) -> str: ...
+    def transforms(self) -> tuple[Any, ...]: ...
+    def annotate(self, annotator: Any) -> None: ...
+    def validate(self, program: Any) -> None: ...
+    def supported_operators(self) -> tuple[str, ...]: ...
+    def explain(self, program: Any, node: str) -> Any: ...
+
+
 @dataclass
 class Plan:
     """What has been decided so far; empty for a program nobody has annotated."""
 
-    quantizer: Quantizer | None = None
+    quantizer: Annotates | None = None
     """Who annotated the program. It explains what was left out."""
-    config: QuantConfig | None = None
-    """What the user asked for."""
+    config: Any = None
+    """What the user asked for: a `QuantConfig`, or None."""
     claims: NodeTable[Claim] = field(default_factory=NodeTable[Claim])
     left_float: NodeTable[str] = field(default_factory=NodeTable[str])
     """Why a node was left float, where the reason is known from annotating."""
@@ -147,3 +158,11 @@ class Plan:
         lines += [f"place {site}: {outcome}" for site, outcome in self.outcomes.items()]
         lines += [f"group {group}" for group in self.groups]
         return "\n".join(lines)
+
+
+def spec_of(group: Group, qparams: QParams | None = None) -> QuantSpec:
+    """The spec of a group. What is derived has a scale for each channel if its qparams do."""
+    if not isinstance(group.outcome, Derived):
+        return group.outcome.spec
+    by_channel = qparams is not None and qparams.scale.dim() > 0
+    return INT32_BIAS.but(granularity=PerChannel(axis=0)) if by_channel else INT32_BIAS

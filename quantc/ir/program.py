@@ -20,9 +20,9 @@ from torch._ops import OpOverload
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from quantc.errors import InputError, LoadError, ModeError, QuantcError, UnknownNameError, suggest
-from quantc.finite import Watch, check_has_numbers
+from quantc.errors import AnnotationError, InputError, LoadError, ModeError, QuantcError, UnknownNameError, suggest
 from quantc.ir.dialect import arguments, is_opaque, short_name
+from quantc.ir.finite_inputs import Watch, check_has_numbers, why_no_range
 from quantc.ir.module_copy import copied
 from quantc.ir.plan import Plan
 from quantc.ir.signature import Signature, as_tensors
@@ -216,7 +216,7 @@ class Program:
 
     def _as_given(self) -> tuple[fx.Graph, nn.Module | dict[str, Any]]:
         """The graph to build the module from, and what it refers to: nested graphs are given their constants."""
-        from quantc.rewrite.lift_constants import lift_constants, with_checked_norms
+        from quantc.ir.lift_constants import lift_constants, with_checked_norms
 
         if any(path for path, _ in self.graphs()):
             return lift_constants(self)
@@ -241,8 +241,6 @@ class Program:
                     where=str(error),
                     advice="call it under torch.no_grad() or torch.inference_mode()",
                 ) from error
-            from quantc.qdq.ops import why_no_range
-
             if (found := why_no_range(self, error)) is not None:
                 raise found from error
             raise
@@ -539,6 +537,16 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.graph.nodes)} nodes, {self.stage.label}, by {self.method}>"
+
+
+def check_has_plan(program: Program, verb: str) -> None:
+    """Refuse a program that was prepared, and has lost what was decided: all of it would be taken for float."""
+    if Stage.ANNOTATED <= program.stage < Stage.LOWERED and program.plan.says_nothing:
+        raise AnnotationError(
+            f"{program.name} has no plan, so qc.{verb} would leave all of it float",
+            where=f"its stage is {program.stage.label}; the text form does not hold what was decided",
+            advice="save programs with program.save and read them with qc.load; or prepare the parsed float program again",
+        )
 
 
 def check_program(given: object, verb: str, first: str) -> None:

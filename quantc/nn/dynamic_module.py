@@ -34,7 +34,7 @@ def weight_observers(mod: Any) -> Any:
     """What makes observers of weights: the qconfig's, or the usual ones."""
     qconfig = getattr(mod, "qconfig", None)
     if qconfig is None or qconfig.weight is None:
-        from quantc.flows.qconfig import default_dynamic_qconfig
+        from quantc.nn.qconfig import default_dynamic_qconfig
 
         qconfig = default_dynamic_qconfig
     return qconfig.weight

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from quantc.flows.scripting import refuse_script, refuse_trace
 from quantc.nn.quantized_module import grid_of
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized, quantize_per_tensor
+from quantc.nn.scripting import refuse_script, refuse_trace
 
 
 class InFloat(nn.Module):

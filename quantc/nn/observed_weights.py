@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from quantc.errors import SpecError
-from quantc.finite import check_scales
 from quantc.nn.quantized_tensor import QuantizedTensor, quantize_per_channel, quantize_per_tensor
 from quantc.spec.torch_dtypes import PER_CHANNEL, PER_TENSOR, PLAIN
+from quantc.support.finite_tensors import check_scales
 
 WEIGHT_DTYPES = (torch.qint8, torch.int8)
 TABLE_DTYPES = (torch.quint8, torch.uint8, torch.quint4x2)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import ObservationError, RefusedError, SpecError
-from quantc.finite import check_scales
-from quantc.flows.scripting import refuse_script, refuse_trace
 from quantc.nn.kernel_ops import KernelCache
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized
+from quantc.nn.scripting import refuse_script, refuse_trace
 from quantc.spec.torch_dtypes import PLAIN
+from quantc.support.finite_tensors import check_scales
 
 
 class QuantizedModule(nn.Module):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from quantc.errors import LoadError, ObservationError, SpecError
 from quantc.observe.minmax import MinMax
-from quantc.observe.observation import Order, State, check_mergeable, check_spec, refuse_empty
 from quantc.spec.formats import PerTensor
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import QParams, qparams_from_range
+from quantc.spec.observation import Order, State, check_mergeable, check_spec, refuse_empty
 from quantc.spec.spec import Option, QuantSpec
 
 DEFAULT_RATE = 0.01

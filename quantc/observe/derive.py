@@ -6,9 +6,9 @@ from quantc.errors import ObservationError, QuantcError
 from quantc.observe.average import MovingAverage
 from quantc.observe.fixed import FixedQParams
 from quantc.observe.minmax import MinMax, WithExtremes
-from quantc.observe.observation import Observation, check_spec
 from quantc.observe.observation_registry import start
 from quantc.observe.recording import Recording
+from quantc.spec.observation import Observation, check_spec
 from quantc.spec.spec import QuantSpec
 
 

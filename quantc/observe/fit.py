@@ -12,9 +12,9 @@ from torch import Tensor
 from quantc.errors import LoadError, ObservationError
 from quantc.observe.fit_search import best_qparams
 from quantc.observe.minmax import MinMax, WithExtremes, as_float32
-from quantc.observe.observation import Order, State, check_mergeable, check_spec, no_options
 from quantc.spec.granularity import Share, as_rows
 from quantc.spec.numerics import QParams, qparams_from_range
+from quantc.spec.observation import Order, State, check_mergeable, check_spec, no_options
 from quantc.spec.spec import Option, QuantSpec
 
 

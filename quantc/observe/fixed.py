@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError, ObservationError, SpecError
-from quantc.observe.observation import Order, State, check_mergeable
 from quantc.spec.formats import PerTensor
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import QParams
+from quantc.spec.observation import Order, State, check_mergeable
 from quantc.spec.spec import Option, QuantSpec
 
 HELP = "write it as fixed{scale=0.00390625 zero_point=0}"

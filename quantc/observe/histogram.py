@@ -15,11 +15,11 @@ from torch import Tensor
 from quantc.errors import DataError, LoadError
 from quantc.observe.buckets import BUCKETS, Cells, bucket_of, cells_of, count_buckets, is_finite_bucket
 from quantc.observe.minmax import MinMax, WithExtremes, as_float32
-from quantc.observe.observation import Order, State, check_mergeable, check_spec
 from quantc.observe.ranges import Percentile, method_of
 from quantc.spec.formats import PerTensor
 from quantc.spec.granularity import Share, as_rows, in_memory_order
 from quantc.spec.numerics import QParams, qparams_from_range
+from quantc.spec.observation import Order, State, check_mergeable, check_spec
 from quantc.spec.spec import Option, QuantSpec
 
 

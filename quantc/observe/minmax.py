@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, LoadError
-from quantc.observe.observation import (
+from quantc.spec.formats import PerTensor
+from quantc.spec.granularity import Share, extremes
+from quantc.spec.numerics import QParams, qparams_from_range
+from quantc.spec.observation import (
     Order,
     State,
     check_mergeable,
@@ -19,9 +22,6 @@ from quantc.observe.observation import (
     no_options,
     refuse_empty,
 )
-from quantc.spec.formats import PerTensor
-from quantc.spec.granularity import Share, extremes
-from quantc.spec.numerics import QParams, qparams_from_range
 from quantc.spec.spec import Option, QuantSpec
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from quantc.errors import DataError
-from quantc.observe.observation import Observation
+from quantc.ir.program import Program, attribute
+from quantc.spec.observation import Observation
 
 
 class ObserverModule(nn.Module):
@@ -70,3 +72,22 @@ def observers_off(module: nn.Module) -> Iterator[None]:
     finally:
         for observer in enabled:
             observer.enabled = True
+
+
+def observer_nodes(program: Program) -> dict[fx.Node, ObserverModule]:
+    """The nodes that call observers."""
+    found: dict[fx.Node, ObserverModule] = {}
+    for _, graph in program.graphs():
+        owner = program.owner(graph)
+        for node in graph.find_nodes(op="call_module"):
+            module = attribute(owner, str(node.target))
+            if isinstance(module, ObserverModule):
+                found[node] = module
+    return found
+
+
+def behind(node: Any, observers: Container[fx.Node]) -> Any:
+    """What an operand is once observers are looked through."""
+    while node in observers:
+        node = node.args[0]
+    return node

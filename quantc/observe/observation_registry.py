@@ -9,11 +9,11 @@ from typing import Any
 
 from quantc.errors import PluginError, QuantcError, UnknownNameError
 from quantc.observe.histogram import Histogram
-from quantc.observe.observation import Observation
 from quantc.observe.ranges import METHODS
-from quantc.pipeline.registry import Registry
 from quantc.spec.formats import PerTensor
-from quantc.spec.spec import Option, QuantSpec
+from quantc.spec.observation import Observation
+from quantc.spec.spec import OBSERVE_CHECKS, Option, QuantSpec
+from quantc.support.plugin_registry import Registry
 
 MEMBERS = ("empty", "update", "merge", "qparams", "to_state", "from_state")
 
@@ -70,3 +70,6 @@ def why_not_choice(name: str, options: Mapping[str, Option]) -> str | None:
     except QuantcError as error:
         return f"{error.what}; {error.advice}" if error.advice else error.what
     return None
+
+
+OBSERVE_CHECKS.append(why_not_choice)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from quantc.errors import LoadError, ObservationError
 from quantc.observe.minmax import MinMax, WithExtremes, as_float32
-from quantc.observe.observation import Order, State, check_mergeable, no_options
 from quantc.spec.formats import PerTensor
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import QParams
+from quantc.spec.observation import Order, State, check_mergeable, no_options
 from quantc.spec.spec import Option, QuantSpec
 
 

@@ -23,9 +23,9 @@ from quantc.files import sealed_tensors
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
 from quantc.files.sealed_tensors import Kind
-from quantc.observe.observation import Observation, State
 from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.spec.formats import Granularity
+from quantc.spec.observation import Observation, State
 from quantc.support.validated import faults_of
 
 ADVICE = "give a file that quantc wrote, or calibrate again"

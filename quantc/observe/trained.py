@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quantc.errors import LoadError, ObservationError, SpecError
 from quantc.observe.minmax import MinMax
-from quantc.observe.observation import Order, State, check_spec
 from quantc.spec.granularity import Share
 from quantc.spec.numerics import QParams
+from quantc.spec.observation import Order, State, check_spec
 from quantc.spec.spec import Option, QuantSpec
 
 

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
+from torch import fx
 
 from quantc.errors import PassError, PipelineError, RefusedError, suggest
 from quantc.ir.program import LogEntry, Program, Stage
@@ -68,6 +69,14 @@ class Pass(BaseModel, ABC):
     @abstractmethod
     def run(self, program: Program) -> bool | Outcome:
         """Change `program` in place; say truthfully whether anything changed (Outcome: and add notes to the log)."""
+
+    def for_config(self, config: Any) -> Pass:
+        """The pass as a `QuantConfig` asks for it, where it is a backend's transform."""
+        return self
+
+    def left_whole(self, program: Program) -> dict[fx.Node, str]:
+        """The nodes that it is for and will leave as they are, each with the reason."""
+        return {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from quantc.calibration.qparams import spec_of
 from quantc.errors import QuantcError, SpecError
 from quantc.ir.decisions import Derived, Fixed
-from quantc.ir.plan import Group, Source
+from quantc.ir.plan import Group, Source, spec_of
 from quantc.ir.program import Program
 from quantc.ir.sites import Site
 from quantc.ir.types import tensor_type

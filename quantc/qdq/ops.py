@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.errors import InputError, SpecError
+from quantc.errors import SpecError
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, TupleType, tensor_type
 from quantc.qdq import choose_qparams as run_time
@@ -297,18 +297,6 @@ def scales_for(program: Program, hint: str, qparams: QParams | None, spec: Quant
         return FloatScales(program, hint, qparams, spec)
     kind = GroupedScales if isinstance(spec.granularity, PerGroup) else KnownScales
     return kind(program, hint, qparams, spec)
-
-
-def why_no_range(program: Program, error: RuntimeError) -> InputError | None:
-    """What to say where torch's op was to find the scale of an empty tensor; None if that is not what happened."""
-    if "aminmax" not in str(error) or not any(is_choice(node) for node in program.nodes()):
-        return None
-    return InputError(
-        "an empty tensor has no range, and this program finds scales as it runs",
-        where=f"{program.name}, Q/DQ form",
-        advice="leave empty batches out, or run the integer form, which gives what the float model does: "
-        'qc.convert(prepared, to="integer")',
-    )
 
 
 def _retyped(node: fx.Node, dtype: torch.dtype) -> TensorType | None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantc.text.target_names import ON_DEMAND
+
 REGISTRARS = ("torch.ao.quantization.fx._decomposed", "torchao.quantization.pt2e")
 """Modules that register the ops when imported, tried in this order."""
 
@@ -32,6 +34,9 @@ def decomposed_ops() -> Any:
     if not _are_registered():
         _register()
     return torch.ops.quantized_decomposed
+
+
+ON_DEMAND["quantized_decomposed"] = decomposed_ops
 
 
 def _are_registered() -> bool:

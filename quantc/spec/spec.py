@@ -8,7 +8,7 @@ grammar of pipelines and `QuantSpec.parse` reads it back. Outcomes, which tie sp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -36,6 +36,9 @@ FLOAT32_EPS = 2.0**-23
 SMALLEST_SCALE = 2.0**-126
 FLOAT32_DIGITS = 24
 
+OBSERVE_CHECKS: list[Callable[[str, Mapping[str, Option]], str | None]] = []
+"""Why a spec cannot name an observation with these options, or None. The registry of observations adds its check."""
+
 
 class Observe(Frozen, frozen=True):
     """Which observation finds the range, by name, and its options: `minmax`, `percentile{percentile=99.9}`."""
@@ -58,9 +61,10 @@ class Observe(Frozen, frozen=True):
     def why_not(self) -> str | None:
         if self in (DEFAULT_OBSERVE, FIT):
             return None  # those of the named specs, which exist before the registry
-        from quantc.observe.observation_registry import why_not_choice
-
-        return why_not_choice(self.name, dict(self.options))
+        for check in OBSERVE_CHECKS:
+            if (why := check(self.name, dict(self.options))) is not None:
+                return why
+        return None
 
     @staticmethod
     def parse(text: str) -> Observe:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pydantic import BaseModel, ConfigDict
 from torch import fx
 
-from quantc.calibration.graph_observers import observer_nodes
 from quantc.errors import LoadError
 from quantc.ir.plan import Plan
 from quantc.ir.program import Program, attribute
-from quantc.observe.module import ObserverModule
+from quantc.observe.module import ObserverModule, observer_nodes
 from quantc.store.file_versions import ADVICE
 from quantc.text.node_printer import OpaqueModule
 

@@ -13,7 +13,7 @@ from types import ModuleType
 PACKAGE = "quantc"
 MOVED: dict[str, str] = {
     "annotator": "annotate.annotator",
-    "api": "verbs.steps",
+    "api": "verbs.capture",
     "capability": "spec.capability",
     "dialect": "ir.dialect",
     "dump": "text.printer",

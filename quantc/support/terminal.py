@@ -76,3 +76,12 @@ def plain_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
 
 def _is_numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
     return bool(rows) and all(row[index].replace(".", "", 1).replace(",", "").isdigit() for row in rows)
+
+
+def readable(count: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
 
-from quantc.errors import AnnotationError, QuantcError
-from quantc.ir.program import Program, Stage
+from quantc.errors import QuantcError
+from quantc.ir.program import Program, Stage, check_has_plan
 from quantc.text.digests import state_digest
 
 VERSION = version("quantc")
@@ -45,16 +45,6 @@ def _digest(*texts: str) -> str:
         total.update(text.encode())
         total.update(b"\0")
     return total.hexdigest()
-
-
-def check_has_plan(program: Program, verb: str) -> None:
-    """Refuse a program that was prepared, and has lost what was decided: all of it would be taken for float."""
-    if Stage.ANNOTATED <= program.stage < Stage.LOWERED and program.plan.says_nothing:
-        raise AnnotationError(
-            f"{program.name} has no plan, so qc.{verb} would leave all of it float",
-            where=f"its stage is {program.stage.label}; the text form does not hold what was decided",
-            advice="save programs with program.save and read them with qc.load; or prepare the parsed float program again",
-        )
 
 
 def check_quantized(program: Program, target: str) -> None:

@@ -25,7 +25,7 @@ from quantc.targets.executorch.executorch_lowering import lower
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, MOST_STEPS, KernelReport, Specs, rows_of, specs_of_modes
 from quantc.testing.trial import Subject, Trial, scaled, trials_of
-from quantc.verbs.steps import convert
+from quantc.verbs.convert import convert
 
 DELEGATE = "delegate"
 FLOAT_ERROR = 1e-5

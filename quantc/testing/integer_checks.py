@@ -12,7 +12,7 @@ from quantc.ir.types import tensor_type
 from quantc.qdq.ops import is_dequantize
 from quantc.testing.conformance import Fault
 from quantc.testing.trial import Trial, calibrated
-from quantc.verbs.steps import convert
+from quantc.verbs.convert import convert
 
 INTEGER = "integer"
 MOST_STEPS = 1

@@ -35,7 +35,7 @@ from quantc.testing.integer_checks import reading_floats
 from quantc.testing.loose_pairs import loose_pairs
 from quantc.testing.technique_checks import asked_for, specs_of
 from quantc.testing.trial import Subject, Trial, calibrated, scaled, trials_of
-from quantc.verbs.steps import convert
+from quantc.verbs.convert import convert
 
 KERNEL = "kernel"
 MOST_STEPS = 1

@@ -24,7 +24,8 @@ from quantc.testing.conformance import Check, Conformance, Fault, Ledger
 from quantc.testing.synthesis import Model, draw, leaves_of, models_of
 from quantc.testing.table_checks import check_table
 from quantc.testing.trial import Standing, Subject, Trial, activations_of, quantizer_for
-from quantc.verbs.steps import capture, prepare
+from quantc.verbs.capture import capture
+from quantc.verbs.prepare import prepare
 
 Example: TypeAlias = "Callable[[], Program | tuple[nn.Module, tuple[Any, ...]]]"
 """Makes a model that a rule is to take: a module with its example inputs, or a program."""

@@ -18,7 +18,7 @@ from quantc.spec.formats import PerChannel
 from quantc.testing.arguments import BATCH
 from quantc.testing.conformance import Fault
 from quantc.testing.trial import UNSEEN, Trial, quantized, quantizer_for, run, scaled, sqnr, values_of
-from quantc.verbs.steps import prepare
+from quantc.verbs.prepare import prepare
 
 DB_A_BIT = 2.5
 """What a sane quantization of well-scaled numbers exceeds: 20 dB for 8 bits, 10 dB for 4."""

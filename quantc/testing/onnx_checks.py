@@ -19,7 +19,7 @@ from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, OTHERS, RUN_TIME_ERROR, specs_of_modes
 from quantc.testing.technique_checks import asked_for
 from quantc.testing.trial import Trial, calibrated, scaled
-from quantc.verbs.steps import convert
+from quantc.verbs.convert import convert
 
 ONNX = "onnx"
 FLOAT_ERROR = 1e-4

@@ -24,7 +24,8 @@ from quantc.spec.spec import QuantSpec, name_of
 from quantc.testing.conformance import Fault
 from quantc.testing.number_checks import DB_A_BIT
 from quantc.testing.trial import Trial, calibrated, quantizer_for, run, scaled, sqnr, values_of
-from quantc.verbs.steps import convert, prepare
+from quantc.verbs.convert import convert
+from quantc.verbs.prepare import prepare
 
 FACTORS = (1.0, 64.0, 1 / 16)
 """How large inputs are: scales that are found as the program runs follow."""

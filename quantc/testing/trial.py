@@ -25,7 +25,8 @@ from quantc.patterns.table import Roles, Rule
 from quantc.spec.formats import Offer, PerTensor, Role, Timing
 from quantc.spec.spec import INT8, QuantSpec
 from quantc.testing.synthesis import Model, models_of
-from quantc.verbs.steps import convert, prepare
+from quantc.verbs.convert import convert
+from quantc.verbs.prepare import prepare
 
 FACTORS = (1.0, 0.9, 0.8)
 """How large each batch of calibration is beside the example inputs."""

@@ -19,16 +19,15 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from quantc.errors import UnknownNameError, suggest
-from quantc.integer.library import NAMESPACE
-from quantc.integer.semantics import load as load_integer_ops
 from quantc.ir.dialect import BY_NAME, target_name
-from quantc.qdq.registration import decomposed_ops
 
 Callee = Callable[..., Any]
 
 _BUILTINS: tuple[Callee, ...] = (getattr, len, abs, max, min, round, sum, pow, divmod, int, float, bool)
 _REACHES_OUTSIDE = frozenset({"from_file"})
 """Tensor functions that touch files."""
+ON_DEMAND: dict[str, Callable[[], object]] = {}
+"""Namespaces of `torch.ops` whose ops are registered when text first names one, each with what registers them."""
 _OP = re.compile(r"[A-Za-z]\w*\.\w+\.\w+", re.ASCII)
 
 
@@ -125,10 +124,8 @@ def _overload(name: str) -> Callee:
     parts = name.split(".")
     found: Any = None
     if _OP.fullmatch(name):
-        if parts[0] == "quantized_decomposed":
-            decomposed_ops()  # torch registers these only when asked
-        if parts[0] == NAMESPACE:
-            load_integer_ops()
+        if (register := ON_DEMAND.get(parts[0])) is not None:
+            register()
         found = torch.ops
         for part in parts:
             found = getattr(found, part, None)

@@ -6,12 +6,10 @@ import os
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from quantc.errors import LoadError, UnknownNameError
+from quantc.errors import LoadError
 from quantc.files.regular_file import as_path
 from quantc.ir.program import Program
-from quantc.store.programs import read
-from quantc.targets.kernels.kernel_table import kernels_for
-from quantc.targets.kernels.lowered import raised
+from quantc.targets.kernels.lowered import load_lowered
 
 
 @overload
@@ -41,18 +39,7 @@ def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
                 advice="run it: qc.load(path); keep the program too, program.save(path), to lower it again",
             )
         return load_pte(path)
-    program, lowering = read(path)
-    if lowering is None or portable:
-        return program
-    try:
-        kernels_for(lowering.target)
-    except UnknownNameError as error:
-        raise LoadError(
-            f"{os.fspath(path)}: {error.what}",
-            where="lowered.target",
-            advice=f"{error.advice}; or read the program alone, qc.load(path, portable=True)",
-        ) from error
-    return raised(program, lowering)
+    return load_lowered(path, portable=portable)
 
 
 def _begins_as_pte(path: Path) -> bool:

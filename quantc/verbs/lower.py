@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from quantc.errors import ConfigError, UnknownNameError, suggest
-from quantc.finite import check_has_numbers
+from quantc.ir.finite_inputs import check_has_numbers
 from quantc.ir.program import Program
 from quantc.support.optional_dependency import extra
 

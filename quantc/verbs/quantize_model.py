@@ -22,7 +22,7 @@ from quantc.capture.attempt import AUTO
 from quantc.capture.cast_model import as_dtype
 from quantc.config.config import QuantConfig
 from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
-from quantc.inspect.compare import Comparison, compare
+from quantc.inspect.comparison import Comparison
 from quantc.inspect.held_out import Outside, outside, parted, sound
 from quantc.inspect.report import MeasuredOn, Report, Step
 from quantc.inspect.size import size_and_file
@@ -32,7 +32,10 @@ from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, picked
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
 from quantc.support.progress import Style
-from quantc.verbs.steps import Form, Method, capture, check_form, convert, prepare
+from quantc.verbs.capture import Method, capture
+from quantc.verbs.compare import compare
+from quantc.verbs.convert import Form, check_form, convert
+from quantc.verbs.prepare import prepare
 
 Mode = Literal["static", "dynamic", "weight-only"]
 MODES = ("static", "dynamic", "weight-only")

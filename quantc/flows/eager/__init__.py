@@ -67,10 +67,9 @@ from quantc.flows.eager.propagate import (
     propagate_qconfig_helper,
 )
 from quantc.flows.eager.quantize import add_quant_dequant, default_eval_fn, quantize, quantize_dynamic, quantize_qat
-from quantc.flows.eager.stubs import DeQuantStub, QuantStub, QuantWrapper
 from quantc.flows.eager.to_program import to_program
 from quantc.flows.eager.user_observer import UserObserver, _calculate_qparams
-from quantc.flows.fake_quantize import (
+from quantc.nn.fake_quantize import (
     FakeQuantize,
     FakeQuantizeBase,
     FixedQParamsFakeQuantize,
@@ -96,7 +95,7 @@ from quantc.flows.fake_quantize import (
     fused_per_channel_wt_fake_quant_range_neg_127_to_127,
     fused_wt_fake_quant_range_neg_127_to_127,
 )
-from quantc.flows.observers import (
+from quantc.nn.observers import (
     FixedQParamsObserver,
     HistogramObserver,
     MinMaxObserver,
@@ -133,7 +132,7 @@ from quantc.flows.observers import (
     per_channel_weight_observer_range_neg_127_to_127,
     weight_observer_range_neg_127_to_127,
 )
-from quantc.flows.qconfig import (
+from quantc.nn.qconfig import (
     QConfig,
     QConfigAny,
     QConfigDynamic,
@@ -163,6 +162,7 @@ from quantc.flows.qconfig import (
     per_channel_dynamic_qconfig,
     qconfig_equals,
 )
+from quantc.nn.stubs import DeQuantStub, QuantStub, QuantWrapper
 
 __all__ = [
     "CHECKS",

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 import quantc.nn.intrinsic as nni
-from quantc.flows.eager import stubs
+from quantc.nn import stubs
 from quantc.nn.quantized.modules import functional_modules
 
 THEIRS: dict[str, Any] = {

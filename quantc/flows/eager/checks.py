@@ -13,12 +13,12 @@ from quantc.flows.eager.fusers import FUSER_METHODS
 from quantc.flows.eager.ledger import Ledger
 from quantc.flows.eager.observing import FUNCTIONALS, is_observer_like, observer_of
 from quantc.flows.eager.propagate import is_dynamic, qconfig_of
-from quantc.flows.eager.stubs import DeQuantStub, QuantStub
 from quantc.flows.foreign import has_seen, inner
-from quantc.flows.observers import WithoutRange
 from quantc.nn import quantizable
 from quantc.nn.intrinsic import _FusedModule
+from quantc.nn.observers import WithoutRange
 from quantc.nn.quantized import Quantize
+from quantc.nn.stubs import DeQuantStub, QuantStub
 
 WITHOUT_SCALE = (nn.ReLU6, nn.Dropout, nn.Embedding, nn.EmbeddingBag, DeQuantStub, nn.Sequential)
 """Layers whose result has no scale of its own: what observes them is not asked."""

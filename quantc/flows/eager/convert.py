@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import QuantcError
-from quantc.finite import refuse_unsound_module
 from quantc.flows.eager import checks
 from quantc.flows.eager.faults import (
     Accept,
@@ -34,9 +33,11 @@ from quantc.flows.eager.observing import FUNCTIONALS, is_observer_hook, observer
 from quantc.flows.eager.propagate import is_dynamic, qconfig_of
 from quantc.flows.eager.trial import trained_limits, try_out
 from quantc.flows.foreign import has_seen
-from quantc.flows.observers import UnobservedWarning
 from quantc.nn.intrinsic import _FusedModule
+from quantc.nn.observers import UnobservedWarning
 from quantc.nn.quantized.modules.linear import Quantize
+from quantc.nn.quantized.modules.stepwise import SWAP_STEPS
+from quantc.verify.finite_constants import refuse_unsound_module
 
 Mapped = Mapping[Any, Any]
 
@@ -229,3 +230,6 @@ def _warn_unfused(model: nn.Module, ledger: Ledger) -> None:
             UnfusedWarning,
             stacklevel=3,
         )
+
+
+SWAP_STEPS[:] = [lambda module: swap_modules(module, None)]

@@ -14,13 +14,13 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 import quantc.nn.qat as nnqat
 import quantc.nn.quantized as nnq
 from quantc.errors import QuantcError, UnknownNameError
-from quantc.flows.eager.stubs import DeQuantStub, QuantStub
-from quantc.flows.fake_quantize import (
+from quantc.nn import quantizable
+from quantc.nn.fake_quantize import (
     default_fixed_qparams_range_0to1_fake_quant,
     default_fixed_qparams_range_neg1to1_fake_quant,
 )
-from quantc.nn import quantizable
 from quantc.nn.module_tables import DYNAMIC_MODULES, QAT_MODULES, STATIC_MODULES
+from quantc.nn.stubs import DeQuantStub, QuantStub
 
 Mapped = dict[Any, Any]
 

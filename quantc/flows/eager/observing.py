@@ -18,12 +18,12 @@ from quantc.flows.eager.mappings import (
     no_observer_set,
 )
 from quantc.flows.eager.propagate import is_dynamic, is_memoryless, propagate_qconfig_helper, qconfig_of
-from quantc.flows.eager.stubs import DeQuantStub
-from quantc.flows.fake_quantize import FakeQuantizeBase
 from quantc.flows.foreign import is_observer
-from quantc.flows.observers import ObserverBase
+from quantc.nn.fake_quantize import FakeQuantizeBase
 from quantc.nn.intrinsic import _FusedModule
+from quantc.nn.observers import ObserverBase
 from quantc.nn.quantized import FloatFunctional, QFunctional
+from quantc.nn.stubs import DeQuantStub
 
 OBSERVER = "activation_post_process"
 """The submodule of a layer that observes what it yields."""

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import ConfigError
-from quantc.flows.constructors import Constructor
 from quantc.flows.eager.faults import NO_EFFECT, Accept, Fault, settle
-from quantc.flows.qconfig import QConfig, QConfigAny
+from quantc.nn.constructors import Constructor
+from quantc.nn.qconfig import QConfig, QConfigAny
 from quantc.spec.torch_dtypes import PER_CHANNEL
 
 Key = str | type[nn.Module]

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from quantc.errors import ConfigError
-from quantc.finite import refuse_unsound_module
 from quantc.flows.eager.adopting import adopt
 from quantc.flows.eager.convert import convert, swap_module, swap_modules
 from quantc.flows.eager.faults import Accept, NothingQuantizedError
@@ -19,14 +18,15 @@ from quantc.flows.eager.mappings import get_default_dynamic_quant_module_mapping
 from quantc.flows.eager.observing import is_childless, remove_qconfig
 from quantc.flows.eager.prepare import prepare, prepare_qat
 from quantc.flows.eager.propagate import propagate_qconfig_, qconfig_of
-from quantc.flows.eager.stubs import QuantWrapper
-from quantc.flows.qconfig import (
+from quantc.nn.qconfig import (
     QConfig,
     default_dynamic_qconfig,
     float16_dynamic_qconfig,
     float_qparams_weight_only_qconfig,
     float_qparams_weight_only_qconfig_4bit,
 )
+from quantc.nn.stubs import QuantWrapper
+from quantc.verify.finite_constants import refuse_unsound_module
 
 _PRODUCTS = (nn.Linear, nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.RNNCell, nn.GRUCell, nn.MultiheadAttention)
 _EMBEDDINGS = (nn.EmbeddingBag, nn.Embedding)

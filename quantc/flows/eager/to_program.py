@@ -18,21 +18,21 @@ from quantc.flows.eager.ledger import ledger_of, unwatch
 from quantc.flows.eager.mappings import get_default_static_quant_module_mappings
 from quantc.flows.eager.observing import FUNCTIONALS, OBSERVER, observer_of, register_activation_post_process_hook
 from quantc.flows.eager.propagate import qconfig_of
-from quantc.flows.eager.stubs import DeQuantStub
 from quantc.flows.foreign import ObservedBy, spec_of
 from quantc.ir.decisions import Quantize
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import LogEntry, Program, Stage
 from quantc.ir.site_index import Places
 from quantc.nn.qat_module import Trained
-from quantc.observe.observation import Observation
+from quantc.nn.stubs import DeQuantStub
 from quantc.observe.trained import Trained as TrainedScales
 from quantc.patterns.explain_match import Explanation
 from quantc.pipeline.pipeline import Pass
 from quantc.spec.formats import Role
+from quantc.spec.observation import Observation
 from quantc.spec.spec import QuantSpec
-from quantc.verbs.steps import Method, capture
-from quantc.verbs.steps import prepare as prepare_program
+from quantc.verbs.capture import Method, capture
+from quantc.verbs.prepare import prepare as prepare_program
 
 OUTSIDE = "it is outside of the stubs, where the eager model computes in float"
 END = ""

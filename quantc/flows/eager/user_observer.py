@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError
-from quantc.flows.observers import (
+from quantc.nn.observers import (
     MinMaxObserver,
     ObserverBase,
     PerChannelMinMaxObserver,

@@ -25,7 +25,7 @@ from quantc.flows.fx.qconfig_mapping import (
     get_default_qconfig_mapping,
 )
 from quantc.flows.fx.quantized_module import QuantizedGraphModule
-from quantc.flows.qconfig import (
+from quantc.nn.qconfig import (
     QConfig,
     default_dynamic_qconfig,
     default_qat_qconfig,

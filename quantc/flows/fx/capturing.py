@@ -17,7 +17,7 @@ from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
 from quantc.flows.fx.open_sizes import Shapes, batch_dimensions, shapes_of, tensors_in, with_stand_ins
 from quantc.ir.program import Program, attribute
 from quantc.ir.types import ScalarType, type_of
-from quantc.verbs.steps import capture
+from quantc.verbs.capture import capture
 
 Leaf = str | type[nn.Module]
 

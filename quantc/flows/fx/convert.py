@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from quantc.finite import refuse_unsound_module
 from quantc.flows.fx.choosing import quant_type_of
 from quantc.flows.fx.custom_config import ConvertCustomConfig, CustomConfigError
 from quantc.flows.fx.given import check_flag, config_of
@@ -19,7 +18,8 @@ from quantc.flows.fx.quantized_module import QuantizedGraphModule
 from quantc.flows.fx.swapped_modules import quantize_modules
 from quantc.flows.fx.translating import backend_of
 from quantc.ir.program import Program
-from quantc.verbs.steps import convert as convert_program
+from quantc.verbs.convert import convert as convert_program
+from quantc.verify.finite_constants import refuse_unsound_module
 
 
 def convert_fx(

@@ -18,7 +18,7 @@ from quantc.flows.fx.translating import backend_of
 from quantc.ir.dialect import is_op, op_name
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType
-from quantc.verbs.steps import capture
+from quantc.verbs.capture import capture
 
 RANKS = {"torch.nn.modules.batchnorm.BatchNorm2d": 4, "torch.nn.modules.batchnorm.BatchNorm3d": 5}
 """The number of axes of what these modules take: they check it."""

@@ -22,7 +22,7 @@ from quantc.flows.fx.qconfig_mapping import QConfigMapping, mapping_of
 from quantc.flows.fx.quantizer import QConfigQuantizer
 from quantc.flows.fx.translating import backend_of
 from quantc.ir.program import Program, attribute
-from quantc.verbs.steps import prepare as prepare_program
+from quantc.verbs.prepare import prepare as prepare_program
 
 
 def prepare_fx(

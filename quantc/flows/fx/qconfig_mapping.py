@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional
 
 from quantc.errors import ConfigError
-from quantc.flows.fake_quantize import FixedQParamsFakeQuantize, default_weight_fake_quant
-from quantc.flows.observers import (
+from quantc.nn.fake_quantize import FixedQParamsFakeQuantize, default_weight_fake_quant
+from quantc.nn.observers import (
     default_fixed_qparams_range_0to1_observer,
     default_fixed_qparams_range_neg1to1_observer,
     default_placeholder_observer,
     default_weight_observer,
 )
-from quantc.flows.qconfig import (
+from quantc.nn.qconfig import (
     QConfig,
     default_quint8_weight_qconfig,
     default_reuse_input_qconfig,

@@ -6,7 +6,6 @@ import torch
 from torch import fx
 
 from quantc.errors import AnnotationError
-from quantc.flows.observers import PerChannelMinMaxObserver
 from quantc.flows.pt2e.quantizer import (
     Q_ANNOTATION_KEY,
     OperatorConfig,
@@ -15,6 +14,7 @@ from quantc.flows.pt2e.quantizer import (
     QuantizationSpec,
     Quantizer,
 )
+from quantc.nn.observers import PerChannelMinMaxObserver
 
 EMBEDDING = torch.ops.aten.embedding.default
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from torch import fx
 
+from quantc.annotate.left_float import ops_of
 from quantc.annotate.reasons import Reasons, Why
 from quantc.flows.pt2e.graph_modules import PATH, loop_bodies
 from quantc.flows.pt2e.programs import Correspondence
 from quantc.flows.pt2e.quantizer import Q_ANNOTATION_KEY
-from quantc.inspect.coverage import ops_of
 
 NESTED = (
     "it is in a graph that {caller} calls; this flow quantizes the graph around it, and bodies of scan and while_loop"

@@ -8,7 +8,6 @@ from torch import fx
 
 from quantc.capture.model_copies import Tensors
 from quantc.errors import AnnotationError, CalibrationError
-from quantc.finite import refuse_unsound_module
 from quantc.flows.pt2e.annotations import Annotations, read_annotations
 from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
 from quantc.flows.pt2e.graph_modules import PATH, check_flag, check_graph_module, finished, loop_bodies, own_copy
@@ -19,6 +18,7 @@ from quantc.flows.pt2e.regions import inline_regions
 from quantc.flows.pt2e.trained_norms import close_norms, open_norms
 from quantc.flows.pt2e.writes import name_results
 from quantc.support.gc_pause import paused_collector
+from quantc.verify.finite_constants import refuse_unsound_module
 
 PREPARED = "quantc_prepared"
 """In `meta` of a prepared model: it can be converted, also where `allow_empty` left it without observers."""

@@ -11,16 +11,16 @@ from torch import nn
 
 from quantc.annotate.quantizer import Backend
 from quantc.backends.x86 import X86
-from quantc.flows.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
-from quantc.flows.observers import (
+from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
+from quantc.flows.pt2e.quantizer import QuantizationConfig, QuantizationSpec
+from quantc.nn.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
+from quantc.nn.observers import (
     HistogramObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
     PerChannelMinMaxObserver,
     PlaceholderObserver,
 )
-from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
-from quantc.flows.pt2e.quantizer import QuantizationConfig, QuantizationSpec
 
 EPS = 2.0**-12
 

@@ -9,8 +9,10 @@ import torch
 
 from quantc.annotate.quantizer import Backend
 from quantc.backends.executorch import EXECUTORCH
-from quantc.flows.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
-from quantc.flows.observers import (
+from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
+from quantc.flows.pt2e.quantizer import QuantizationConfig, QuantizationSpec
+from quantc.nn.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
+from quantc.nn.observers import (
     HistogramObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -18,8 +20,6 @@ from quantc.flows.observers import (
     PerChannelMinMaxObserver,
     PlaceholderObserver,
 )
-from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
-from quantc.flows.pt2e.quantizer import QuantizationConfig, QuantizationSpec
 
 EPS = 2.0**-12
 """The smallest scale that the delegate takes."""

@@ -19,8 +19,6 @@ from torch.utils import _pytree as pytree
 from quantc.capture.model_copies import cloned_inputs
 from quantc.capture.runtime.tracing import tensors_in
 from quantc.errors import InputError
-from quantc.finite.finite_inputs import not_finite
-from quantc.finite.finite_tensors import why_not_finite
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
 from quantc.flows.tracing.functions import Kind, gives_back, opened
 from quantc.flows.tracing.fused_calls import follow
@@ -29,6 +27,8 @@ from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
 from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import answer, call_on_floats, floats_of, joined, on_floats, with_numbers
+from quantc.ir.finite_inputs import not_finite
+from quantc.support.finite_tensors import why_not_finite
 
 
 class Interception(TorchFunctionMode):

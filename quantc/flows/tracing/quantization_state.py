@@ -23,7 +23,7 @@ from quantc.flows.tracing.weights import digest
 if TYPE_CHECKING:
     from quantc.flows.tracing.run import Run
     from quantc.ir.program import Program
-    from quantc.observe.observation import Observation
+    from quantc.spec.observation import Observation
 
 STATE = "_auto_quant_state"
 """The name under which a module has its state."""

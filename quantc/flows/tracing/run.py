@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from quantc.capture.runtime.tracing import INPUT
 from quantc.capture.runtime.write_detection import is_tracked
 from quantc.errors import QuantcError
-from quantc.finite.infinite_masks import is_mask
 from quantc.flows.tracing.call_sites import END, START, Context, Key, OpSite, place_of_call
 from quantc.flows.tracing.functions import name_of
 from quantc.flows.tracing.fused_ops import Rounded, Unit
@@ -23,6 +22,7 @@ from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import Escapes, Levels, Traced, floats_of, levels_on, value_of
 from quantc.flows.tracing.weights import Weight, Weights
+from quantc.ir.infinite_masks import is_mask
 from quantc.qat.trained_norms import LiveNorm
 
 if TYPE_CHECKING:

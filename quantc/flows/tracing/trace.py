@@ -25,8 +25,8 @@ from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.fused_ops import CallFacts, Unit
 from quantc.flows.tracing.fusion_groups import Units
 from quantc.ir.program import Program, Stage, attribute
-from quantc.observe.observation import Order
 from quantc.observe.store import Statistics
+from quantc.spec.observation import Order
 from quantc.store import load
 from quantc.store.bytes_form import as_bytes, from_bytes
 

@@ -17,7 +17,6 @@ from quantc.capture.leaf_modules import leaf_selector
 from quantc.capture.runtime.tracing import tensors_in
 from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError, UnknownNameError
-from quantc.finite import refuse_unsound_module
 from quantc.flows.tracing.auto_trace import (
     Intercepted,
     InterceptedLeaf,
@@ -40,7 +39,9 @@ from quantc.ir.program import Program
 from quantc.passes.canonicalize import Canonicalize
 from quantc.pipeline.pipeline import Pipeline
 from quantc.targets.kernels.kernel_table import KERNELS
-from quantc.verbs import steps as api
+from quantc.verbs.convert import convert as convert_program
+from quantc.verbs.prepare import prepare as prepare_program
+from quantc.verify.finite_constants import refuse_unsound_module
 
 if TYPE_CHECKING:
     from quantc.inspect.coverage import Coverage, Row
@@ -129,7 +130,7 @@ def _prepared(
     given = _to_be_trained(captured) if qat else captured
     while True:
         try:
-            program = api.prepare(given, backend, config=config, qat=qat, allow_empty=allow_empty)
+            program = prepare_program(given, backend, config=config, qat=qat, allow_empty=allow_empty)
         except AnnotationError as error:
             if error.advice:  # there is no program for the user to ask
                 error.advice = error.advice.replace("prepared.explain(node)", "explain(prepared, node) of this flow")
@@ -284,7 +285,7 @@ def convert(prepared: nn.Module) -> nn.Module:
         raise QuantcError("the model is converted already", advice="convert what prepare gave")
     refuse_unsound_module(prepared)
     Bound(trace, prepared, "")  # which looks at the weights
-    quantized = api.convert(trace.held)
+    quantized = convert_program(trace.held)
     own = copied(prepared)
     own.eval()
     was_trained = trace.phase is Phase.TRAINING

@@ -26,7 +26,7 @@ class MultiheadAttention(HeadedAttention):
         vdim: int | None = None,
         batch_first: bool = False,
     ) -> None:
-        from quantc.flows.eager.stubs import DeQuantStub, QuantStub
+        from quantc.nn.stubs import DeQuantStub, QuantStub
 
         super().__init__()
         self.embed_dim, self.num_heads, self.batch_first, self.dropout = embed_dim, num_heads, batch_first, dropout

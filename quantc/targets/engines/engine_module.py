@@ -11,12 +11,12 @@ from quantc.ir.program import Program
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import read
 from quantc.targets.deployed_module import Deployed
-from quantc.targets.engines.engine_calls import Calling
 from quantc.targets.engines.engine_table import Engine, engine_of
-from quantc.targets.engines.sessions import Session
 from quantc.targets.kernels.saturation import warn_of_products
 from quantc.targets.onnx.onnx_export import Exported, export
 from quantc.targets.onnx.profiles import PROFILES
+from quantc.targets.onnx.session_calls import Calling
+from quantc.targets.onnx.sessions import Session
 
 
 class OnEngine(Deployed):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quantc.errors import MissingDependencyError, UnknownNameError, suggest
 from quantc.support.optional_dependency import is_installed
-from quantc.targets.engines.sessions import OnnxRuntime, OpenVino, Session
+from quantc.targets.onnx.sessions import OnnxRuntime, OpenVino, Session
 
 
 @dataclass(frozen=True)

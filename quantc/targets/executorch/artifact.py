@@ -15,9 +15,9 @@ from quantc.errors import InputError, QuantcError, SaveError
 from quantc.files.atomic_file import write_bytes
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
-from quantc.finite.finite_inputs import Watch, Watched
-from quantc.inspect.report import readable
+from quantc.ir.finite_inputs import Watch, Watched
 from quantc.ir.signature import Signature, as_tensors
+from quantc.support.terminal import readable
 from quantc.targets.argument_cache import KnownArguments
 from quantc.targets.executorch.delegation import Delegation
 from quantc.targets.executorch.metadata import Metadata, convention_in

@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantc.errors import LoadError
-from quantc.finite import Watch
+from quantc.ir.finite_inputs import Watch
 from quantc.ir.program import Program
 from quantc.ir.signature import Input
 from quantc.ir.types import TensorType

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc.errors import InputError, ModeError, QuantcError
-from quantc.finite import Watch
-from quantc.ir.program import Program, Stage, check_program
+from quantc.errors import InputError, LoadError, ModeError, QuantcError, UnknownNameError
+from quantc.ir.finite_inputs import Watch
+from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.ir.signature import as_tensors
 from quantc.store.bytes_form import as_bytes, from_bytes
-from quantc.store.programs import Lowering, save
+from quantc.store.programs import Lowering, read, save
 from quantc.support.progress import Style
 from quantc.support.terminal import plain_rows
 from quantc.targets.kernels.codegen import straight_line, why_not_recorded, why_not_repeated
@@ -33,7 +33,6 @@ from quantc.targets.kernels.placement import Choosing, Placed, on_kernels
 from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
 from quantc.targets.kernels.weight_ownership import Holdings
-from quantc.targets.provenance import check_has_plan
 
 MOST_ROWS = 40
 """How many ops the text shows."""
@@ -347,9 +346,23 @@ def raised(program: Program, lowering: Lowering) -> Lowered:
 
 
 def _unpickled(content: bytes) -> Any:
-    from quantc.verbs.load import load
+    return from_bytes(content, load_lowered)
 
-    return from_bytes(content, load)
+
+def load_lowered(path: str | os.PathLike[str], *, portable: bool = False) -> Program | Lowered:
+    """What `save` wrote: a program, or a lowered module on the kernels that were chosen when it was lowered."""
+    program, lowering = read(path)
+    if lowering is None or portable:
+        return program
+    try:
+        kernels_for(lowering.target)
+    except UnknownNameError as error:
+        raise LoadError(
+            f"{os.fspath(path)}: {error.what}",
+            where="lowered.target",
+            advice=f"{error.advice}; or read the program alone, qc.load(path, portable=True)",
+        ) from error
+    return raised(program, lowering)
 
 
 def lower(

@@ -18,13 +18,13 @@ from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import read
 from quantc.support.optional_dependency import is_installed
 from quantc.targets.deployed_module import Deployed
-from quantc.targets.engines.engine_calls import Calling
-from quantc.targets.engines.ort_fusions import Fusions, fusions_of
-from quantc.targets.engines.sessions import OnnxRuntime, Session
 from quantc.targets.onnx.dtypes import onnx_module
 from quantc.targets.onnx.onnx_export import LARGEST_MESSAGE, Exported, export
+from quantc.targets.onnx.ort_fusions import Fusions, fusions_of
 from quantc.targets.onnx.profiles import profile_of
 from quantc.targets.onnx.seal import data_file, sealed
+from quantc.targets.onnx.session_calls import Calling
+from quantc.targets.onnx.sessions import OnnxRuntime, Session
 from quantc.targets.provenance import check_quantized
 
 RUNTIME = "onnxruntime"

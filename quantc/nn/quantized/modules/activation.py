@@ -164,7 +164,7 @@ class PReLU(QuantizedModule):
         made = cls(scale, zero_point, mod.num_parameters)
         observer = mod.qconfig.weight()
         if observer.qscheme in PER_CHANNEL:  # of a slope for each channel one scale a slope would be left
-            from quantc.flows.observers import MinMaxObserver
+            from quantc.nn.observers import MinMaxObserver
 
             observer = MinMaxObserver(dtype=torch.quint8)
         observer(mod.weight.detach().float().reshape(-1))

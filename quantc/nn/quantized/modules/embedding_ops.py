@@ -216,7 +216,7 @@ def _table_observer(mod: Any, where: str) -> Any:
     if observer is None:
         qconfig = getattr(mod, "qconfig", None)
         if qconfig is None or qconfig.weight is None:
-            from quantc.flows.qconfig import float_qparams_weight_only_qconfig
+            from quantc.nn.qconfig import float_qparams_weight_only_qconfig
 
             qconfig = float_qparams_weight_only_qconfig
         observer = qconfig.weight()

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from quantc.finite.finite_inputs import not_finite
-from quantc.finite.finite_tensors import why_not_finite
-from quantc.flows.scripting import refuse_script, refuse_trace
+from quantc.ir.finite_inputs import not_finite
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor, check_quantized, quantize_per_tensor
+from quantc.nn.scripting import refuse_script, refuse_trace
 from quantc.nn.weighted_module import Weighted
+from quantc.support.finite_tensors import why_not_finite
 
 
 class _Linear(Weighted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from quantc.errors import RefusedError
 from quantc.nn import quantizable
 from quantc.nn.quantized_tensor import quantize_per_tensor
+
+SWAP_STEPS: list[Callable[[nn.Module], object]] = []
+"""What swaps the steps of an observed module: the eager flow's `convert`, which is there if anything was observed."""
 
 
 class _OfSteps(nn.Module):
@@ -20,8 +24,6 @@ class _OfSteps(nn.Module):
     @classmethod
     def from_observed(cls, other: nn.Module) -> Self:
         """The quantized form of one that was observed: its steps are swapped, one by one."""
-        from quantc.flows.eager.convert import swap_modules
-
         if type(other) is not cls.__mro__[2]:
             raise RefusedError(
                 f"{cls.__name__} is made of an observed {cls.__mro__[2].__name__}, and was given {type(other).__name__}",
@@ -29,7 +31,7 @@ class _OfSteps(nn.Module):
                 advice="prepare and calibrate the model first",
             )
         made: Any = copy.deepcopy(other)
-        swap_modules(made, None)
+        SWAP_STEPS[0](made)
         made.__class__ = cls
         return made.eval()  # type: ignore[no-any-return]
 

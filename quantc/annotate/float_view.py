@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from quantc.calibration.graph_observers import observer_nodes
 from quantc.ir.program import Program, Stage
+from quantc.observe.module import observer_nodes
 from quantc.qdq.ops import belongs_to_qdq, is_dequantize, is_layout, is_quantize
 
 

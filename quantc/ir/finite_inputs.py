@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from quantc.errors import InputError
-from quantc.finite.finite_tensors import EMPTY_ROW, why_not_finite
-from quantc.finite.infinite_masks import is_mask, masks_rows
+from quantc.ir.infinite_masks import is_mask, masks_rows
+from quantc.support.finite_tensors import EMPTY_ROW, why_not_finite
 
 if TYPE_CHECKING:
     from quantc.ir.program import Program
@@ -97,3 +98,22 @@ def check_has_numbers(program: Program, leaves: Iterable[Any]) -> None:
             where=program.name,
             advice="give tensors with numbers, as torch.zeros_like(x, device='cpu')",
         )
+
+
+def why_no_range(program: Program, error: RuntimeError) -> InputError | None:
+    """What to say where torch's op was to find the scale of an empty tensor; None if that is not what happened."""
+    if "aminmax" not in str(error) or not any(_finds_scales(node) for node in program.nodes()):
+        return None
+    return InputError(
+        "an empty tensor has no range, and this program finds scales as it runs",
+        where=f"{program.name}, Q/DQ form",
+        advice="leave empty batches out, or run the integer form, which gives what the float model does: "
+        'qc.convert(prepared, to="integer")',
+    )
+
+
+def _finds_scales(node: fx.Node) -> bool:
+    """Whether a node chooses qparams as the program runs, told by the name of its op."""
+    return isinstance(node.target, OpOverload) and node.target._schema.name.partition("::")[2].startswith(
+        "choose_qparams"
+    )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, SpecError
-from quantc.flows.range_observers import UniformQuantizationObserverBase, has_numbers, unobserved
+from quantc.nn.range_observers import UniformQuantizationObserverBase, has_numbers, unobserved
 from quantc.spec.torch_dtypes import PER_TENSOR, PLAIN
 
 UPSAMPLING = 16

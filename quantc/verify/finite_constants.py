@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor, fx, nn
 
 from quantc.errors import DataError, TrainingError
-from quantc.finite.finite_tensors import count_not_finite, why_not_finite
-from quantc.finite.infinite_masks import ADDED, is_mask
 from quantc.ir.dialect import argument, op_name
+from quantc.ir.infinite_masks import ADDED, is_mask
+from quantc.support.finite_tensors import count_not_finite, why_not_finite
 
 if TYPE_CHECKING:
     from quantc.ir.program import Program

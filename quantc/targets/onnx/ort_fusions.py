@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from quantc.targets.engines.sessions import OnnxRuntime
+from quantc.targets.onnx.sessions import OnnxRuntime
 
 ON_INTEGERS = frozenset(
     {

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from quantc.errors import DataError, ObservationError, SpecError
-from quantc.flows.constructors import Constructible
-from quantc.flows.scripting import refuse_observer
+from quantc.nn.constructors import Constructible
+from quantc.nn.scripting import refuse_observer
 from quantc.spec.formats import Role, Scheme
 from quantc.spec.granularity import extremes
 from quantc.spec.numerics import qparams_of_sound_range

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from quantc.finite import Watch
+from quantc.ir.finite_inputs import Watch
 from quantc.ir.program import Program
 from quantc.ir.signature import Signature, as_tensors
 from quantc.targets.argument_cache import KnownArguments
-from quantc.targets.engines.sessions import Session
 from quantc.targets.kernels.input_checks import check_device, check_gradients
 from quantc.targets.onnx.onnx_export import Exported, Literal
+from quantc.targets.onnx.sessions import Session
 
 
 @dataclass(frozen=True, eq=False)

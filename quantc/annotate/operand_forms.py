@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.calibration.qparams import spec_of
 from quantc.integer.library import NAMESPACE
+from quantc.ir.plan import spec_of
 from quantc.ir.program import Program, Stage
 from quantc.ir.site_index import Places, operand_nodes
 from quantc.ir.sites import Site

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from quantc.flows.qconfig import QConfigAny
+from quantc.nn.qconfig import QConfigAny
 
 
 class _Stub(nn.Module):

@@ -1,10 +1,10 @@
-"""The verbs."""
+"""`qc.capture`: a model as a Program, by the method that works."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -14,9 +14,6 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from quantc import pipelines
-from quantc.annotate.quantizer import Backend, Quantizer
-from quantc.calibration.graph_observers import read_observers
 from quantc.capture.argument_checks import check_examples, check_model
 from quantc.capture.attempt import AUTO, Request, attempt
 from quantc.capture.cast_model import as_dtype, cast
@@ -27,21 +24,11 @@ from quantc.capture.failures import first_line
 from quantc.capture.mode_probe import settle_modes
 from quantc.capture.model_copies import Tensors, twin
 from quantc.capture.pt2.archive import load_exported
-from quantc.config.config import QuantConfig
-from quantc.errors import CalibrationError, CaptureError, ModeError, QuantcError, suggest
-from quantc.finite import refuse_unsound
-from quantc.integer.match_lowering import MultiplierForm
-from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.ir.plan import Source
-from quantc.ir.program import LogEntry, Program, Stage, check_program
+from quantc.errors import CaptureError, suggest
+from quantc.ir.program import LogEntry, Program
 from quantc.ir.signature import tensors_in_place_of_arrays
 from quantc.passes.canonicalize import Canonicalize
-from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
 from quantc.pipeline.pipeline import Pipeline
-from quantc.pipelines import Style
-from quantc.qat.learned import refuse_learned
-from quantc.support.gc_pause import paused_collector
-from quantc.targets.provenance import check_has_plan
 
 Method = Literal["auto", "export", "export-strict", "fx"]
 METHODS: tuple[Method, ...] = ("auto", "export", "export-strict", "fx")
@@ -189,128 +176,3 @@ def _with_examples(program: Program, examples: tuple[tuple[Any, ...], dict[str, 
 
 def _stem(path: str | os.PathLike[str]) -> str:
     return os.path.splitext(os.path.basename(os.fspath(path)))[0]
-
-
-# -- prepare, convert ------------------------------------------------------------------------------------------
-
-
-def prepare(
-    program: Program,
-    backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer],
-    *,
-    config: QuantConfig | None = None,
-    allow_empty: bool = False,
-    qat: bool = False,
-) -> Program:
-    """Decide how a program is quantized for a backend. The program itself is not changed.
-
-    `backend` is a backend's name, a `Backend`, any `Quantizer`, or several of these, the first of which has the first
-    choice. `config` says what is to be done otherwise than the backend has it. The pipeline this runs is
-    `qc.pipelines.prepare(backend)`. Nothing quantized is an error unless `allow_empty`.
-
-    With `qat` the program is prepared to be trained: it rounds as the quantized one will, gradients pass, batch norms
-    learn on, and it comes in training mode. It trains like any module (`prepared.parameters()`, `prepared(x)`,
-    `loss.backward()`), and `qc.convert` makes of it what it was in eval mode, bit for bit. The pipeline is then
-    `qc.pipelines.training(backend)`; see `qc.qat`.
-    """
-    check_program(program, "prepare", "program = qc.capture(model, example_inputs)")
-    _check_stage(program, Stage.ANNOTATED, "prepared")
-    if qat:
-        with paused_collector():
-            return pipelines.training(backend, config, allow_empty).run(_to_train(program))
-    if program.training:
-        raise ModeError(
-            f"{program.name} is in training mode",
-            where="static quantization is for inference: batch norms are folded and dropout is dropped",
-            advice="call program.eval() first, or capture model.eval(); to train it quantized, give qat=True",
-        )
-    with paused_collector():
-        return refuse_learned(pipelines.prepare(backend, config, allow_empty).run_on_copy(program))
-
-
-def _to_train(program: Program) -> Program:
-    """A copy that can go to either mode, in eval mode: norms are matched as inference has them."""
-    copy = program.clone()
-    copy.train()
-    return copy.eval()
-
-
-Form = Literal["qdq", "integer"]
-FORMS: tuple[Form, ...] = ("qdq", "integer")
-
-
-def check_form(to: str) -> None:
-    """Refuse a form that there is not."""
-    if to not in FORMS:
-        raise QuantcError(f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
-
-
-def convert(
-    prepared: Program,
-    to: Form = "qdq",
-    *,
-    multiplier: MultiplierForm = "float64",
-    style: Style = "fused",
-    reduce_range: RangeReduction = "auto",
-) -> Program:
-    """Carry out what was prepared and calibrated: the program in Q/DQ form, weights stored quantized.
-
-    `to="integer"` goes on to integer arithmetic: exact sums, and one rounding onto the grid of each result.
-    `multiplier="fixed"` has that rounding done with a 32-bit mantissa and a shift, as hardware does it.
-    `style="decomposed"` writes it in ATen primitives, where "fused" has ops of its own, `torch.ops.quantc`.
-
-    Where two products could leave the 16 bits in which the backend's instruction set adds them, ranges are made narrower
-    by as little as makes it impossible, and the log says where. `reduce_range="weights"` raises the weight scales of the
-    channels that could, "activations" lowers the largest activation, "auto" is weights unless they cannot be coarser.
-    With "no" nothing is changed, and `program.coverage()` says what could happen.
-
-    The prepared program is not changed and can be calibrated further. The pipelines this runs are
-    `qc.pipelines.convert()` and `qc.pipelines.integer()`.
-    """
-    check_form(to)
-    integer = pipelines.integer(multiplier, style)
-    if to == "qdq" and (multiplier, style) != ("float64", "fused"):
-        raise QuantcError(
-            "multiplier and style are choices of the integer form, and the Q/DQ form was asked for",
-            where=f"multiplier={multiplier!r}, style={style!r}",
-            advice='give to="integer" too',
-        )
-    check_program(prepared, "convert", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
-    if prepared.stage < Stage.SHARED:
-        raise CalibrationError(
-            f"{prepared.name} was not prepared",
-            where=f"its stage is {prepared.stage.label}",
-            advice="call qc.prepare first",
-        )
-    _check_stage(prepared, Stage.QUANTIZED, "converted")
-    check_has_plan(prepared, "convert")
-    with paused_collector():
-        converted = _converted(prepared, reduce_range)
-        return integer.run(converted) if to == "integer" else converted
-
-
-def _converted(prepared: Program, reduce_range: RangeReduction) -> Program:
-    pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
-    copy = prepared.draft()
-    if copy.is_live:
-        refuse_unsound(copy)
-        return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy)
-    read_observers(copy)
-    if not any(group.source is Source.DATA for group in copy.plan.groups):
-        copy.stage = max(copy.stage, Stage.CALIBRATED)  # weights alone need no data
-    if copy.stage < Stage.CALIBRATED:
-        raise CalibrationError(
-            f"{prepared.name} was not calibrated",
-            where=f"its stage is {prepared.stage.label}",
-            advice="call qc.calibrate(prepared, batches) first",
-        )
-    return pipeline.run(copy)
-
-
-def _check_stage(program: Program, stage: Stage, done: str) -> None:
-    if program.stage >= stage:
-        raise QuantcError(
-            f"{program.name} is already {done}",
-            where=f"its stage is {program.stage.label}",
-            advice="start again from the program that qc.capture gave",
-        )

@@ -1,0 +1,90 @@
+"""`qc.convert`: what was prepared and calibrated, carried out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from quantc import pipelines
+from quantc.calibration.graph_observers import read_observers
+from quantc.errors import CalibrationError, QuantcError, suggest
+from quantc.integer.match_lowering import MultiplierForm
+from quantc.integer.proof.range_reduction import RangeReduction
+from quantc.ir.plan import Source
+from quantc.ir.program import Program, Stage, check_has_plan, check_program
+from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
+from quantc.pipeline.pipeline import Pipeline
+from quantc.pipelines import Style
+from quantc.support.gc_pause import paused_collector
+from quantc.verbs.prepare import check_stage
+from quantc.verify.finite_constants import refuse_unsound
+
+Form = Literal["qdq", "integer"]
+FORMS: tuple[Form, ...] = ("qdq", "integer")
+
+
+def check_form(to: str) -> None:
+    """Refuse a form that there is not."""
+    if to not in FORMS:
+        raise QuantcError(f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
+
+
+def convert(
+    prepared: Program,
+    to: Form = "qdq",
+    *,
+    multiplier: MultiplierForm = "float64",
+    style: Style = "fused",
+    reduce_range: RangeReduction = "auto",
+) -> Program:
+    """Carry out what was prepared and calibrated: the program in Q/DQ form, weights stored quantized.
+
+    `to="integer"` goes on to integer arithmetic: exact sums, and one rounding onto the grid of each result.
+    `multiplier="fixed"` has that rounding done with a 32-bit mantissa and a shift, as hardware does it.
+    `style="decomposed"` writes it in ATen primitives, where "fused" has ops of its own, `torch.ops.quantc`.
+
+    Where two products could leave the 16 bits in which the backend's instruction set adds them, ranges are made narrower
+    by as little as makes it impossible, and the log says where. `reduce_range="weights"` raises the weight scales of the
+    channels that could, "activations" lowers the largest activation, "auto" is weights unless they cannot be coarser.
+    With "no" nothing is changed, and `program.coverage()` says what could happen.
+
+    The prepared program is not changed and can be calibrated further. The pipelines this runs are
+    `qc.pipelines.convert()` and `qc.pipelines.integer()`.
+    """
+    check_form(to)
+    integer = pipelines.integer(multiplier, style)
+    if to == "qdq" and (multiplier, style) != ("float64", "fused"):
+        raise QuantcError(
+            "multiplier and style are choices of the integer form, and the Q/DQ form was asked for",
+            where=f"multiplier={multiplier!r}, style={style!r}",
+            advice='give to="integer" too',
+        )
+    check_program(prepared, "convert", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
+    if prepared.stage < Stage.SHARED:
+        raise CalibrationError(
+            f"{prepared.name} was not prepared",
+            where=f"its stage is {prepared.stage.label}",
+            advice="call qc.prepare first",
+        )
+    check_stage(prepared, Stage.QUANTIZED, "converted")
+    check_has_plan(prepared, "convert")
+    with paused_collector():
+        converted = _converted(prepared, reduce_range)
+        return integer.run(converted) if to == "integer" else converted
+
+
+def _converted(prepared: Program, reduce_range: RangeReduction) -> Program:
+    pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
+    copy = prepared.draft()
+    if copy.is_live:
+        refuse_unsound(copy)
+        return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy)
+    read_observers(copy)
+    if not any(group.source is Source.DATA for group in copy.plan.groups):
+        copy.stage = max(copy.stage, Stage.CALIBRATED)  # weights alone need no data
+    if copy.stage < Stage.CALIBRATED:
+        raise CalibrationError(
+            f"{prepared.name} was not calibrated",
+            where=f"its stage is {prepared.stage.label}",
+            advice="call qc.calibrate(prepared, batches) first",
+        )
+    return pipeline.run(copy)

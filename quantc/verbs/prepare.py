@@ -1,0 +1,63 @@
+"""`qc.prepare`: how a program is quantized for a backend, decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quantc import pipelines
+from quantc.annotate.quantizer import Backend, Quantizer
+from quantc.config.config import QuantConfig
+from quantc.errors import ModeError, QuantcError
+from quantc.ir.program import Program, Stage, check_program
+from quantc.qat.learned import refuse_learned
+from quantc.support.gc_pause import paused_collector
+
+
+def prepare(
+    program: Program,
+    backend: str | Backend | Quantizer | Sequence[str | Backend | Quantizer],
+    *,
+    config: QuantConfig | None = None,
+    allow_empty: bool = False,
+    qat: bool = False,
+) -> Program:
+    """Decide how a program is quantized for a backend. The program itself is not changed.
+
+    `backend` is a backend's name, a `Backend`, any `Quantizer`, or several of these, the first of which has the first
+    choice. `config` says what is to be done otherwise than the backend has it. The pipeline this runs is
+    `qc.pipelines.prepare(backend)`. Nothing quantized is an error unless `allow_empty`.
+
+    With `qat` the program is prepared to be trained: it rounds as the quantized one will, gradients pass, batch norms
+    learn on, and it comes in training mode. It trains like any module (`prepared.parameters()`, `prepared(x)`,
+    `loss.backward()`), and `qc.convert` makes of it what it was in eval mode, bit for bit. The pipeline is then
+    `qc.pipelines.training(backend)`; see `qc.qat`.
+    """
+    check_program(program, "prepare", "program = qc.capture(model, example_inputs)")
+    check_stage(program, Stage.ANNOTATED, "prepared")
+    if qat:
+        with paused_collector():
+            return pipelines.training(backend, config, allow_empty).run(_to_train(program))
+    if program.training:
+        raise ModeError(
+            f"{program.name} is in training mode",
+            where="static quantization is for inference: batch norms are folded and dropout is dropped",
+            advice="call program.eval() first, or capture model.eval(); to train it quantized, give qat=True",
+        )
+    with paused_collector():
+        return refuse_learned(pipelines.prepare(backend, config, allow_empty).run_on_copy(program))
+
+
+def _to_train(program: Program) -> Program:
+    """A copy that can go to either mode, in eval mode: norms are matched as inference has them."""
+    copy = program.clone()
+    copy.train()
+    return copy.eval()
+
+
+def check_stage(program: Program, stage: Stage, done: str) -> None:
+    if program.stage >= stage:
+        raise QuantcError(
+            f"{program.name} is already {done}",
+            where=f"its stage is {program.stage.label}",
+            advice="start again from the program that qc.capture gave",
+        )
