@@ -4,6 +4,9 @@ the machine may be busy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +21,11 @@ ANY_SPEED = [
 settings.register_profile("fixed", deadline=None, derandomize=True, suppress_health_check=ANY_SPEED)
 settings.register_profile("random", deadline=None, suppress_health_check=ANY_SPEED, print_blob=True)
 settings.load_profile("fixed")
+
+
+@pytest.fixture(autouse=True)
+def _engine() -> Iterator[None]:
+    """Which engine torch packs weights for is global: a test that sets it does not set it for those after it."""
+    before = torch.backends.quantized.engine
+    yield
+    torch.backends.quantized.engine = before
