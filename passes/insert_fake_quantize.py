@@ -12,10 +12,10 @@ from quantc.errors import TrainingError
 from quantc.ir.program import TRAINED, Program, Stage
 from quantc.passes.snap_bias import SnapBias
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
+from quantc.qat.biases import snap_trained_biases
 from quantc.qat.build import Builder
 from quantc.qat.control_flow import write_as_python
 from quantc.qat.fake_quantize_insertion import FakeWriter, follow_modes, return_norms, unfold_norms
-from quantc.qat.trained_biases import snap_trained_biases
 from quantc.qat.weight_range import narrow_weights
 from quantc.rewrite.constant_order import order_constants
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.integer.fixed_point import common_shift
-from quantc.integer.ops.norms import (
+from quantc.integer.ops.integer_norms import (
     eps_of,
     fixed_places,
     integer_root,

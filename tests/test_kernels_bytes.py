@@ -16,7 +16,7 @@ from torch.nn import functional
 import quantc as qc
 from quantc.errors import InputError
 from quantc.integer.lowerings.lower_reductions import windows_along
-from quantc.integer.ops.norms import eps_of, reciprocal_places
+from quantc.integer.ops.integer_norms import eps_of, reciprocal_places
 from quantc.integer.ops.softmax import powers_of
 from quantc.integer.semantics import load
 from quantc.qdq.registration import decomposed_ops

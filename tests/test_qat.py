@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 import quantc as qc
 from quantc.ir.dialect import is_op
 from quantc.ir.program import Program
-from quantc.qat.fake_quantizer import FakeQuantizer, FollowedRange, HandedOn, LearnedScale
+from quantc.qat.fake import FakeQuantizer, FollowedRange, HandedOn, LearnedScale
+from quantc.qat.norms import LiveNorm
 from quantc.qat.removal import module_calls
-from quantc.qat.trained_norms import LiveNorm
 from quantc.spec.formats import PerTensor
 from tests.zoo import BY_NAME
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc.ir.program import Program
-from quantc.qat.fake_quantizer import FollowedRange, LearnedScale
+from quantc.qat.fake import FollowedRange, LearnedScale
 from tests.test_control_flow_quant import CASES as CONTROL_FLOW
 from tests.test_qat import CONFIGS, assert_converts_exactly, batches, net, prepared, trained
 

@@ -15,8 +15,8 @@ SITE = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
 MACHINERY = tuple(SITE + name for name in ("torch" + os.sep, "sympy" + os.sep, "mpmath" + os.sep, "numpy" + os.sep))
 STANDARD = os.path.dirname(os.__file__) + os.sep
 CORE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-OURS = (os.path.join(CORE, "capture") + os.sep, os.path.join(CORE, "api.py"))
-CALLER = os.path.join(CORE, "capture", "symbolic.py")
+OURS = (os.path.join(CORE, "capture") + os.sep, os.path.join(CORE, "verbs", "capture.py"))
+CALLER = os.path.join(CORE, "capture", "symbolic", "symbolic_capture.py")
 """The file that calls the model: frames outside it belong to whoever asked for the capture."""
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

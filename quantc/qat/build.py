@@ -16,7 +16,7 @@ from quantc.observe.fixed import FixedQParams
 from quantc.observe.minmax import MinMax
 from quantc.observe.observation_registry import start
 from quantc.observe.trained import LEARNED, LsqPlus
-from quantc.qat.fake_quantizer import (
+from quantc.qat.fake import (
     DerivedScale,
     FakeQuantizer,
     FollowedRange,

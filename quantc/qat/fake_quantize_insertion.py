@@ -15,9 +15,9 @@ from quantc.ir.site_index import operand_nodes
 from quantc.ir.sites import SetAside, Site
 from quantc.ir.types import type_of
 from quantc.qat.build import Builder
-from quantc.qat.fake_quantizer import FakeQuantizer, HandedOn
-from quantc.qat.trained_norms import FoldNorm, LiveNorm, UnfoldNorm
-from quantc.qat.training_mode import ModeFlag
+from quantc.qat.fake import FakeQuantizer, HandedOn
+from quantc.qat.modes import ModeFlag
+from quantc.qat.norms import FoldNorm, LiveNorm, UnfoldNorm
 from quantc.qdq.insertion import PlanWriter
 from quantc.qdq.ops import Scales
 from quantc.rewrite.affine_folding import Channels

@@ -16,10 +16,10 @@ from quantc.ir.program import TRAINED, Program, attribute
 from quantc.ir.site_index import Places
 from quantc.ir.sites import SetAside
 from quantc.observe.trained import Trained
+from quantc.qat.biases import SnappedBias
+from quantc.qat.fake import FakeQuantizer, HandedOn
 from quantc.qat.fake_quantize_insertion import MODES, NORMS
-from quantc.qat.fake_quantizer import FakeQuantizer, HandedOn
-from quantc.qat.trained_biases import SnappedBias
-from quantc.qat.trained_norms import LiveNorm, UnfoldNorm
+from quantc.qat.norms import LiveNorm, UnfoldNorm
 from quantc.rewrite.affine_folding import Channels, affine_of_norm, folded
 
 

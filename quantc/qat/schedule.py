@@ -10,10 +10,10 @@ from torch import nn
 
 from quantc.errors import TrainingError
 from quantc.ir.program import Program
-from quantc.qat.fake_quantizer import FakeQuantizer
+from quantc.qat.fake import FakeQuantizer
 from quantc.qat.freezing import Freezable
-from quantc.qat.trained_norms import FoldNorm, LiveNorm
-from quantc.qat.training_mode import ModeFlag
+from quantc.qat.modes import ModeFlag
+from quantc.qat.norms import FoldNorm, LiveNorm
 
 Trained = Program | nn.Module
 """A program that was prepared with `qat=True`, its module, or that module distributed or compiled."""

@@ -9,7 +9,7 @@ from quantc.flows.fx.choosing import rounds
 from quantc.flows.fx.observers_in_graph import Makers
 from quantc.ir.decisions import Quantize
 from quantc.ir.program import TRAINED, Program
-from quantc.qat.fake_quantizer import FakeQuantizer, HandedOn
+from quantc.qat.fake import FakeQuantizer, HandedOn
 from quantc.spec.formats import Timing
 from quantc.spec.numerics import QParams
 from quantc.spec.spec import QuantSpec

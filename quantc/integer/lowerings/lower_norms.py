@@ -14,7 +14,14 @@ from quantc.integer.fixed_point import common_shift
 from quantc.integer.grid import Grid
 from quantc.integer.match_lowering import NotIntegerError, Task, tail_bounds
 from quantc.integer.ops.elementwise import SUMMED
-from quantc.integer.ops.norms import NORM_DEVIATION, NORMALIZE, NORMALIZED, eps_of, fixed_places, reciprocal_places
+from quantc.integer.ops.integer_norms import (
+    NORM_DEVIATION,
+    NORMALIZE,
+    NORMALIZED,
+    eps_of,
+    fixed_places,
+    reciprocal_places,
+)
 from quantc.integer.semantics import computes
 from quantc.ir.types import TensorType, tensor_type
 

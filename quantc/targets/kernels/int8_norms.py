@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quantc.integer.ops.norms import reciprocal_places
+from quantc.integer.ops.integer_norms import reciprocal_places
 from quantc.ir.types import tensor_type
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.int8_elementwise import EXACT_STEPS, FURTHEST_LEVEL, Rounding, check_bytes, real

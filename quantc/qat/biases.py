@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 from quantc.integer.bias_grid import PRODUCTS, snapped
 from quantc.ir.dialect import is_op
 from quantc.ir.program import TRAINED, Program, attribute
+from quantc.qat.fake import FakeQuantizer, HandedOn, RunTimeScale
 from quantc.qat.fake_quantize_insertion import is_dropout, put_module
-from quantc.qat.fake_quantizer import FakeQuantizer, HandedOn, RunTimeScale
 from quantc.qat.straight_through import passed_through
 from quantc.spec.formats import PerGroup, PerTensor
 

@@ -316,6 +316,8 @@ class LearnedScale(FakeQuantizer):
 @outside_graphs  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def _first_scale(fake: LearnedScale, x: Tensor) -> None:
+    if bool(fake.started):  # by who has copied the tensors of another, as torch.optim.swa_utils.AveragedModel does
+        return
     spec = fake.spec.but(observe=None)
     if spec.role is Role.WEIGHT and spec.dtype.bits <= FITTED_BITS:
         found = Fit.empty(spec.granularity, {})
