@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from quantc.capture.runtime.write_detection import is_tracked
+from quantc.errors import InputError
 from quantc.flows.tracing.fused_ops import Unit, reach
 from quantc.flows.tracing.traced_tensor import Buffer, Levels, Traced, call_on_floats, floats_of, traced, value_of
 
@@ -45,6 +46,8 @@ class Stage:
     """The dtype of autocast where it was called."""
     check: Callable[[], None]
     """Refuses weights that are other ones by now."""
+    has_grads: bool = False
+    """Whether gradients were enabled where it was called."""
 
     def floats(self) -> Tensor:
         """What the function itself gives, of what the fused op was given."""
@@ -123,7 +126,9 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
     """Any call of those that a fused op is made of. The function itself is called where the op cannot stand for it."""
     target = args[0] if args else None
     before, own = _stages(unit, number, args, kwargs), _operands(unit, number, args, kwargs)
-    if before is None or own is None or (kwargs and kwargs.get("out") is not None):
+    is_other = before is None or own is None or (kwargs and kwargs.get("out") is not None)
+    _check_training(unit, number, None if is_other else before, run)
+    if is_other or before is None or own is None:
         return call_on_floats(func, args, kwargs)
     if run.is_live and number in unit.in_place:
         args = run.read_before_written(args)
@@ -142,6 +147,7 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
         if isinstance(result, tuple | list):  # an op of several results is never fused
             return result
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    grads = torch.is_grad_enabled()
     has_run = result is not None
     if has_run and autocast is None:
         shape, dtype = result.shape, result.dtype
@@ -150,7 +156,7 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
     made: Any
     if number != unit.members[-1]:
         given = _kept(args, known, run), _kept(kwargs, known, run) if kwargs else kwargs
-        made = Stage(unit, number, func, *given, operands, result, shape, dtype, autocast, run.check_weights)
+        made = Stage(unit, number, func, *given, operands, result, shape, dtype, autocast, run.check_weights, grads)
     elif type(result) is Levels:
         made = result if dtype is result.dtype else Levels(result.levels, result.grid, dtype)
     else:  # another call from here gives a tensor of its own
@@ -159,6 +165,30 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
     if number in unit.in_place:
         return _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
     return made if isinstance(made, Tensor) else traced(made)
+
+
+def _check_training(unit: Unit, number: int, before: list[Stage] | None, run: Run) -> None:
+    """In training: refuse a call that leaves the fused op, if a norm would not learn from the batch once; and a fused op of which some
+    calls are made under torch.no_grad() and others are not. It is computed at once, so that gradients would reach what the model
+    keeps them from, or not what it trains."""
+    if not run.is_live:
+        return
+    if before is None:
+        run.refuse_norms(unit, number)
+        return
+    now = torch.is_grad_enabled()
+    trains = any(run.constants[name].requires_grad for _, name in unit.constants[number])
+    for stage in before:
+        if stage.has_grads is not now and (stage.result is None or (now and trains)):
+            first, last = run.bound.sites[stage.call], run.bound.sites[number]
+            raise run.refuse(
+                InputError(
+                    f"{first.name} at {first.where} and {last.name} at {last.where} are one fused op, and one of them is under "
+                    "torch.no_grad()",
+                    where=last.where,
+                    advice="freeze the parameters instead: requires_grad_(False); or leave one of both float with a config",
+                )
+            )
 
 
 def follow(unit: Unit, number: int, func: Callable[..., Any], x: Any, run: Run) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,9 @@ class Unit:
     by_call: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)
     rounders: tuple[fx.Node | None, ...] = ()
     """In training: the node that rounds each operand."""
+    trained_values: tuple[str, ...] = ()
+    """In training: the node that makes each operand, by name. A norm that the op before has folded is brought back behind that op, and
+    that op has computed it."""
     trained_root: str = ""
     modes: dict[int, list[str]] = field(default_factory=dict)
     """In training: the modules of the program that follow the mode of a call, by name."""
@@ -151,7 +154,7 @@ class Unit:
         """Read off a quantized program which grids it works on."""
         nodes = {node.name: node for node in program.graph.nodes}
         grids: dict[str, Grid] = {}
-        for node in self._between(nodes):
+        for node in self._between(nodes, self.root, (operand.value for operand in self.operands)):
             if (found := grid_read(node)) is not None:
                 grids.setdefault(found[0].name, found[1])
         self.grids = tuple(_one(grids.get(operand.value)) for operand in self.operands)
@@ -163,26 +166,25 @@ class Unit:
         """Read off a program that is trained what rounds its operands, and where its norm is."""
         nodes = {node.name: node for node in program.graph.nodes}
         rounders: dict[str, fx.Node] = {}
-        for node in self._between(nodes):
+        self.trained_values = tuple(_with_norm(nodes[operand.value]).name for operand in self.operands)
+        for node in self._between(nodes, self.root, self.trained_values):
             if node.args and node.op == "call_module" and TRAINED in str(node.target):
                 rounders.setdefault(getattr(node.args[0], "name", ""), node)
-        self.rounders = tuple(rounders.get(operand.value) for operand in self.operands)
-        last = nodes[self.root]
-        behind = [user for user in last.users if user.op == "call_module" and NORMS in str(user.target)]
-        self.trained_root = behind[0].name if behind and self.root in self.own else self.root
+        self.rounders = tuple(rounders.get(name) for name in self.trained_values)
+        self.trained_root = _with_norm(nodes[self.root]).name if self.root in self.own else self.root
         calls = {name: call for call, name in self.makes.items()}
         self.modes = {}
-        for node in self._between(nodes, self.trained_root):
+        for node in self._between(nodes, self.trained_root, self.trained_values):
             holder, _, name = str(node.target).partition(".")
             call = calls.get(name.removeprefix("fold_"))
             if node.op == "call_module" and holder in (NORMS, MODES) and call is not None:
                 self.modes.setdefault(call, []).append(str(node.target))
 
-    def _between(self, nodes: Mapping[str, fx.Node], last: str = "") -> list[fx.Node]:
-        """The nodes from its operands to its root, or another that is the last, the last first."""
-        wanted = {operand.value for operand in self.operands}
+    def _between(self, nodes: Mapping[str, fx.Node], last: str, values: Iterable[str]) -> list[fx.Node]:
+        """The nodes from those that make its operands to one that is the last, the last first."""
+        wanted = set(values)
         found: dict[fx.Node, None] = {}
-        pending = [nodes[last or self.root]]
+        pending = [nodes[last]]
         while pending:
             node = pending.pop()
             if node not in found and node.name not in wanted:
@@ -195,8 +197,8 @@ class Unit:
     def run_trained(self, program: Program, operands: Mapping[int, Any], rounded: Any) -> Any:
         """Compute it as it will be rounded; `rounded` does that to an operand."""
         values: dict[str, Any] = {}
-        for number, (operand, rounder) in enumerate(zip(self.operands, self.rounders, strict=True)):
-            name = operand.value if rounder is None else rounder.name
+        for number, (value, rounder) in enumerate(zip(self.trained_values, self.rounders, strict=True)):
+            name = value if rounder is None else rounder.name
             x = operands[number]
             values.setdefault(name, x.value if type(x) is Rounded else rounded(rounder, floats_of(x)))
         if () not in self.computes:
@@ -273,6 +275,12 @@ _GRIDS: dict[Grid, Grid] = {}
 def _one(grid: Grid | None) -> Grid | None:
     """The same object for grids that are alike."""
     return None if grid is None else _GRIDS.setdefault(grid, grid)
+
+
+def _with_norm(node: fx.Node) -> fx.Node:
+    """In training: the node that has the value of another once the norm is brought back that was folded into it."""
+    behind = [user for user in node.users if user.op == "call_module" and str(user.target).startswith(NORMS)]
+    return next((user for user in behind if user.args[0] is node), node)
 
 
 def _shares(made: Any, x: Tensor) -> bool:

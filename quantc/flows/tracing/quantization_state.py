@@ -216,7 +216,10 @@ class AutoQuantizationState(nn.Module):
 
     def _check_derived(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run) -> None:
         """Check that what the model computes of its weights, and quantized ops have folded, is what it was."""
-        if not unit.derived or self.trace.phase is Phase.TRAINING:
+        if not unit.derived:
+            return
+        if self.trace.phase is Phase.TRAINING:
+            self._check_trains(unit, args, kwargs, site, run)
             return
         for path, row in unit.derived.get(site.number, ()):
             given = floats_of(reach(args, kwargs, path))
@@ -228,6 +231,22 @@ class AutoQuantizationState(nn.Module):
                         "the quantized op has it as it was",
                         where=site.where,
                         advice="compute with the same numbers as when the model was prepared, or prepare it again",
+                    )
+                )
+
+    def _check_trains(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], site: OpSite, run: Run) -> None:
+        """In training: check that the model lets gradients through to the weights that a fused op computes with."""
+        if not torch.is_grad_enabled():
+            return
+        for path, row in unit.derived.get(site.number, ()):
+            given = floats_of(reach(args, kwargs, path))
+            sources = [run.constants[name] for name in row.sources if name in run.constants]
+            if isinstance(given, Tensor) and not given.requires_grad and any(x.requires_grad for x in sources):
+                raise run.refuse(
+                    InputError(
+                        f"{site.name} is given {', '.join(row.sources)} without gradients, and the fused op would train it",
+                        where=site.where,
+                        advice="freeze the parameter: requires_grad_(False); or leave the module float with a config",
                     )
                 )
 

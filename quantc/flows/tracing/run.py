@@ -19,11 +19,11 @@ from quantc.flows.tracing.call_sites import END, START, Context, Key, OpSite, pl
 from quantc.flows.tracing.functions import name_of
 from quantc.flows.tracing.fused_ops import Rounded, Unit
 from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
-from quantc.flows.tracing.trace import Phase, Trace, Watch
+from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError, Watch
 from quantc.flows.tracing.traced_tensor import Escapes, Levels, Traced, floats_of, levels_on, value_of
 from quantc.flows.tracing.weights import Weight, Weights
 from quantc.ir.infinite_masks import is_mask
-from quantc.qat.trained_norms import LiveNorm
+from quantc.qat.norms import LiveNorm
 
 if TYPE_CHECKING:
     from quantc.flows.tracing.recording import Recording
@@ -85,6 +85,8 @@ class Run:
         """In training: what was rounded in this run, by what rounds it."""
         bound: Bound | None = trace.bounds.get(state.path)
         if bound is None or (trace.phase is Phase.TRAINING and bound.is_loose):
+            if bound is not None:  # others may hold the tensors that were there before
+                trace.bounds.clear()
             bound = trace.bounds[state.path] = Bound(trace, model, state.path)
         self.bound = bound
         self.constants: dict[str, Tensor] = self.bound.constants
@@ -147,6 +149,26 @@ class Run:
                 if isinstance(part, LiveNorm) and isinstance(owner, nn.modules.batchnorm._BatchNorm):
                     part.momentum = owner.momentum
 
+    def refuse_norms(self, unit: Unit, call: int) -> None:
+        """In training: refuse a call that is given something else than when it was seen, if a norm would then learn twice from a batch,
+        or not at all: in the fused op and where it is called."""
+        calls = [norm for norm in unit.modes if norm == call or norm < call == unit.trigger]
+        root = self.trace.held.root
+        for norm in calls:
+            self._follow_modes(unit)
+            parts = (root.get_submodule(name) for name in unit.modes[norm])
+            if any(isinstance(part, LiveNorm) and part.learns for part in parts):
+                site, given = self.bound.sites[norm], self.bound.sites[call]
+                raise self.refuse(
+                    UnseenOpError(
+                        f"{given.name} at {given.where} is given another tensor in training than when it was seen, and "
+                        f"{site.name} of {site.leaf or 'the model'} is part of one op with it",
+                        where=given.where,
+                        advice="leave the op float with a config, so that the norm is not part of it, or freeze the norm: "
+                        "quantc.qat.freeze_norms(prepared)",
+                    )
+                )
+
     # -- fused ops -------------------------------------------------------------------------------------------------
 
     def compute(self, unit: Unit, operands: dict[int, Any]) -> Any:
@@ -184,9 +206,11 @@ class Run:
         place = (x.shape, x.stride(), x.storage_offset()) if x.layout is torch.strided else ()
         key = (target, id(x), _version(x), (self.escapes.count if is_tracked(x) else object(), place))
         if key not in self.rounded:
-            self.rounded[key] = (self.trace.held.root.get_submodule(target)(x), x)
+            # it is read under torch.no_grad() now, and maybe with gradients later
+            with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
+                self.rounded[key] = (self.trace.held.root.get_submodule(target)(x), x)
         made: Tensor = self.rounded[key][0]
-        return made
+        return made if torch.is_grad_enabled() or not made.requires_grad else made.detach()
 
     def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
@@ -219,10 +243,14 @@ class Run:
 
     def counts_batches(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a batch norm counts a batch, which the fused op that it is part of does too."""
-        if self.leaf is None or getattr(func, "__name__", "") != "add_":
+        leaf, context = self.leaf, self.frame.context
+        if leaf is None or context is None or getattr(func, "__name__", "") != "add_":
             return False
-        is_counter = args[0] is self.constants.get(f"{self.leaf.path}.num_batches_tracked")
-        return is_counter and self.leaf.path not in self.bound.left_float
+        if args[0] is not self.constants.get(f"{leaf.path}.num_batches_tracked"):
+            return False
+        # the same norm may be called elsewhere, and not be folded there
+        site = context.ops.get((leaf.path, *leaf.key, "batch_norm", 1))
+        return site is not None and site.number in self.trace.units
 
     def is_left_float(self, leaf: str) -> bool:
         """Whether the config leaves a module float, so that it may be called from anywhere."""

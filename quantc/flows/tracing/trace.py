@@ -279,8 +279,8 @@ class Trace:
             rows[last], is_other = tensor, True
         if is_other:
             self.held.touch()
-            for unit in self.units.values():
-                unit.computes.clear()
+        for unit in self.units.values():  # torch.func.functional_call puts others into the program itself
+            unit.computes.clear()
 
     # -- copies ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,221 @@
+"""Training in the tracing flow, against the float model: norms, gradients, and who else holds the parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
+
+import quantc as qc
+from quantc.errors import InputError
+from quantc.flows.tracing import UnseenOpError, prepare
+
+ROWS, IMAGES = torch.randn(256, 8), torch.randn(16, 3, 8, 8)
+
+
+class Made(nn.Module):
+    """Layers by name, and a function of them."""
+
+    def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+def norm(make: Any = nn.BatchNorm1d) -> Any:
+    """One with factors of either sign."""
+    made = make(8)
+    with torch.no_grad():
+        made.weight.copy_(torch.tensor([1, -1, 2, -2, 0.5, -0.5, 1, 1.0]))
+        made.bias.normal_()
+    return made
+
+
+def conv(channels: int = 8) -> nn.Conv2d:
+    return nn.Conv2d(channels, 8, 3, padding=1)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: row.grad for name, row in model.named_parameters() if not name.startswith("_auto")}
+
+
+def _two(m: Any, x: Tensor) -> Any:
+    y = m.n(m.a(x))
+    return m.b(y) + m.c(y)
+
+
+READERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "linear": lambda: (nn.Sequential(nn.Linear(8, 8), norm(), nn.Linear(8, 4)), ROWS),
+    "dropout": lambda: (nn.Sequential(nn.Linear(8, 8), norm(), nn.Dropout(0.2), nn.Linear(8, 4)), ROWS),
+    "two": lambda: (Made(_two, a=nn.Linear(8, 8), n=norm(), b=nn.Linear(8, 4), c=nn.Linear(8, 4)), ROWS),
+    "pool": lambda: (nn.Sequential(conv(3), norm(nn.BatchNorm2d), nn.MaxPool2d(2), conv()), IMAGES),
+    "pad": lambda: (nn.Sequential(conv(3), norm(nn.BatchNorm2d), nn.ZeroPad2d(1), conv()), IMAGES),
+    "sum": lambda: (
+        Made(
+            lambda m, x: torch.relu(m.n(m.a(x)) + m.o(m.b(x))),
+            a=conv(3), n=norm(nn.BatchNorm2d), b=conv(3), o=norm(nn.BatchNorm2d),
+        ),
+        IMAGES,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_norm_works_once_whoever_reads_it(reader: str) -> None:
+    torch.manual_seed(0)
+    model, x = READERS[reader]()
+    prepared, plain = prepare(model.eval(), x, qat=True), copy.deepcopy(model).train()
+    results = []
+    for one in (prepared, plain):
+        torch.manual_seed(1)
+        results.append(one(x))
+        results[-1].pow(2).mean().backward()
+    assert (results[0] - results[1]).norm() < 0.1 * results[1].norm()
+    found = gradients(prepared)
+    for name, want in gradients(plain).items():
+        if want is not None and want.norm() > 1e-3:  # a bias before a norm has none
+            assert torch.cosine_similarity(found[name].flatten(), want.flatten(), 0) > 0.9, name  # type: ignore[union-attr]
+    own = dict(prepared.named_buffers())
+    for name, row in plain.named_buffers():
+        torch.testing.assert_close(own[name], row, rtol=0.05, atol=0.05)
+
+
+def test_what_is_read_without_gradients_first_has_them_later() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.encoder(x)
+        with torch.no_grad():
+            target = m.target(h)
+        return m.online(h) - target  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Made(run, encoder=nn.Linear(8, 8), target=nn.Linear(8, 8), online=nn.Linear(8, 8))
+    prepared, plain = prepare(model.eval(), ROWS, qat=True), copy.deepcopy(model).train()
+    for one in (prepared, plain):
+        one(ROWS).pow(2).mean().backward()
+    found, wanted = gradients(prepared), gradients(plain)
+    assert {name for name, row in found.items() if row is None} == {"target.weight", "target.bias"}
+    torch.testing.assert_close(found["encoder.weight"], wanted["encoder.weight"], rtol=0.1, atol=0.01)
+
+
+def test_a_shared_norm_counts_where_it_is_not_folded_too() -> None:
+    torch.manual_seed(0)
+    model = Made(
+        lambda m, x: m.h(m.n(torch.sigmoid(m.n(m.c(x)))).mean((2, 3))),
+        c=conv(3), n=nn.BatchNorm2d(8, momentum=None), h=nn.Linear(8, 4),
+    )  # fmt: skip
+    plain: Any = copy.deepcopy(model).train()
+    prepared: Any = prepare(model.eval(), IMAGES, qat=True)
+    prepared(IMAGES), plain(IMAGES)
+    assert int(prepared.n.num_batches_tracked) == 2
+    torch.testing.assert_close(prepared.n.running_mean, plain.n.running_mean, rtol=0.05, atol=0.01)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def test_functional_call_computes_with_what_it_is_given() -> None:
+    prepared = prepare(mlp(), ROWS, qat=True)
+    prepared(ROWS)
+    prepared.eval()
+    twin = copy.deepcopy(prepared)
+    with torch.no_grad():
+        for row in twin.parameters():
+            row.mul_(1.5)
+    given = {name: (row.detach() * 1.5).requires_grad_() for name, row in prepared.named_parameters()}
+    before = prepared(ROWS)
+    found = torch.func.functional_call(prepared, given, (ROWS,))
+    torch.testing.assert_close(found, twin(ROWS), rtol=0, atol=0)
+    found.sum().backward()
+    assert all(row.grad is not None for row in given.values())
+    again = prepared(ROWS)
+    torch.testing.assert_close(again, before, rtol=0, atol=0)
+    again.sum().backward()
+    assert all(row.grad is not None for row in prepared.parameters())
+
+
+def test_learned_scales_that_were_copied_are_kept() -> None:
+    config = qc.QuantConfig().set_all(qc.UINT8.but(observe="lsq-plus"))
+    prepared = prepare(mlp(), ROWS, qat=True, config=config)
+    average = AveragedModel(prepared)
+    prepared(ROWS)
+    average.update_parameters(prepared)  # the first time, it copies
+    prepared.eval(), average.eval()
+    torch.testing.assert_close(average(ROWS * 10), prepared(ROWS * 10), rtol=0, atol=0)
+
+
+class Detached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(torch.relu(functional.linear(x, self.first.weight.detach(), self.first.bias)))
+
+
+def test_weights_without_gradients_are_refused_unless_frozen() -> None:
+    model = Detached().eval()
+    with pytest.raises(InputError, match=r"first\.weight without gradients"):
+        prepare(model, ROWS, qat=True)(ROWS)
+    model.first.weight.requires_grad_(False)
+    prepare(model, ROWS, qat=True)(ROWS).sum().backward()
+
+
+def _half(m: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        y = m.a(x)
+    return m.h(torch.relu(m.n(y)))
+
+
+def test_fused_ops_partly_without_gradients_are_refused() -> None:
+    model = Made(_half, a=nn.Linear(8, 8), n=nn.BatchNorm1d(8), h=nn.Linear(8, 4))
+    with pytest.raises(InputError, match="one of them is under"):
+        prepare(model.eval(), ROWS, qat=True)(ROWS)
+
+
+class Noisy(nn.Module):
+    """Does more in training than its examples show, before a norm or behind it."""
+
+    def __init__(self, behind: bool) -> None:
+        super().__init__()
+        self.behind = behind
+        self.stem, self.conv, self.norm = conv(3), conv(), nn.BatchNorm2d(8)
+
+    def noise(self, x: Tensor, here: bool) -> Tensor:
+        return x * (torch.rand(len(x), 1, 1, 1) > 0.2) if self.training and here else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        y = self.noise(self.norm(self.noise(self.conv(x), not self.behind)), self.behind)
+        return torch.relu(x + y)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_norm_that_would_learn_twice_or_never_is_refused(behind: bool) -> None:
+    prepared: Any = prepare(Noisy(behind).eval(), IMAGES, qat=True)
+    with pytest.raises(UnseenOpError, match="another tensor in training"):
+        prepared(IMAGES)
+    prepared.norm.eval()
+    prepared(IMAGES).sum().backward()
+
+
+def test_a_train_of_the_models_own_may_give_nothing() -> None:
+    class Frozen(nn.Sequential):
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            self[1].eval()
+
+    model = Frozen(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model.eval()
+    prepared: Any = prepare(model, ROWS, qat=True)
+    assert not prepared[1].training
