@@ -46,10 +46,10 @@ def _unless_layout(node: fx.Node) -> fx.Node | None:
 
 
 def _same_type(node: fx.Node) -> fx.Node | None:
-    """For reshape, expand and the like: the result's type is the operand's."""
+    """For reshape, expand and the like: the result has the type of the operand. A size expression stands for one number."""
     x = _operand(node)
     before, after = tensor_type(x), tensor_type(node)
-    return x if before is not None and before == after and before.is_static else None
+    return x if before is not None and before == after else None
 
 
 def _full_slice(node: fx.Node) -> fx.Node | None:
