@@ -25,7 +25,7 @@ check: $(READY)  ## lint, format and types, over every source file
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/python -m tests.check_types
+	$(BIN)/python -m tests.support.check_types
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -2,7 +2,7 @@
 
     python -m benchmarks.deployed [NETWORK ...]
 
-The numbers that `tests/test_deployed_models.py` holds, as a table.
+The numbers that `tests/targets/test_deployed_models.py` holds, as a table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from quantc.bench.race import quietly_on_one_thread
 from quantc.support.sqnr import shown
-from tests.deployed_networks import NETWORKS, TARGETS, forms, measured
+from tests.support.deployed_networks import NETWORKS, TARGETS, forms, measured
 
 COLUMNS = (
     "Q/DQ to float, dB",

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 
 from quantc.backends.x86 import X86
-from tests.oracles import int8_share, pt2e_x86, quiet, whole_sqnr
-from tests.test_fidelity import FULL, quantized
+from tests.inspect.test_fidelity import FULL, quantized
+from tests.support.oracles import int8_share, pt2e_x86, quiet, whole_sqnr
 
 
 def encoders() -> None:
@@ -30,7 +30,7 @@ def encoders() -> None:
 
 
 def photos() -> None:
-    from tests.test_efficientnet import BACKENDS, Bench
+    from tests.models.test_efficientnet import BACKENDS, Bench
 
     bench = Bench()
     for name in BACKENDS:

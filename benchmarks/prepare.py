@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import quantc as qc
-from tests.growth import exponent
+from tests.support.growth import exponent
 
 CHANNELS = 8
 

@@ -24,9 +24,9 @@ from rich.table import Table
 import quantc as qc
 from quantc.ir.program import Program
 from quantc.patterns.fusions import FUSIONS
-from tests.chains import blocks_for, chain, pretend_calibrated, star
-from tests.growth import exponent, seconds
-from tests.small_backend import SMALL
+from tests.support.chains import blocks_for, chain, pretend_calibrated, star
+from tests.support.growth import exponent, seconds
+from tests.support.small_backend import SMALL
 
 STEPS: dict[str, Callable[[Program], Any]] = {
     "canonicalize": lambda program: qc.Pipeline.parse("canonicalize").run(program),

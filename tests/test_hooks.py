@@ -14,7 +14,7 @@ from quantc.hooks import Diff, DumpTo, Timing, Truth, Verify
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass, Pipeline, Preserves
 from quantc.text.parser import parse
-from tests.by_hand import aten, two_layers
+from tests.support.by_hand import aten, two_layers
 
 
 class Idle(Pass):

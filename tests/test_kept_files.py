@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import quantc as qc
-from tests.kept_files import FOLDER, MODELS, PROGRAMS, STATISTICS, expected, images, prepared
+from tests.support.kept_files import FOLDER, MODELS, PROGRAMS, STATISTICS, expected, images, prepared
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

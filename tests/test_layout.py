@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.check_types import ROOT, source_files
+from tests.support.check_types import source_files
+from tests.support.paths import ROOT
 
 LINKS = {"passes": "../passes", "patterns": "../patterns", "backends": "../backends"}
 MAX_LINES = 600

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "migrate.md"
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "docs" / "migrate.md"
 ROW = re.compile(r"^\| `((?:from|import) [^`]+)` \| `((?:from|import) quantc[^`]+)` \|$", re.MULTILINE)
 LINES = [new for _, new in ROW.findall(PAGE.read_text(encoding="utf-8"))]
 

@@ -1,4 +1,4 @@
-"""The surface of the package only grows: `tests/surface.py` says what belongs to it."""
+"""The surface of the package only grows: `tests/support/surface.py` says what belongs to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.surface import FILE, imported, surface
+from tests.support.surface import FILE, imported, surface
 
 FROZEN: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 
@@ -46,4 +46,4 @@ def test_documented_import_paths_stay(path: str) -> None:
 
 
 def test_what_is_new_is_frozen_too(current: dict[str, Any]) -> None:
-    assert current == FROZEN, "add it: python -m tests.surface"
+    assert current == FROZEN, "add it: python -m tests.support.surface"

@@ -3,7 +3,7 @@
 `vpmaddubsw` multiplies bytes that lie side by side, and adds the two products. Kernels lay weights out so that
 neighbouring input channels of one tap lie so, from an even one on. Kernels that lay all of a channel's weights in one
 row, tap by tap, come to the same where there is an even number of input channels; where it is odd, pairs reach from one
-tap into the next. A depthwise convolution has one input channel: there taps are paired. tests/test_pair_sums.py finds
+tap into the next. A depthwise convolution has one input channel: there taps are paired. tests/integer/proof/test_pair_sums.py finds
 out, from each kernel, which pairs saturate.
 """
 

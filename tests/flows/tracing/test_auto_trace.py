@@ -1,0 +1,560 @@
+"""The dynamic tracing flow on models that no tracer captures: numbers, kernels, control flow, copies and files."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import quantc as qc
+from quantc.errors import CaptureError, ConfigError, InputError, QuantcError, UnknownNameError
+from quantc.flows import tracing
+from quantc.flows.tracing import UnseenOpError, convert, prepare
+from quantc.flows.tracing.trace import Trace
+from quantc.ir.decisions import FLOAT
+from tests.support.traced_models import (
+    Branch,
+    Capturable,
+    CustomFunction,
+    Detector,
+    EarlyExit,
+    Loop,
+    Plumbing,
+    ThirdParty,
+    TreeModel,
+    TreeModule,
+)
+
+KERNELS = ("onednn.qconv", "onednn.qlinear", "quantized.linear", "quantized.conv", "quantized::linear")
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the ops that reach a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def int8(self) -> int:
+        return sum(count for op, count in self.ops.items() if op.startswith(KERNELS))
+
+    @property
+    def float_products(self) -> int:
+        names = ("aten.convolution", "aten.addmm", "aten.mm", "aten.linear", "aten.conv2d")
+        return sum(count for op, count in self.ops.items() if op.startswith(names))
+
+
+def tree(depth: int) -> Any:
+    return torch.randn(4, 16) if depth == 0 else (tree(depth - 1), tree(max(depth - 2, 0)))
+
+
+def images(scale: float = 1.0, batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, 16, 16) * scale
+
+
+def parts() -> dict[str, Any]:
+    return {"parts": {"a": torch.randn(2, 16), "b": torch.randn(2, 16)}}
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[], list[tuple[Any, ...]]], int]
+MODELS: dict[str, Case] = {
+    "data-dependent early exit": (EarlyExit, lambda: [(images(),), (images(8.0),)], 2),
+    "variable-length loop over a cell": (Loop, lambda: [(torch.randn(5, 2, 16),)], 3),
+    "recursion over a tree": (TreeModel, lambda: [(tree(3),)], 3),
+    "recursion of a module": (TreeModule, lambda: [(tree(3),)], 2),
+    "detection-style post-processing": (Detector, lambda: [(images(batch=1),)], 4),
+    "item-driven branches": (Branch, lambda: [(torch.randn(8, 16),), (torch.randn(8, 16) * 4,)], 2),
+    "dict and list plumbing": (Plumbing, lambda: [(parts(),)], 3),
+    "custom autograd function": (CustomFunction, lambda: [(images(),)], 2),
+    "third-party tensor code": (ThirdParty, lambda: [(torch.randn(4, 16),)], 2),
+    "what both flows take": (Capturable, lambda: [(images(),)], 6),
+}
+
+
+def seeded(name: str) -> tuple[nn.Module, list[tuple[Any, ...]], int]:
+    torch.manual_seed(0)
+    build, examples, products = MODELS[name]
+    return build().eval(), examples(), products
+
+
+def calibrated(model: nn.Module, examples: list[Any], **options: Any) -> nn.Module:
+    prepared = prepare(model, examples, **options)
+    with torch.no_grad():
+        for _ in range(3):
+            for example in examples:
+                prepared(*example)
+    return prepared
+
+
+def floats(made: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def sqnr(expected: Any, found: Any) -> float:
+    pairs = [pair for pair in zip(floats(expected), floats(found), strict=True) if pair[0].shape == pair[1].shape]
+    signal = sum(float((a**2).sum()) for a, _ in pairs)
+    noise = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
+    return float(10 * torch.log10(torch.tensor(signal / max(noise, 1e-20))))
+
+
+def trace_of(model: nn.Module) -> Trace:
+    state: Any = model._auto_quant_state
+    found: Trace = state.trace
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_run_on_int8_kernels(name: str) -> None:
+    model, examples, products = seeded(name)
+    quantized = convert(calibrated(model, examples))
+    with torch.no_grad():
+        for example in examples:
+            quantized(*example)
+            with Counted() as counted:
+                found = quantized(*example)
+            assert counted.int8 >= products
+            assert counted.float_products == 0
+            assert sqnr(model(*example), found) > 30
+
+
+EXPORTED = ("what both flows take", "custom autograd function", "dict and list plumbing")
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_same_scales_and_results_as_the_export_flow(name: str) -> None:
+    model, examples, _ = seeded(name)
+    program = qc.prepare(qc.capture(model, examples[0], method="export"), "x86")
+    batches = [pytree.tree_map(torch.randn_like, example) for example in examples * 4]
+    prepared = prepare(model, examples)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*batch)
+    qc.calibrate(program, batches, progress="silent")
+    exported, quantized = qc.convert(program), convert(prepared)
+    ours = trace_of(quantized).held.plan.qparams
+    assert sorted(ours) == sorted(exported.plan.qparams)
+    for group, theirs in exported.plan.qparams.items():
+        torch.testing.assert_close(ours[group].scale, theirs.scale, rtol=1e-6, atol=0)
+        assert torch.equal(ours[group].zero_point, theirs.zero_point)
+    lowered = qc.lower(exported, "x86")
+    with torch.no_grad():
+        for a, b in zip(floats(quantized(*batches[0])), floats(lowered(*batches[0])), strict=True):
+            # results are float: one step of the last product is far more than this
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_sqnr_is_on_par_with_the_export_flow() -> None:
+    model, examples, _ = seeded("what both flows take")
+    quantized = convert(calibrated(model, examples))
+    batches = examples * 3
+    exported = qc.quantize(model, examples[0], batches, backend="x86")
+    with torch.no_grad():
+        ours = sqnr(model(*examples[0]), quantized(*examples[0]))
+        theirs = sqnr(model(*examples[0]), exported.program(*examples[0]))
+    assert ours > theirs - 1
+
+
+def test_a_loop_may_be_longer_than_the_example() -> None:
+    model, examples, _ = seeded("variable-length loop over a cell")
+    quantized = convert(calibrated(model, examples))
+    with torch.no_grad():
+        for length in (2, 9, 20):
+            x = torch.randn(length, 2, 16)
+            assert sqnr(model(x), quantized(x)) > 20
+
+
+def test_a_tree_may_be_larger_than_the_example() -> None:
+    model, _, _ = seeded("recursion over a tree")
+    quantized = convert(calibrated(model, [(tree(5),)]))
+    with torch.no_grad():
+        larger = tree(7)
+        assert sqnr(model(larger), quantized(larger)) > 25
+
+
+class Gated(nn.Module):
+    """Goes on only if the input says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.more = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.first(x)
+        if x.sum().item() > 0:
+            y = self.more(y)
+        return self.last(y)
+
+
+@pytest.mark.parametrize("phase", ["prepared", "converted"])
+def test_control_flow_that_was_never_seen_is_an_error_and_the_model_goes_on(phase: str) -> None:
+    torch.manual_seed(0)
+    model = Gated().eval()
+    seen = torch.randn(4, 16)
+    seen = -seen if seen.sum() > 0 else seen
+    prepared = prepare(model, [(seen,)])
+    with torch.no_grad():
+        before = prepared(seen)
+        used = convert(prepared) if phase == "converted" else prepared
+        with pytest.raises(UnseenOpError) as caught:
+            used(-seen)
+        after = used(seen)
+    text = str(caught.value)
+    assert "in more (Sequential)" in text
+    assert "seen linear of more.0" in text
+    assert "expected linear at test_flow_tracing.py" in text
+    assert "test_auto_trace.py:" in (caught.value.where or "")
+    assert sqnr(before, after) > 30
+
+
+def test_an_exit_that_was_never_seen_is_an_error() -> None:
+    torch.manual_seed(0)
+    model = Gated().eval()
+    prepared = prepare(model, [(torch.ones(4, 16),)])
+    with torch.no_grad(), pytest.raises(UnseenOpError, match="expected a call of more, seen linear"):
+        prepared(-torch.ones(4, 16))
+
+
+def test_several_examples_cover_several_ways() -> None:
+    torch.manual_seed(0)
+    model = EarlyExit().eval()
+    prepared = prepare(model, [(images(0.1),), (images(9.0),)])
+    with torch.no_grad():
+        prepared(images(0.1))
+        prepared(images(9.0))
+        quantized = convert(prepared)
+        for x in (images(0.1), images(9.0)):
+            assert sqnr(model(x), quantized(x)) > 25
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that it reads from the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Any:
+        factor = x.abs().max().item()
+        return self.b(self.a(x) * factor)
+
+
+def test_numbers_that_come_from_data_are_not_folded() -> None:
+    torch.manual_seed(0)
+    model = Scaled().eval()
+    quantized = convert(calibrated(model, [(torch.randn(4, 16),)]))
+    with torch.no_grad():
+        x = torch.randn(4, 16) * 0.8
+        assert sqnr(model(x), quantized(x)) > 25
+
+
+class Looked(nn.Module):
+    """Somebody looks at what lies between a convolution and its activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 8, 3), nn.ReLU()
+        self.seen: list[float] = []
+        self.looks = False
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        z = self.act(y)
+        if self.looks:
+            self.seen.append(float(y.min()))
+        return z
+
+
+def test_what_lies_inside_of_a_fused_op_can_be_looked_at() -> None:
+    torch.manual_seed(0)
+    model = Looked().eval()
+    quantized: Any = convert(calibrated(model, [(images(),)]))
+    quantized.looks = model.looks = True
+    x = images()
+    with torch.no_grad():
+        expected, found = model(x), quantized(x)
+    assert sqnr(expected, found) > 25
+    assert model.seen[0] < -0.1  # it is what comes before the activation
+    assert abs(quantized.seen[-1] - model.seen[0]) < 0.05
+
+
+class InPlace(nn.Module):
+    """What is written in place is seen under its other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        name = y
+        y += 1
+        y.relu_()
+        y[:, 0] = 0
+        return self.other(name)
+
+
+def test_writes_in_place() -> None:
+    torch.manual_seed(0)
+    model = InPlace().eval()
+    quantized = convert(calibrated(model, [(images(),)]))
+    x = images()
+    with torch.no_grad():
+        assert sqnr(model(x), quantized(x)) > 30
+
+
+def test_modules_called_from_two_places_have_two_scales() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.layer(x)
+            return self.layer(x * 100)
+
+    torch.manual_seed(0)
+    model = Twice().eval()
+    quantized = convert(calibrated(model, [(torch.randn(256, 16),)]))
+    scales = [float(row.scale) for name, row in trace_of(quantized).held.plan.qparams.items() if "in0" in name]
+    assert len(scales) == 2
+    assert max(scales) > 20 * min(scales)
+    x = torch.randn(64, 16)
+    with torch.no_grad():
+        assert sqnr(model(x), quantized(x)) > 25
+
+
+def test_threads() -> None:
+    model, examples, _ = seeded("data-dependent early exit")
+    quantized = convert(calibrated(model, examples))
+    inputs = [images(0.2 if number % 2 else 8.0) for number in range(12)]
+    with torch.no_grad():
+        expected = [quantized(x) for x in inputs]
+    found: dict[int, Tensor] = {}
+
+    def run(start: int) -> None:
+        with torch.no_grad():
+            for number in range(start, len(inputs), 4):
+                found[number] = quantized(inputs[number])
+
+    threads = [threading.Thread(target=run, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[number], row) for number, row in enumerate(expected))
+
+
+def test_calibration_in_threads_counts_every_batch() -> None:
+    model, examples, _ = seeded("what both flows take")
+    batches = [images() for _ in range(8)]
+    alone, shared = prepare(model, examples), prepare(model, examples)
+    with torch.no_grad():
+        for x in batches:
+            alone(x)
+
+    def run(start: int) -> None:
+        with torch.no_grad():
+            for x in batches[start::4]:
+                shared(x)
+
+    threads = [threading.Thread(target=run, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert trace_of(shared).held.plan.batches == 8
+    with torch.no_grad():
+        assert torch.equal(convert(alone)(batches[0]), convert(shared)(batches[0]))
+
+
+def test_deepcopy() -> None:
+    model, examples, _ = seeded("what both flows take")
+    prepared = calibrated(model, examples)
+    twin = copy.deepcopy(prepared)
+    quantized = convert(twin)
+    with torch.no_grad():
+        expected = convert(prepared)(*examples[0])
+        assert torch.equal(quantized(*examples[0]), expected)
+        assert torch.equal(copy.deepcopy(quantized)(*examples[0]), expected)
+
+
+def test_state_dict_without_pickle() -> None:
+    model, examples, _ = seeded("what both flows take")
+    quantized = convert(calibrated(model, examples))
+    file = io.BytesIO()
+    torch.save(quantized.state_dict(), file)
+    file.seek(0)
+    torch.manual_seed(1)
+    other = Capturable().eval()
+    again = convert(calibrated(other, [(images(3.0),)]))
+    again.load_state_dict(torch.load(file, weights_only=True))
+    with torch.no_grad():
+        assert torch.equal(again(*examples[0]), quantized(*examples[0]))
+
+
+def test_state_dict_of_a_calibration() -> None:
+    model, examples, _ = seeded("what both flows take")
+    prepared = calibrated(model, examples)
+    fresh = prepare(model, examples)
+    fresh.load_state_dict(prepared.state_dict())
+    with torch.no_grad():
+        assert torch.equal(convert(fresh)(*examples[0]), convert(prepared)(*examples[0]))
+
+
+def test_autocast_and_inference_mode() -> None:
+    model, examples, _ = seeded("what both flows take")
+    quantized = convert(calibrated(model, examples))
+    with torch.no_grad():
+        expected = quantized(*examples[0])
+        with torch.autocast("cpu", torch.bfloat16):
+            found = quantized(*examples[0])
+    assert sqnr(expected, found) > 25
+    with torch.inference_mode():
+        assert torch.equal(quantized(*examples[0]), expected)
+
+
+def test_dynamic_mode() -> None:
+    model, examples, _ = seeded("item-driven branches")
+    prepared = prepare(model, examples, mode="dynamic")
+    quantized = convert(prepared)  # no data is needed
+    with torch.no_grad():
+        for example in examples:
+            with Counted() as counted:
+                found = quantized(*example)
+            assert counted.float_products == 0
+            assert sqnr(model(*example), found) > 25
+
+
+def test_config_leaves_modules_float() -> None:
+    model, examples, _ = seeded("what both flows take")
+    config = qc.QuantConfig().set("tail", FLOAT)
+    quantized = convert(calibrated(model, examples, config=config))
+    with torch.no_grad(), Counted() as counted:
+        quantized(*examples[0])
+    assert counted.float_products == 2
+    with pytest.raises(ConfigError):
+        prepare(model, examples, config=qc.QuantConfig().set("tale", FLOAT))
+
+
+def test_qnnpack() -> None:
+    model, examples, _ = seeded("what both flows take")
+    quantized = convert(calibrated(model, examples, backend="qnnpack"))
+    with torch.no_grad():
+        assert sqnr(model(*examples[0]), quantized(*examples[0])) > 25
+
+
+def test_training() -> None:
+    torch.manual_seed(0)
+    prepared = prepare(Capturable(), [(images(),)], qat=True)
+    assert prepared.training
+    names = dict(prepared.named_parameters())
+    assert "conv1.weight" in names
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.01)
+    x = images()
+    before = names["conv1.weight"].detach().clone()
+    for _ in range(3):
+        loss = prepared(x).pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert not torch.equal(names["conv1.weight"], before)
+    prepared.eval()
+    with torch.no_grad():
+        trained, quantized = prepared(x), convert(prepared)(x)
+    assert sqnr(trained, quantized) > 35
+
+
+def test_training_learns_what_the_export_flow_does() -> None:
+    torch.manual_seed(0)
+    model = Capturable()
+    dropout: Any = model.tail[2]
+    dropout.p = 0.0
+    x = images()
+    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
+    prepared = prepare(model, [(x,)], qat=True)
+    for step in range(3):
+        batch = images(1.0 + step)
+        a, b = prepared(batch), program(batch)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    prepared.eval()
+    program.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(x), program(x), rtol=1e-4, atol=1e-5)
+
+
+def test_to_program_of_a_stable_trace() -> None:
+    model, examples, _ = seeded("what both flows take")
+    prepared = calibrated(model, examples)
+    program = tracing.to_program(prepared)
+    lowered = qc.lower(qc.convert(program), "x86")
+    with torch.no_grad():
+        made = lowered(*examples[0])
+        assert torch.equal(made, convert(prepared)(*examples[0]))
+    unstable = prepare(*seeded("data-dependent early exit")[:2])
+    with pytest.raises(CaptureError, match="not stable"):
+        tracing.to_program(unstable)
+
+
+def test_coverage_and_explain() -> None:
+    model, examples, _ = seeded("data-dependent early exit")
+    prepared = prepare(model, examples)
+    text = str(tracing.coverage(prepared))
+    assert "by conv of x86" in str(tracing.explain(prepared, "conv2d"))
+    assert "first" in text
+    assert "second" in text
+
+
+def test_refusals() -> None:
+    model, examples, _ = seeded("what both flows take")
+    with pytest.raises(QuantcError, match="not calibrated"):
+        convert(prepare(model, examples))
+    with pytest.raises(QuantcError, match="not prepared"):
+        convert(model)
+    with pytest.raises(CaptureError, match="training mode"):
+        prepare(Capturable().train(), examples)
+    with pytest.raises(InputError, match="no examples"):
+        prepare(model, [])
+    quantized = convert(calibrated(model, examples))
+    with pytest.raises(InputError, match="gradients"):
+        quantized(images().requires_grad_())
+
+
+def test_the_model_is_not_changed() -> None:
+    model, examples, _ = seeded("what both flows take")
+    before, kinds = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
+    convert(calibrated(model, examples))
+    assert [type(module) for module in model.modules()] == kinds
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_users_hooks_are_called() -> None:
+    model, examples, _ = seeded("what both flows take")
+    quantized = convert(calibrated(model, examples))
+    seen: list[Any] = []
+    layer: Any = quantized.get_submodule("conv1")
+    layer.register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    with torch.no_grad():
+        expected = convert(calibrated(model, examples))(*examples[0])
+        assert torch.equal(quantized(*examples[0]), expected)
+    assert seen == [torch.Size([2, 8, 8, 8])]
+
+
+def test_a_backend_without_kernels_is_refused_before_anything_is_traced() -> None:
+    with pytest.raises(UnknownNameError, match="there are no kernels for 'executorch'"):
+        prepare(nn.Linear(4, 4).eval(), torch.randn(2, 4), backend="executorch")

@@ -1,0 +1,125 @@
+"""What the tests of calibration have in common: small models, their data, and a digest of what came out.
+
+`python -m tests.support.calibration OUT [--checkpoint FILE] [--hang-at BATCH]` calibrates the small model in a process of its
+own, for tests that kill it or start several with torchrun; it writes the digest to OUT, or to OUT.<rank>.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quantc as qc
+from quantc.annotate.quantizer import Backend
+from quantc.ir.program import Program
+from quantc.spec.spec import UINT8
+from tests.support.small_backend import SMALL
+
+BATCHES = 9
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, and bits must not depend on how many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Small(nn.Module):
+    """Convolutions with a residual and a head. No batch norm: eager activations are those of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.conv1(x))
+        y = torch.relu(self.conv2(y) + y)
+        out: Tensor = self.head(y.mean((2, 3)))
+        return out
+
+
+def small() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return Small().eval()
+
+
+def observing(observe: str) -> Backend:
+    """A small backend with one way to observe activations."""
+    return SMALL.but(act=UINT8.but(observe=observe))
+
+
+@cache
+def captured() -> Program:
+    return qc.capture(small(), (batch(0),), method="fx")
+
+
+def prepared(observe: str = "mse") -> Program:
+    return qc.prepare(captured(), observing(observe))
+
+
+def batch(index: int) -> Tensor:
+    """Batches of different scale, so that each of them matters."""
+    generator = torch.Generator().manual_seed(100 + index)
+    return torch.randn(2, 3, 8, 8, generator=generator) * (1 + index % 4)
+
+
+def data(count: int = BATCHES) -> list[Tensor]:
+    return [batch(index) for index in range(count)]
+
+
+def digest(program: Program) -> str:
+    """One digest of all qparams a calibrated program comes to."""
+    return digest_of(qc.convert(program))
+
+
+def digest_of(converted: Program) -> str:
+    total = blake2b(digest_size=16)
+    for name, found in sorted(converted.plan.qparams.items()):
+        total.update(name.encode() + found.scale.numpy().tobytes() + found.zero_point.numpy().tobytes())
+    return total.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--observe", default="mse")
+    parser.add_argument("--fail-on", type=int, default=-1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", "0"))
+
+    def batches() -> Iterator[Tensor]:
+        for index in range(BATCHES):
+            if index == options.hang_at:
+                time.sleep(600)
+            yield batch(index) * (float("nan") if index == options.fail_on else 1.0)
+
+    program = prepared(options.observe)
+    out = options.out.with_name(f"{options.out.name}.{rank}")
+    try:
+        qc.calibrate(program, batches(), checkpoint=options.checkpoint, every=1)
+    except qc.QuantcError as error:
+        out.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        return
+    out.write_text(f"{program.plan.batches} {digest(program)}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
