@@ -27,10 +27,10 @@ NO_MASK = "no-mask"
 """The name of the condition."""
 FAR = 1e3
 """A number this large, or larger, is taken for a mask."""
-MOST_STEPS = 12
-MOST_NODES = 48
+MAX_STEPS = 12
+MAX_NODES = 48
 """How far the search goes: steps from the operand, and nodes in all."""
-MOST_READERS = 4
+MAX_READERS = 4
 
 SUMS = frozenset({"add", "sub", "rsub"})
 FILLS = (
@@ -105,7 +105,7 @@ def _back(value: fx.Node) -> Iterator[_Step]:
     """A tensor and what it is made of, through ops that would hand a mask on."""
     layer = [_Step(value, False)]
     seen = {value}
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         following: list[_Step] = []
         for step in layer:
             yield step
@@ -113,7 +113,7 @@ def _back(value: fx.Node) -> Iterator[_Step]:
                 continue
             is_added = step.is_added or _adds(step.node.target)
             for source in _handed_on(step.node):
-                if source not in seen and len(seen) < MOST_NODES:
+                if source not in seen and len(seen) < MAX_NODES:
                     seen.add(source)
                     following.append(_Step(source, is_added))
         layer = following
@@ -188,10 +188,10 @@ def _is_float(node: fx.Node) -> bool:
 
 def _softmax_after(node: fx.Node) -> fx.Node | None:
     layer = [node]
-    for _ in range(MOST_STEPS // 2):
-        readers = dict.fromkeys(user for source in layer for user in islice(source.users, MOST_READERS))
+    for _ in range(MAX_STEPS // 2):
+        readers = dict.fromkeys(user for source in layer for user in islice(source.users, MAX_READERS))
         found = next((reader for reader in readers if _is_softmax(reader.target)), None)
         if found is not None:
             return found
-        layer = [reader for reader in islice(readers, MOST_NODES) if _hands_on(reader.target)]
+        layer = [reader for reader in islice(readers, MAX_NODES) if _hands_on(reader.target)]
     return None

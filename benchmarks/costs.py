@@ -36,7 +36,7 @@ from quantc.targets.kernels.tuning import processor
 
 PRODUCTS = ("conv", "conv_transpose", "linear", "matmul")
 """The ops of the integer form that are timed."""
-LEAST_ROUNDS = 15
+MIN_ROUNDS = 15
 ELSEWHERE = torch.zeros(2**20)
 """Read before each call: in a network, other layers have had the cache in the meantime."""
 Step = Callable[[], Any]
@@ -191,7 +191,7 @@ def timed(kernels: Sequence[Kernel], inputs: Sequence[Tensor], after: Step, seco
     steps: dict[str, Step] = {kernel.family: partial(kernel, *inputs) for kernel in kernels}
     samples: dict[str, list[float]] = {name: [] for name in (*steps, ALONE)}
     start, rounds = time.process_time(), 0
-    while rounds < LEAST_ROUNDS or time.process_time() - start < seconds:
+    while rounds < MIN_ROUNDS or time.process_time() - start < seconds:
         for name, step in (*steps.items(), (ALONE, after)):
             ELSEWHERE.sum()
             before = time.process_time()

@@ -8,7 +8,7 @@ from quantc.integer.proof.overflow_report import accumulators
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Outcome, Pass
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 """How many products the notes name."""
 
 
@@ -26,5 +26,5 @@ class ProveAccumulators(Pass):
     def run(self, program: Program) -> Outcome:
         found = accumulators(program)
         unsafe = found.unsafe
-        more = (f"and {len(unsafe) - MOST_NAMED} more",) if len(unsafe) > MOST_NAMED else ()
-        return Outcome(False, (found.headline, *(str(row) for row in unsafe[:MOST_NAMED]), *more))
+        more = (f"and {len(unsafe) - MAX_NAMED} more",) if len(unsafe) > MAX_NAMED else ()
+        return Outcome(False, (found.headline, *(str(row) for row in unsafe[:MAX_NAMED]), *more))

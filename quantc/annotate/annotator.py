@@ -27,7 +27,7 @@ from quantc.ir.types import TensorType, type_of
 from quantc.spec.formats import Role
 
 QUANTIZABLE = (torch.float32,)
-MOST_READERS = 64
+MAX_READERS = 64
 
 
 class Annotator:
@@ -141,7 +141,7 @@ def _why_written(value: fx.Node, aliasing: Aliasing) -> str:
     writers = aliasing.writers(value)
     if not writers or not all(is_opaque(node) and not writes(node.target) for node in writers):
         return f"{value.name} is written to in place"
-    near = {value, *islice(value.users, MOST_READERS)}
+    near = {value, *islice(value.users, MAX_READERS)}
     unknown = next((node for node in writers if node in near), writers[0])
     said = f"{unknown.name} is kept whole, and nothing is known of it: it may"
     if unknown is value:

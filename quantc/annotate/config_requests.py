@@ -34,7 +34,7 @@ ACROSS_ROWS: Mapping[str, tuple[str, ...]] = {
 """The operands whose rows along the last axis go into one sum, by op: rows with scales of their own could not be
 added up as integers."""
 GROUP_SIZES = (256, 128, 64, 32, 16, 8, 4, 2)
-MOST_PLACES = 20
+MAX_PLACES = 20
 """How many places an error names."""
 
 
@@ -189,9 +189,9 @@ def refuse(backend: Backend, refused: list[Refused]) -> None:
     where = f"{first.place}, by the config's rule {first.setting.rule}"
     what = f"backend {backend.name!r} cannot run {name_of(first.spec)}: {first.reason}"
     if len(refused) > 1:
-        more = f"; and {len(refused) - MOST_PLACES} more" if len(refused) > MOST_PLACES else ""
+        more = f"; and {len(refused) - MAX_PLACES} more" if len(refused) > MAX_PLACES else ""
         what = f"{what} (and {len(refused) - 1} more)"
-        where = f"{where}; {'; '.join(map(str, refused[1:MOST_PLACES]))}{more}"
+        where = f"{where}; {'; '.join(map(str, refused[1:MAX_PLACES]))}{more}"
     lengths = [one.length for one in same]
     raise AnnotationError(
         what, where=where, advice=f"{_other_groups(lengths)}choose another spec in the config, or FLOAT"

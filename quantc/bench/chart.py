@@ -16,7 +16,7 @@ BAR, GAP, HEAD, BETWEEN = 16, 5, 30, 14
 """Heights: of a bar, between bars, of a model's name, between models."""
 COLOURS = {"quantc": "#2f6fde", EAGER: "#8a8f98", "compile": "#8a8f98"}
 OTHERS = "#c98a3b"
-MOST_LETTERS = 95
+MAX_LETTERS = 95
 STYLE = "text{font:13px system-ui,sans-serif;fill:#22262d}.model{font-weight:600}.dim{fill:#6b7280}"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>quantc bench</title><style>
@@ -86,7 +86,7 @@ def _bar(row: Row, y: float, scale: float) -> str:
     base = y + BAR - 3
     label = f'<text x="{LABELS - 8}" y="{base}" text-anchor="end">{escape(row.contender)}</text>'
     if row.speed is None:
-        reason = row.reason if len(row.reason) <= MOST_LETTERS else f"{row.reason[: MOST_LETTERS - 1]}…"
+        reason = row.reason if len(row.reason) <= MAX_LETTERS else f"{row.reason[: MAX_LETTERS - 1]}…"
         return f'{label}<text class="dim" x="{LABELS + 4}" y="{base}">{escape(reason)}</text>'
     width = row.speed * scale
     colour = COLOURS.get(row.contender.partition("-")[0], OTHERS)

@@ -26,7 +26,7 @@ EAGER = "eager"
 """The float model itself, which all others are held against."""
 SHORTEST = 2e-3
 """A turn lasts at least so many seconds: short calls are repeated."""
-MOST_REPEATS = 1000
+MAX_REPEATS = 1000
 
 Forward = Callable[..., Any]
 
@@ -106,7 +106,7 @@ def repeats_of(step: Forward, inputs: tuple[Any, ...], shortest: float = SHORTES
     """How often to call something, so that it lasts long enough to be timed. The first calls are not timed."""
     step(*inputs)
     once = seconds_of(step, inputs, 1)
-    return min(MOST_REPEATS, max(1, math.ceil(shortest / once))) if once > 0 else MOST_REPEATS
+    return min(MAX_REPEATS, max(1, math.ceil(shortest / once))) if once > 0 else MAX_REPEATS
 
 
 def seconds_of(step: Forward, inputs: tuple[Any, ...], repeats: int) -> float:

@@ -26,7 +26,7 @@ from quantc.spec.spec import QuantSpec
 
 COARSE = "warning: "
 """How notes of this kind begin, in the log."""
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 """Which share of its levels a tensor must come to use. Half of them is one bit, 6 dB: what a range that was seen once and is
 half as wide later loses as well. Beyond that the format itself is in question."""
 
@@ -97,7 +97,7 @@ def coarse_reach(spec: QuantSpec, low: float, high: float) -> tuple[int, int] | 
     levels = round(high / spec.eps) - round(low / spec.eps) + 1
     # a symmetric range that is used on one side has half of the levels to begin with
     wanted = round(high / needed) - round(low / needed) + 1 if needed else spec.levels
-    return (levels, wanted) if levels < wanted * LEAST_SHARE else None
+    return (levels, wanted) if levels < wanted * MIN_SHARE else None
 
 
 def coarse_channels(spec: QuantSpec, weight: Tensor) -> str | None:

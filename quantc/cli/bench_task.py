@@ -16,7 +16,7 @@ from quantc.errors import DataError, LoadError, ModeError
 from quantc.ir.program import Program, Stage
 from quantc.verbs.capture import Method
 
-MOST_BATCHES = 16
+MAX_BATCHES = 16
 HELD_OUT = 4
 """Every fourth batch is not calibrated with."""
 
@@ -61,7 +61,7 @@ def _check_float(program: Program, source: str) -> None:
 
 def _parted(given: Iterable[Any], source: str) -> tuple[Inputs, Inputs]:
     """Batches to calibrate with, and batches that were held out; the same one where there is no other."""
-    batches = [_positional(batch, source) for batch in islice(given, MOST_BATCHES)]
+    batches = [_positional(batch, source) for batch in islice(given, MAX_BATCHES)]
     if not batches:
         raise DataError("there are no batches", where=source, advice="give at least two: one of them is held out")
     held = max(1, len(batches) // HELD_OUT)

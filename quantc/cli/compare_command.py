@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 TOO_FAR = 3
 """The exit code of programs that are further apart than `--at-least` allows."""
-MOST_ROWS = 20
-MOST_LINES = 40
+MAX_ROWS = 20
+MAX_LINES = 40
 SOURCE = "A .qc, .pt2, .onnx or .pte file, a .txt dump, or package.module:factory."
 
 
@@ -60,7 +60,7 @@ def compare(
         document = {**found.to_data(), "at_least": at_least, "is_near": is_near}
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
     else:
-        show(Screen(), found, None if show_diff else MOST_LINES)
+        show(Screen(), found, None if show_diff else MAX_LINES)
     if not is_near:
         typer.echo(f"{found.b.source} is not within {at_least:g} dB of {found.a.source}", err=True)
         raise typer.Exit(TOO_FAR)
@@ -116,11 +116,11 @@ def _show_ops(screen: Screen, found: Compared) -> None:
     title = "what each quantized op of B costs, the worst first" if own else "the ops of B that are farthest from A"
     cells = [
         (row.node, row.op, row.rule, row.module, row.source, shown(row.local), shown(row.sqnr))
-        for row in rows[:MOST_ROWS]
+        for row in rows[:MAX_ROWS]
     ]
     screen.table(title, ("node", "op", "rule", "module", "source", "alone, dB", "here, dB"), cells)
-    if len(rows) > MOST_ROWS:
-        screen.text(f"  … and {len(rows) - MOST_ROWS} more: --json has them all")
+    if len(rows) > MAX_ROWS:
+        screen.text(f"  … and {len(rows) - MAX_ROWS} more: --json has them all")
 
 
 def _show_structure(screen: Screen, structure: Structure, most_lines: int | None) -> None:
@@ -131,10 +131,10 @@ def _show_structure(screen: Screen, structure: Structure, most_lines: int | None
         cells = [(row.op, str(row.a), str(row.b)) for row in structure.ops]
         screen.table("ops they do not have equally often", ("op", "in A", "in B"), cells)
     if structure.decisions:
-        cells = [(row.node, row.a, row.b) for row in structure.decisions[:MOST_ROWS]]
+        cells = [(row.node, row.a, row.b) for row in structure.decisions[:MAX_ROWS]]
         screen.table("ops they do not quantize alike", ("node", "in A", "in B"), cells)
-        if len(structure.decisions) > MOST_ROWS:
-            screen.text(f"  … and {len(structure.decisions) - MOST_ROWS} more: --json has them all")
+        if len(structure.decisions) > MAX_ROWS:
+            screen.text(f"  … and {len(structure.decisions) - MAX_ROWS} more: --json has them all")
     *body, counts = str(structure.diff).splitlines()
     screen.text(f"structure: {counts}")
     # that one is quantized and the other is not says the first table; its lines are for those who ask

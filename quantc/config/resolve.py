@@ -33,7 +33,7 @@ from quantc.ir.program import Program
 from quantc.ir.sites import Origin
 from quantc.spec.formats import Role
 
-MOST_NAMES = 30
+MAX_NAMES = 30
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _feeds(consumer: str, names: dict[str, fx.Node]) -> Iterator[str]:
 def _closest(name: str, known: Iterable[str], noun: str) -> str:
     """Advice that stays readable in large programs: the closest names alone where there are many."""
     names = sorted(name for name in known if name)
-    if len(names) > MOST_NAMES:
+    if len(names) > MAX_NAMES:
         names = get_close_matches(name, names, n=5, cutoff=0.3) or names[:5]
         noun = f"{noun} among many"
     return suggest(name, names, noun=noun)

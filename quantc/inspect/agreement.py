@@ -30,7 +30,7 @@ from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
 
 NEAR_TIE = 1e-3
 """In steps: nearer to a tie than this, either neighbour is right."""
-MOST_ROWS = 30
+MAX_ROWS = 30
 
 
 @dataclass(slots=True)
@@ -110,9 +110,9 @@ class Agreement:
         head = "; ".join(parts)
         rows = sorted(self.rows, key=lambda row: (-row.worst, row.clear_equal, -(row.float_error or 0.0)))
         columns = ("node", "op", "rule", "module", "elements", "differ", "steps", "equal if clear", "float error")
-        lines = [head, *plain_rows(columns, [_cells(row) for row in rows[:MOST_ROWS]])]
-        if len(rows) > MOST_ROWS:
-            lines.append(f"  … and {len(rows) - MOST_ROWS} more: agreement.rows")
+        lines = [head, *plain_rows(columns, [_cells(row) for row in rows[:MAX_ROWS]])]
+        if len(rows) > MAX_ROWS:
+            lines.append(f"  … and {len(rows) - MAX_ROWS} more: agreement.rows")
         return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from quantc.ir.sites import Origin
 from quantc.qdq.ops import belongs_to_qdq, is_quantize
 from quantc.support.sqnr import as_data, shown, together
 
-MOST_ROWS = 30
+MAX_ROWS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ class Comparison:
         worst = self.worst()
         rows = [
             (layer.node, layer.op, layer.rule, layer.module, layer.source, shown(layer.local), shown(layer.sqnr))
-            for layer in worst[:MOST_ROWS]
+            for layer in worst[:MAX_ROWS]
         ]
         heads = ("node", "op", "rule", "module", "source", "alone, dB", "here, dB")
         lines += ["what each quantized op costs, the worst first", *plain_rows(heads, rows)] if rows else []
-        if len(worst) > MOST_ROWS:
-            lines.append(f"  … and {len(worst) - MOST_ROWS} more: comparison.worst()")
+        if len(worst) > MAX_ROWS:
+            lines.append(f"  … and {len(worst) - MAX_ROWS} more: comparison.worst()")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 

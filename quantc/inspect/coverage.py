@@ -28,7 +28,7 @@ from quantc.ir.sites import Origin
 from quantc.passes.remove_fake_quantize import as_inference_has_it
 from quantc.spec.formats import Timing
 
-MOST_ROWS = 40
+MAX_ROWS = 40
 """How many rows of each kind the text shows."""
 BY_OP = ("op", "quantized", "propagated", "float", TECHNIQUE, "multiply-adds", "int8")
 
@@ -192,8 +192,8 @@ class Coverage:
             rows = self.rows_for(verdict)
             if rows:
                 lines += ["", verdict.value, *plain_rows(*_table(rows))]
-            if len(rows) > MOST_ROWS:
-                lines.append(f"  … and {len(rows) - MOST_ROWS} more: coverage.rows_for({verdict.value!r})")
+            if len(rows) > MAX_ROWS:
+                lines.append(f"  … and {len(rows) - MAX_ROWS} more: coverage.rows_for({verdict.value!r})")
         return "\n".join([*lines, *self._sums()])
 
     def _sums(self) -> list[str]:
@@ -221,7 +221,7 @@ class Coverage:
 
 def _table(rows: tuple[Row, ...]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The first rows of a verdict, with column heads."""
-    shown = rows[:MOST_ROWS]
+    shown = rows[:MAX_ROWS]
     cells = [(row.node, row.op, row.technique, row.module, row.source, row.reason) for row in shown]
     return with_techniques(("node", "op", TECHNIQUE, "module", "source", "why"), cells)
 

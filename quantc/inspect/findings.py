@@ -16,7 +16,7 @@ OP_DB = 10.0
 """The same for one op that alone is quantized."""
 VANISHED = 0.5
 """Which share of the numbers of a tensor may lie below half a step, and so become zero."""
-MOST_NAMED = 3
+MAX_NAMED = 3
 """How many ops and tensors are named; the tables have all."""
 
 
@@ -28,7 +28,7 @@ def findings(comparison: Comparison, measured_on: str) -> tuple[str, ...]:
 def _findings(comparison: Comparison, measured_on: str) -> Iterator[str]:
     low = [layer for layer in comparison.worst() if layer.local is not None and _is_below(layer.local, OP_DB)]
     if _is_bad(comparison):
-        costly = [layer for layer in comparison.worst(MOST_NAMED) if layer.local != math.inf]
+        costly = [layer for layer in comparison.worst(MAX_NAMED) if layer.local != math.inf]
         blame = "" if low or not costly else f" The ops that cost the most alone: {_named(costly)}."
         yield (
             f"the quantized model is at {_decibels(comparison.sqnr)} over {measured_on}, below {MODEL_DB:.0f} dB: "
@@ -65,9 +65,9 @@ def _counted(found: Sequence[object], noun: str) -> str:
 
 def _named(found: Sequence[Layer | Vanished]) -> str:
     """The worst of them, each with the line of a config that leaves it float; the first in TOML as well."""
-    told = [f"{_where(each)}, {_cost(each)}: {config_line(_selectors(each))}" for each in found[:MOST_NAMED]]
+    told = [f"{_where(each)}, {_cost(each)}: {config_line(_selectors(each))}" for each in found[:MAX_NAMED]]
     told[0] += f", in TOML {toml_line(_selectors(found[0]))}"
-    more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    more = [f"and {len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else []
     return "; ".join([*told, *more])
 
 

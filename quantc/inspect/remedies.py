@@ -35,9 +35,9 @@ from quantc.patterns.checks import Check, Comparison, Plain
 from quantc.patterns.match import Match, Refusal
 from quantc.patterns.operand_patterns import LeafKind
 
-MOST_WAITING = 64
+MAX_WAITING = 64
 """How many nodes are looked through for the ones that they wait for."""
-MOST_BLAMED = 3
+MAX_BLAMED = 3
 """For how many of those a change is looked for."""
 
 
@@ -108,10 +108,10 @@ class Remedies:
         """A rule that hands on waits for what it is given, and otherwise for those who read its result."""
         givers, readers = self._upstream(match), self._downstream(match)
         changes: list[Change[Any]] = []
-        for giver in (givers or ())[:MOST_BLAMED]:
+        for giver in (givers or ())[:MAX_BLAMED]:
             changes += (QuantizeInput(self._name(giver), change) for change in self.for_node(giver)[:1])
         if givers == []:
-            for reader in readers[:MOST_BLAMED]:
+            for reader in readers[:MAX_BLAMED]:
                 changes += (QuantizeReader(self._name(reader), change) for change in self.for_node(reader)[:1])
         yield from changes or self._rules(match.root)
 
@@ -120,7 +120,7 @@ class Remedies:
         an input or a constant, which nothing quantizes."""
         found: dict[fx.Node, None] = {}
         pending, seen = [match], {match.root}
-        while pending and len(seen) < MOST_WAITING:
+        while pending and len(seen) < MAX_WAITING:
             for slot in slots_of(pending.pop()):
                 value = _op_of(slot.value)
                 waiting = self._waiting(value)
@@ -137,7 +137,7 @@ class Remedies:
         """The float ops that read what a match yields, looking through others that wait."""
         found: dict[fx.Node, None] = {}
         pending, seen = [match.root], {match.root}
-        while pending and len(seen) < MOST_WAITING:
+        while pending and len(seen) < MAX_WAITING:
             for reader in (user for output in outputs_of(pending.pop()) for user in output.users):
                 waiting = self._waiting(reader)
                 if waiting is None and reader.op == "call_function" and reader not in self.program.plan.claims:

@@ -25,7 +25,7 @@ from quantc.spec.formats import Timing
 from quantc.support.sqnr import shown
 from quantc.support.terminal import Screen, readable
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 """How many rows of each table the text shows."""
 MeasuredOn = Literal["batches", "example inputs"]
 EXAMPLES = "the example inputs"
@@ -224,9 +224,9 @@ class Report:
             screen.text(f"warning: {text}")
         screen.fields(self.title, self.fields(extra))
         for section in self.sections():
-            screen.table(section.title, section.columns, section.rows[:MOST_ROWS])
-            if len(section.rows) > MOST_ROWS:
-                screen.text(f"  … and {len(section.rows) - MOST_ROWS} more: {section.all_of_them}")
+            screen.table(section.title, section.columns, section.rows[:MAX_ROWS])
+            if len(section.rows) > MAX_ROWS:
+                screen.text(f"  … and {len(section.rows) - MAX_ROWS} more: {section.all_of_them}")
         for note in self.notes:
             screen.text(f"note: {note}")
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quantc.inspect.explain import Explanation
     from quantc.text.diff import Diff
 
-MOST_REASONS = 8
+MAX_REASONS = 8
 NO_GRADIENT = "out=... arguments don't support automatic differentiation"
 """What torch says of writes with `out=` to what has a gradient."""
 TRAINED = "_fake_quantizers"
@@ -439,7 +439,7 @@ class Program:
 
     def note_inference_only(self, reason: str) -> None:
         """Note why the program cannot be trained any more; the first few reasons are enough."""
-        if len(self.inference_only) < MOST_REASONS and reason not in self.inference_only:
+        if len(self.inference_only) < MAX_REASONS and reason not in self.inference_only:
             self.inference_only = (*self.inference_only, reason)
 
     def clone(self) -> Program:

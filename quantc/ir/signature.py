@@ -17,7 +17,7 @@ ADVICE = (
     "call it with inputs like the example inputs, or capture it again with dynamic_shapes= for the dimensions that vary"
 )
 
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 """How many values an arrangement is written out for, in messages."""
 
 
@@ -198,7 +198,7 @@ def _shape_of(spec: pytree.TreeSpec) -> str:
     """How values are nested, in short: `*`, `(*, *)`, `{x: *, y: *}`."""
     if spec.is_leaf():
         return "*"
-    if spec.num_leaves > MOST_SHOWN:
+    if spec.num_leaves > MAX_SHOWN:
         kind = getattr(spec.type, "__name__", "tree")
         return f"a {kind} of {spec.num_leaves} values"
     parts = [_shape_of(child) for child in spec.children()]

@@ -103,7 +103,7 @@ def _call(op: str, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> Call:
 class KernelCache:
     """The kernels that a module has made, by what they were made for. It is no part of copies and pickles."""
 
-    MOST = 4
+    MAX_KEPT = 4
     """A module mostly sees one grid; more are forgotten, the oldest first."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class KernelCache:
             with torch.inference_mode(False), torch.no_grad():
                 found = make()
             self._made[key] = found
-            while len(self._made) > self.MOST:
+            while len(self._made) > self.MAX_KEPT:
                 self._made.popitem(last=False)
         return found
 

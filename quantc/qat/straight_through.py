@@ -20,14 +20,14 @@ from quantc.spec.granularity import normal_axis
 from quantc.spec.numerics import QParams
 from quantc.spec.spec import QuantSpec
 
-MOST_BITS = 16
+MAX_BITS = 16
 """Integers of so many bits, and their sums with a zero point, are exact in float32."""
 
 
 def is_direct(spec: QuantSpec) -> bool:
     """Whether a spec is one of those that a few ops on whole tensors serve."""
     plain = isinstance(spec.granularity, PerTensor | PerChannel)
-    return plain and not spec.dtype.is_float and spec.dtype.bits <= MOST_BITS
+    return plain and not spec.dtype.is_float and spec.dtype.bits <= MAX_BITS
 
 
 def fake_quantize(x: Tensor, qparams: QParams, spec: QuantSpec, *, clips: bool = True) -> Tensor:

@@ -33,9 +33,9 @@ from quantc.store.memory_order import laid_out, order_of
 
 UNFOLDING = 8
 """Bytes in memory for each byte that is stored."""
-MOST_UNFOLDED = 1 << 28
+MAX_UNFOLDED = 1 << 28
 """And so many besides."""
-MOST_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 LONGEST_TYPE = 2000
 GLANCE = 256
 """So many elements are looked at before all are. Tensors that do not have a form mostly show it there."""
@@ -104,7 +104,7 @@ class TensorWriter:
         self.digests: dict[str, str] = {}
         """Of what is stored."""
         self._names: dict[tuple[torch.dtype, torch.Size, str], str] = {}
-        self._room = MOST_UNFOLDED
+        self._room = MAX_UNFOLDED
         self._memory: set[int] = set()
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -145,7 +145,7 @@ class TensorReader:
     def __init__(self, records: Mapping[str, AnyRecord], stored: Mapping[str, Tensor]) -> None:
         self.records = dict(records)
         self.stored = dict(stored)
-        self._room = MOST_UNFOLDED + UNFOLDING * sum(tensor.nbytes for tensor in stored.values())
+        self._room = MAX_UNFOLDED + UNFOLDING * sum(tensor.nbytes for tensor in stored.values())
         self._left = Counter(_place(record, name) for name, record in records.items() if not isinstance(record, Filled))
         """How many tensors have still to be made of what is stored."""
 
@@ -214,7 +214,7 @@ def _type(text: str, where: str) -> TensorType:
         kind = parse_type(text) if len(text) <= LONGEST_TYPE else None
     except (ValueError, RecursionError):
         kind = None
-    if not isinstance(kind, TensorType) or kind.rank > MOST_DIMENSIONS:
+    if not isinstance(kind, TensorType) or kind.rank > MAX_DIMENSIONS:
         _refuse(f"type: {text[:60]!r} is not the type of a tensor", where)
     if not all(isinstance(size, int) and size >= 0 for size in kind.shape):
         _refuse(f"type: {text[:60]!r} has a size that is not a count", where)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, mode
 
 from quantc.errors import QuantcError, SpecError
 
-MOST_SHOWN = 60
+MAX_SHOWN = 60
 
 
 def faults_of(error: ValidationError) -> list[str]:
@@ -18,7 +18,7 @@ def faults_of(error: ValidationError) -> list[str]:
         if fault["type"] == "default_factory_not_called":
             continue  # a default that follows from a field that is itself at fault
         given = repr(fault["input"])
-        given = given if len(given) <= MOST_SHOWN else f"{given[:MOST_SHOWN]}…"
+        given = given if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]}…"
         field = ".".join(str(part) for part in fault["loc"])
         told = fault["msg"].removeprefix("Value error, ")
         lines.append(f"{field}: {told} (given: {given})" if field else told)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-MOST = 256
+MAX_KNOWN = 256
 """How many kinds are remembered."""
 Kind = tuple[Any, ...]
 
@@ -32,5 +32,5 @@ class KnownArguments:
         return kind in self._kinds
 
     def add(self, kind: Kind | None) -> None:
-        if kind is not None and len(self._kinds) < MOST:
+        if kind is not None and len(self._kinds) < MAX_KNOWN:
             self._kinds.add(kind)

@@ -21,7 +21,7 @@ Size = tuple[int, int]
 SQUARE: Size = (2, 2)
 TALL: Size = (2, 1)
 """Blocks. Along each axis they are as large as the steps of the convolution, or one place. Tall ones are made by moving whole rows."""
-MOST_CHANNELS = 3
+MAX_CHANNELS = 3
 """Images of more fill an instruction by themselves."""
 IMAGE = 4
 """How many axes a batch of images has."""
@@ -61,7 +61,7 @@ def parted(image: TensorType, block: Size) -> tuple[list[int | str], list[int | 
 
 def blocks_of(weight: Tensor, image: TensorType | None, window: Window, block: Size) -> Blocks | None:
     """A convolution over blocks, for a weight in which 0 stands for zero; None where there is no such, or it gains nothing."""
-    if image is None or image.rank != IMAGE or weight.shape[1] > MOST_CHANNELS or window.groups != 1:
+    if image is None or image.rank != IMAGE or weight.shape[1] > MAX_CHANNELS or window.groups != 1:
         return None
     if any(wide not in (1, step) for wide, step in zip(block, window.stride, strict=True)):
         return None

@@ -23,7 +23,7 @@ from quantc.spec.spec import QuantSpec
 from quantc.targets.executorch.artifact import Pte
 from quantc.targets.executorch.executorch_lowering import lower
 from quantc.testing.conformance import Fault
-from quantc.testing.kernel_checks import FACTORS, MOST_STEPS, KernelReport, Specs, rows_of, specs_of_modes
+from quantc.testing.kernel_checks import FACTORS, MAX_STEPS, KernelReport, Specs, rows_of, specs_of_modes
 from quantc.testing.trial import Subject, Trial, scaled, trials_of
 from quantc.verbs.convert import convert
 
@@ -106,7 +106,7 @@ def _apart(trial: Trial, quantized: Program, lowered: Pte) -> Iterator[Fault]:
             step = _step(node)
             unit = step if step is not None else float(want.abs().max()) or 1.0
             worst = float((got.double() - want.double()).abs().max()) / unit if want.numel() else 0.0
-            most, word = (MOST_STEPS + ROUNDING, "steps") if step is not None else (FLOAT_ERROR, "of the largest")
+            most, word = (MAX_STEPS + ROUNDING, "steps") if step is not None else (FLOAT_ERROR, "of the largest")
             if not worst <= most:
                 yield Fault(f"{node.name} is {worst:.3g} {word} from the Q/DQ form", _NUMBERS)
 

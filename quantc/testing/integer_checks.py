@@ -15,9 +15,9 @@ from quantc.testing.trial import Trial, calibrated
 from quantc.verbs.convert import convert
 
 INTEGER = "integer"
-MOST_STEPS = 1
+MAX_STEPS = 1
 """How far a result may be from Q/DQ, both computed from the same integers; twice that for ops that approximate."""
-LEAST_EQUAL = 0.999
+MIN_EQUAL = 0.999
 """How much of a result must be equal, of the elements that are not near a tie."""
 FLOAT_ERROR = 1e-4
 """How far a result in float may be off, as part of the largest value: Q/DQ adds up in float32."""
@@ -87,8 +87,8 @@ def _reasons(row: Row) -> list[str]:
     approximates = row.op in SEMANTICS and bool(SEMANTICS[row.op].deviation)
     if row.float_error is not None and row.float_error > FLOAT_ERROR:
         return [f"is off by {row.float_error:.2g} of its largest value"]
-    if row.worst > MOST_STEPS * (2 if approximates else 1):
+    if row.worst > MAX_STEPS * (2 if approximates else 1):
         return [f"is {row.worst} steps from Q/DQ"]
-    if not approximates and row.clear_differ > max(1, (1 - LEAST_EQUAL) * row.clear):
+    if not approximates and row.clear_differ > max(1, (1 - MIN_EQUAL) * row.clear):
         return [f"differs from Q/DQ on {row.clear_differ} of {row.clear} elements that are not near a tie"]
     return []

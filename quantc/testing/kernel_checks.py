@@ -38,7 +38,7 @@ from quantc.testing.trial import Subject, Trial, calibrated, scaled, trials_of
 from quantc.verbs.convert import convert
 
 KERNEL = "kernel"
-MOST_STEPS = 1
+MAX_STEPS = 1
 FLOAT_ERROR = 2e-6
 """How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""
 RUN_TIME_ERROR = 2 / 127
@@ -268,7 +268,7 @@ def _apart(trial: Trial, lowered: Lowered, limit: float) -> Iterator[Fault]:
     for factor in FACTORS:
         inputs = scaled(trial.inputs, factor)
         for gap in kernel_agreement(lowered, *inputs):
-            if gap.node not in told and not (gap.steps <= MOST_STEPS and gap.relative <= limit):
+            if gap.node not in told and not (gap.steps <= MAX_STEPS and gap.relative <= limit):
                 told.add(gap.node)
                 yield Fault(f"the kernel is not what its op is: {gap}", _KERNEL)
         lowered.module(*inputs)

@@ -31,7 +31,7 @@ FACTORS = (1.0, 64.0, 1 / 16)
 """How large inputs are: scales that are found as the program runs follow."""
 ELSEWHERE = 0.5
 """What part of the SQNR an op must keep where its inputs are larger or smaller than they are meant to be."""
-FEWEST_BITS = 4
+MIN_BITS = 4
 """With fewer the SQNR says little."""
 GROUP = 4
 ORDER = 1e-5
@@ -206,8 +206,8 @@ def _numbers(trial: Trial, prepared: Program, spec: QuantSpec) -> list[Fault]:
 
 def _far(trial: Trial, converted: Program, spec: QuantSpec) -> list[Fault]:
     """The program is close to the float one, whatever the size of its inputs."""
-    bits = min(trial.bits, int(math.log2(spec.levels))) if not spec.dtype.is_float else min(trial.bits, FEWEST_BITS)
-    if bits < FEWEST_BITS:
+    bits = min(trial.bits, int(math.log2(spec.levels))) if not spec.dtype.is_float else min(trial.bits, MIN_BITS)
+    if bits < MIN_BITS:
         return []
     for factor in FACTORS if spec.timing is Timing.DYNAMIC else FACTORS[:1]:
         inputs = scaled(trial.inputs, factor)

@@ -190,7 +190,7 @@ def test_large_tensors_are_filled() -> None:
 
 def test_all_tensors_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written keeps it, so what is written can be read; a file that does not is refused."""
-    monkeypatch.setattr(forms, "MOST_UNFOLDED", 100)
+    monkeypatch.setattr(forms, "MAX_UNFOLDED", 100)
     writer, back = all_again({str(index): torch.zeros(10) for index in range(3)})
     assert [record.form for record in writer.records.values()] == ["filled", "filled", "narrow"]
     assert all(bits(tensor) == bytes(40) for tensor in back.values())
@@ -202,7 +202,7 @@ def test_all_tensors_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_content_is_stored_again_where_too_much_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "MOST_UNFOLDED", 0)
+    monkeypatch.setattr(forms, "MAX_UNFOLDED", 0)
     one = torch.rand(100)
     writer, back = all_again({str(index): one for index in range(30)})
     assert list(writer.stored) == ["0", "8", "16", "24"]
@@ -213,7 +213,7 @@ def test_a_content_is_stored_again_where_too_much_is_made_of_it(monkeypatch: pyt
 @given(data=st.data(), room=st.sampled_from([0, 7, 100, 5000]))
 def test_whatever_is_written_keeps_the_bound(data: st.DataObject, room: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forms, "MOST_UNFOLDED", room)
+        patch.setattr(forms, "MAX_UNFOLDED", room)
         tensors = {
             str(index): random_bits(
                 data.draw(st.sampled_from([torch.int8, torch.int64, torch.float32])),

@@ -23,7 +23,7 @@ from tests.support.integer_oracle_values import Exact, Steps
 
 NEAR_TIE = 1e-3
 """Nearer to a tie than this part of a step, either neighbour may be meant."""
-MOST_FLIPS = 1e-3
+MAX_FLIPS = 1e-3
 
 
 @dataclass(frozen=True, eq=False)

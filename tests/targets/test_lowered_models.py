@@ -22,7 +22,7 @@ from tests.zoo.case import Case, detached
 TARGETS = ("x86", "qnnpack")
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest."""
-LEAST_DECIBELS = {"few": 38.0, "many": 25.0}
+MIN_DECIBELS = {"few": 38.0, "many": 25.0}
 """How close a model on kernels is to the integer form, by how often its kernels are a step off. Averages and sums of bytes
 often lie halfway between two levels, where either is right; a model carries that on, and one step of 255 is 36 dB below
 the most that a tensor can hold."""
@@ -126,7 +126,7 @@ def check_kernels(lowered: qc.Lowered, *args: Any, **kwargs: Any) -> None:
     pairs = list(zip(tensors(exact), tensors(found), strict=True))
     assert [(a.shape, a.dtype, a.stride()) for a, _ in pairs] == [(b.shape, b.dtype, b.stride()) for _, b in pairs]
     is_often = any(gap.differing > OFTEN for gap in gaps)
-    assert decibels(exact, found) > LEAST_DECIBELS["many" if is_often else "few"], "\n".join(map(str, gaps))
+    assert decibels(exact, found) > MIN_DECIBELS["many" if is_often else "few"], "\n".join(map(str, gaps))
 
 
 # -- what they compute ---------------------------------------------------------------------------------------------

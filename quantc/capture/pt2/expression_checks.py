@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-MOST_CHARACTERS = 20_000
-MOST_DEPTH = 150
-MOST_EXTREMA = 64
-MOST_POWER = 64
-MOST_TERMS = 4096
-MOST_VALUE = 1 << 4096
+MAX_CHARACTERS = 20_000
+MAX_DEPTH = 150
+MAX_EXTREMA = 64
+MAX_POWER = 64
+MAX_TERMS = 4096
+MAX_VALUE = 1 << 4096
 
 # Up to six digits: torch counts up to the largest unbacked symbol in a loop.
 SYMBOL = re.compile(r"(?:s|u|zf|zuf)[0-9]{1,6}")
@@ -83,8 +83,8 @@ Leaf = Callable[[ast.expr], Bound | None]
 
 
 def _why_not(text: str, leaf: Leaf) -> str | None:
-    if len(text) > MOST_CHARACTERS:
-        return f"is {len(text)} characters long; at most {MOST_CHARACTERS} are read"
+    if len(text) > MAX_CHARACTERS:
+        return f"is {len(text)} characters long; at most {MAX_CHARACTERS} are read"
     if not text.isascii() or not text.isprintable() or any(mark in text for mark in '#"\\'):
         return "holds characters that no arithmetic needs"
     try:
@@ -100,11 +100,11 @@ def _why_not(text: str, leaf: Leaf) -> str | None:
 
 def _check_depth(tree: ast.expr) -> None:
     layer: list[ast.AST] = [tree]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         layer = [child for node in layer for child in ast.iter_child_nodes(node)]
         if not layer:
             return
-    raise Refused(f"is nested more than {MOST_DEPTH} deep")
+    raise Refused(f"is nested more than {MAX_DEPTH} deep")
 
 
 def _bound(tree: ast.expr, leaf: Leaf) -> Bound:
@@ -112,7 +112,7 @@ def _bound(tree: ast.expr, leaf: Leaf) -> Bound:
     found = leaf(tree)
     if found is None:
         found = _combine(tree, leaf)
-    if found.value > MOST_VALUE or found.terms > MOST_TERMS:
+    if found.value > MAX_VALUE or found.terms > MAX_TERMS:
         raise Refused("could grow to a number or a sum too large to compute")
     return found
 
@@ -164,14 +164,14 @@ def _sum(parts: list[Bound]) -> Bound:
 def _product(parts: list[Bound]) -> Bound:
     value = terms = 1
     for part in parts:
-        value = min(value * max(1, part.value), MOST_VALUE + 1)
-        terms = min(terms * part.terms, MOST_TERMS + 1)
+        value = min(value * max(1, part.value), MAX_VALUE + 1)
+        terms = min(terms * part.terms, MAX_TERMS + 1)
     return Bound(value, terms)
 
 
 def _power(base: Bound, exponent: Bound) -> Bound:
-    if exponent.value > MOST_POWER:
-        raise Refused(f"raises to a power above {MOST_POWER}")
+    if exponent.value > MAX_POWER:
+        raise Refused(f"raises to a power above {MAX_POWER}")
     return _product([base] * exponent.value)
 
 
@@ -184,8 +184,8 @@ def _widest(parts: list[Bound]) -> Bound:
 
 
 def _extreme(parts: list[Bound]) -> Bound:
-    if len(parts) > MOST_EXTREMA:
-        raise Refused(f"compares more than {MOST_EXTREMA} values at once")
+    if len(parts) > MAX_EXTREMA:
+        raise Refused(f"compares more than {MAX_EXTREMA} values at once")
     return _widest(parts)
 
 

@@ -23,7 +23,7 @@ from quantc.nn.stubs import DeQuantStub, QuantStub
 WITHOUT_SCALE = (nn.ReLU6, nn.Dropout, nn.Embedding, nn.EmbeddingBag, DeQuantStub, nn.Sequential)
 """Layers whose result has no scale of its own: what observes them is not asked."""
 DYNAMIC_ALONE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-MOST_NAMES = 5
+MAX_NAMES = 5
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -189,5 +189,5 @@ def unfused(model: nn.Module, read_by: Mapping[str, str]) -> list[list[str]]:
 
 
 def _few(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

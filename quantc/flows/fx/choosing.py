@@ -22,7 +22,7 @@ from quantc.ir.program import Program
 from quantc.ir.sites import Origin
 
 CALLS = ("call_function", "call_module", "call_method")
-MOST_KNOWN = 1024
+MAX_KNOWN = 1024
 """How many QConfigs are remembered: each is asked about at every op, and to answer takes making its observers."""
 INTEGERS = (torch.qint8, torch.quint8, torch.int8, torch.uint8)
 
@@ -40,7 +40,7 @@ class UnmatchedWarning(UserWarning):
     """An entry of a QConfigMapping that is about nothing in the model."""
 
 
-@lru_cache(MOST_KNOWN)
+@lru_cache(MAX_KNOWN)
 def quant_type_of(qconfig: Any) -> QuantType | None:
     """The kind of quantization a QConfig asks for; None if it quantizes nothing."""
     activation, weight = qconfig.activation(), qconfig.weight()
@@ -53,14 +53,14 @@ def quant_type_of(qconfig: Any) -> QuantType | None:
     return QuantType.WEIGHT_ONLY if is_weight_only else None
 
 
-@lru_cache(MOST_KNOWN)
+@lru_cache(MAX_KNOWN)
 def is_fixed(qconfig: Any) -> bool:
     """Whether the scale of activations is known beforehand."""
     found = inner(qconfig.activation())
     return isinstance(getattr(found, "scale", None), torch.Tensor)
 
 
-@lru_cache(MOST_KNOWN)
+@lru_cache(MAX_KNOWN)
 def reuses_input(qconfig: Any) -> bool:
     """Whether results are to have the scale of what was read, and nothing is quantized for that."""
     return type(inner(qconfig.activation())).__name__ == "ReuseInputObserver"

@@ -18,7 +18,7 @@ from quantc.config.resolve import Resolution, Setting
 from quantc.config.selectors import ByNode
 from quantc.errors import SpecError
 from quantc.flows.foreign import inner, spec_of
-from quantc.flows.fx.choosing import MOST_KNOWN, Choice, is_fixed, quant_type_of, reuses_input, rounds
+from quantc.flows.fx.choosing import MAX_KNOWN, Choice, is_fixed, quant_type_of, reuses_input, rounds
 from quantc.flows.fx.custom_config import PrepareCustomConfig, QuantType
 from quantc.flows.fx.formats import why_not_format
 from quantc.flows.fx.native import NATIVE, FlowBackend
@@ -80,7 +80,7 @@ class QConfigQuantizer:
         return self.backend.table.explain(program, node, admission)
 
 
-@lru_cache(MOST_KNOWN)
+@lru_cache(MAX_KNOWN)
 def activation_spec(qconfig: Any) -> QuantSpec:
     """How the activations of an op are quantized.
 
@@ -93,7 +93,7 @@ def activation_spec(qconfig: Any) -> QuantSpec:
     return found if rounds(observer) else found.but(qmin=found.dtype.qmin, qmax=found.dtype.qmax)
 
 
-@lru_cache(MOST_KNOWN)
+@lru_cache(MAX_KNOWN)
 def quantizes_weights(qconfig: Any) -> bool:
     """Whether a QConfig says how weights are quantized."""
     try:
@@ -103,7 +103,7 @@ def quantizes_weights(qconfig: Any) -> bool:
     return True
 
 
-@lru_cache(MOST_KNOWN)
+@lru_cache(MAX_KNOWN)
 def weight_spec(qconfig: Any) -> QuantSpec:
     """How its weight is quantized."""
     observer = inner(qconfig.weight())

@@ -35,7 +35,7 @@ HOOKS: Any = torch.nn.modules.module
 GLOBAL_HOOKS = (
     HOOKS._global_forward_hooks, HOOKS._global_forward_pre_hooks, HOOKS._global_backward_hooks, HOOKS._global_backward_pre_hooks,
 )  # fmt: skip
-MOST_SHAPES = 256
+MAX_SHAPES = 256
 
 
 @dataclass(slots=True)
@@ -282,7 +282,7 @@ class Run:
                 metas = pytree.tree_map(_without_numbers, (args, kwargs))
                 made = func(*metas[0], **metas[1])
             found = (torch.Size(made.shape), made.dtype)
-            if len(looks) < MOST_SHAPES:
+            if len(looks) < MAX_SHAPES:
                 looks[key] = found
         return found
 

@@ -131,7 +131,7 @@ class Traced(Tensor):
 
 
 BODIES: dict[torch.Size, Tensor] = {}
-MOST_BODIES = 256
+MAX_BODIES = 256
 
 
 def traced(value: Value, buffer: Buffer | None = None) -> Traced:
@@ -146,7 +146,7 @@ def traced(value: Value, buffer: Buffer | None = None) -> Traced:
 def _body(shape: torch.Size) -> Traced:
     body = BODIES.get(shape)
     if body is None:
-        if len(BODIES) >= MOST_BODIES:
+        if len(BODIES) >= MAX_BODIES:
             BODIES.clear()
         with torch.inference_mode(False):
             body = BODIES[shape] = torch.empty(shape, device="meta")

@@ -27,7 +27,7 @@ from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
 
 PRIMITIVES = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default)
 """What products on integers are decomposed into, beside `out_dtype`."""
-MOST_ROWS = 40
+MAX_ROWS = 40
 """How many rows the text shows."""
 
 
@@ -173,8 +173,8 @@ class Accumulators:
         from quantc.support.terminal import plain_rows
 
         heads = ("node", "op", "module", "accumulator", "bits", "16-bit pairs", "verdict", "the least that helps")
-        lines = plain_rows(heads, [_cells(row) for row in rows[:MOST_ROWS]])
-        return [*lines, f"  … and {len(rows) - MOST_ROWS} more"] if len(rows) > MOST_ROWS else lines
+        lines = plain_rows(heads, [_cells(row) for row in rows[:MAX_ROWS]])
+        return [*lines, f"  … and {len(rows) - MAX_ROWS} more"] if len(rows) > MAX_ROWS else lines
 
     def __str__(self) -> str:
         text = f"{self.program}: {self.headline}"

@@ -27,7 +27,7 @@ SLACK = 6.0
 op by op, which nobody can do inside an engine; in deep models a few roundings that go the other way grow."""
 SECONDS = 1.0
 """How long engines are timed, each."""
-FEWEST, MOST = 3, 200
+MIN_RUNS, MAX_RUNS = 3, 200
 """How often."""
 
 
@@ -153,7 +153,7 @@ def _timed(modules: Mapping[str, nn.Module], args: Sequence[Any], kwargs: Mappin
     """The least seconds that each takes, measured in turns, so that a busy machine is so for all."""
     least = dict.fromkeys(modules, math.inf)
     spent, rounds = 0.0, 0
-    while rounds < FEWEST or (spent < SECONDS * len(modules) and rounds < MOST):
+    while rounds < MIN_RUNS or (spent < SECONDS * len(modules) and rounds < MAX_RUNS):
         for name, module in modules.items():
             start = perf_counter()
             module(*args, **kwargs)

@@ -20,7 +20,7 @@ from quantc.targets.executorch.partitioning import is_implicit, name_of
 from quantc.targets.executorch.qdq_context import is_constant, is_scaling
 from quantc.targets.executorch.unroll_recurrent import STEPS
 
-MOST_ROWS = 40
+MAX_ROWS = 40
 """How many ops the text shows."""
 
 
@@ -114,8 +114,8 @@ class Delegation:
     def __str__(self) -> str:
         """What fell back comes first."""
         ordered = sorted(self.rows, key=lambda row: not row.is_float)
-        cells = [(row.node, row.op, row.rule, row.place.value, row.why) for row in ordered[:MOST_ROWS]]
-        more = [f"  … and {len(ordered) - MOST_ROWS} more"] if len(ordered) > MOST_ROWS else []
+        cells = [(row.node, row.op, row.rule, row.place.value, row.why) for row in ordered[:MAX_ROWS]]
+        more = [f"  … and {len(ordered) - MAX_ROWS} more"] if len(ordered) > MAX_ROWS else []
         table = plain_rows(("node", "op", "rule", "runs in", "why"), cells) if cells else []
         others = [f"  on ExecuTorch's own kernels: {', '.join(self.others)}"] if self.others else []
         sizes = [f"  {self.sizes}; for other sizes give largest="] if self.sizes else []

@@ -107,7 +107,7 @@ class ByteTable:
 BYTE_ROWS: Any = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
 NUMBERS = 8
 """How many bytes scale and offset take."""
-MOST_PLACES = 4096
+MAX_PLACES = 4096
 """Up to so many, the places of indices are remembered: to count them takes as long as to look up a row."""
 
 
@@ -133,7 +133,7 @@ def _moved(levels: Tensor) -> Tensor:
 
 def _places(count: int, dtype: torch.dtype) -> Tensor:
     """0, 1, 2, …: where each bag of one row begins."""
-    return _known_places(count, dtype) if count <= MOST_PLACES else torch.arange(count, dtype=dtype)
+    return _known_places(count, dtype) if count <= MAX_PLACES else torch.arange(count, dtype=dtype)
 
 
 @lru_cache(maxsize=256)

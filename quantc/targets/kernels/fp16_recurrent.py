@@ -23,7 +23,7 @@ from quantc.targets.kernels.stored_weight import StoredWeight, WeightOnly
 from quantc.targets.kernels.weight_only_kernels import FloatWeight
 
 SEQUENCES = {"lstm": lstm_dynamic, "gru": gru_dynamic}
-FEWEST_WEIGHTS = 400_000
+MIN_WEIGHTS = 400_000
 """Of the state of one layer. With fewer, float is as fast or faster."""
 
 
@@ -74,8 +74,8 @@ def fbgemm(call: Call) -> Placement:
     weights = [_stored(call, params[start + index]) for start in places for index in (0, 1)]
     if not has_halves():
         raise NoKernelError("this build of torch cannot multiply with float16 weights")
-    if min(weight.outputs * weight.inputs for weight in weights[1::2]) < FEWEST_WEIGHTS:
-        raise NoKernelError(f"with less than {FEWEST_WEIGHTS} weights of the state float is faster")
+    if min(weight.outputs * weight.inputs for weight in weights[1::2]) < MIN_WEIGHTS:
+        raise NoKernelError(f"with less than {MIN_WEIGHTS} weights of the state float is faster")
     for weight in weights:
         halves = exact_halves(weight)
         if halves is None or halves.factor is not None:

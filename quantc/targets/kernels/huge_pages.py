@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PAGE = 2 << 20
-LEAST = 2 * PAGE
+MIN_BYTES = 2 * PAGE
 """The fewest bytes of a weight that are worth it."""
 ADVICE = {"large pages from now on": 14, "and for what is there at once": 25}
 """Linux's numbers for MADV_HUGEPAGE and MADV_COLLAPSE; the latter is known from version 6.1 on."""
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 def on_large_pages(make: Callable[[], T], size: int) -> T:
     """What a function makes, on large pages if it is of so many bytes that it is worth it, and the system has them."""
-    advise = _advise() if size >= LEAST else None
+    advise = _advise() if size >= MIN_BYTES else None
     if advise is None:
         return make()
     before = list(_memory())

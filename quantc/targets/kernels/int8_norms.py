@@ -142,7 +142,7 @@ class Softmax(Rounding):
         return self.settled(torch.softmax(real(inputs[0], self.scale, 0), self.dim), self.step)
 
 
-MOST_SCALE = 50.0
+MAX_SCALE = 50.0
 """Above it the second largest element comes to nothing beside the largest, and so does its entry in the table."""
 
 
@@ -150,7 +150,7 @@ MOST_SCALE = 50.0
 def softmax(call: Call) -> Kernel:
     check_bytes(call.node.args[0])
     one, next_to_it = (float(entry) for entry in call.tensor("table")[:2])
-    scale = min(-math.log(next_to_it / one), MOST_SCALE) if next_to_it else MOST_SCALE
+    scale = min(-math.log(next_to_it / one), MAX_SCALE) if next_to_it else MAX_SCALE
     shift = call["shift"]
     steps = float(call.tensor("multiplier")) * (1.0 if shift is None else 2.0 ** -float(shift))
     dtype = call["dtype"]

@@ -97,12 +97,12 @@ def highest_level(value: Any) -> int:
             names = [argument.name for argument in target._schema.arguments]
             at = next((names.index(name) for name in ("qmax", "quant_max") if name in names), None)
             found = value.args[at] if at is not None and at < len(value.args) else None
-            return found if isinstance(found, int) and found > 0 else MOST
+            return found if isinstance(found, int) and found > 0 else MAX_LEVEL
         value = value.args[0] if value.op == "call_function" and value.args else None
-    return int(value.meta[HIGHEST]) if isinstance(value, fx.Node) else MOST
+    return int(value.meta[HIGHEST]) if isinstance(value, fx.Node) else MAX_LEVEL
 
 
-MOST = 255
+MAX_LEVEL = 255
 """The highest level of any byte."""
 
 Maker = Callable[[Call], "Kernel | Placement"]

@@ -34,11 +34,11 @@ from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
 from quantc.targets.kernels.weight_ownership import Holdings
 
-MOST_ROWS = 40
+MAX_ROWS = 40
 """How many ops the text shows."""
 STATE = "module."
 """What names in a state dict begin with."""
-MOST_SHAPES = 256
+MAX_SHAPES = 256
 """How many shapes of inputs are remembered as fitting."""
 
 
@@ -136,7 +136,7 @@ class Lowered(nn.Module):
             check_device(leaves, signature)
             if any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in leaves):
                 return self.program(*args, **kwargs)  # not every kernel knows what nothing is
-            if not kwargs and None not in shapes and len(self._checked) < MOST_SHAPES:
+            if not kwargs and None not in shapes and len(self._checked) < MAX_SHAPES:
                 self._checked.add(shapes)
         if torch.is_grad_enabled():
             check_gradients(leaves, signature)
@@ -315,8 +315,8 @@ class Lowered(nn.Module):
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
-        rows = [(row.node, row.op, row.kernel or "as written", row.why) for row in self.placed[:MOST_ROWS]]
-        more = [f"  … and {len(self.placed) - MOST_ROWS} more"] if len(self.placed) > MOST_ROWS else []
+        rows = [(row.node, row.op, row.kernel or "as written", row.why) for row in self.placed[:MAX_ROWS]]
+        more = [f"  … and {len(self.placed) - MAX_ROWS} more"] if len(self.placed) > MAX_ROWS else []
         table = plain_rows(("node", "op", "runs on", "why"), rows) if rows else []
         runs = [f"  {self._line}"] if isinstance(self._line, Replayed) else []
         if self._why_not_recorded and not self.is_compiled:

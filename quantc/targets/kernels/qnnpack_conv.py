@@ -66,9 +66,9 @@ OWN_TRANSPOSED = (1, 2)
 """Over how many axes QNNPACK's own transposed convolutions go, and are right."""
 LANES = 8
 """So many channels the kernels read at once; fewer take as long."""
-LEAST_GAIN = 2
+MIN_GAIN = 2
 """How many times fewer reads there must be for the rows to be worth their copying."""
-LEAST_CHANNELS = 32
+MIN_CHANNELS = 32
 """How many results each place must have for it: they share the copy."""
 
 
@@ -148,10 +148,10 @@ def conv_of_rows(call: Call) -> Kernel:
 def _pays(layer: Layer) -> bool:
     """Whether taking rows together saves more than it costs."""
     made, read, *window = layer.levels.shape
-    if layer.op != "conv2d" or layer.window[-1] != 1 or layer.window[2][1] != 1 or made < LEAST_CHANNELS:
+    if layer.op != "conv2d" or layer.window[-1] != 1 or layer.window[2][1] != 1 or made < MIN_CHANNELS:
         return False
     wide = window[1]
-    return wide * _blocks(read) >= LEAST_GAIN * _blocks(wide * read)
+    return wide * _blocks(read) >= MIN_GAIN * _blocks(wide * read)
 
 
 def _blocks(channels: int) -> int:

@@ -32,9 +32,9 @@ from quantc.targets.kernels.dispatch_trace import (
 )
 
 C: Any = torch._C
-MOST = 16
+MAX_RECORDINGS = 16
 """How many shapes are recorded, or tried to be. Others run as they are, in Python."""
-MOST_MET = 256
+MAX_MET = 256
 """How many shapes that were met once are remembered. The one that was met first is forgotten first."""
 SETTINGS: dict[Any, Any] = {
     torch.contiguous_format: 0,
@@ -101,7 +101,7 @@ class Replayed:
 
     def _meet(self, look: Hashable, leaves: Sequence[Tensor]) -> None:
         """Remember a look, and record it when it is met again."""
-        if look in self._given_up or len(self._known) + len(self._given_up) >= MOST:
+        if look in self._given_up or len(self._known) + len(self._given_up) >= MAX_RECORDINGS:
             return
         if not self._recording.acquire(blocking=False):
             return  # another thread is at it
@@ -118,7 +118,7 @@ class Replayed:
 
     def _remember(self, look: Hashable) -> None:
         self._met[look] = None
-        if len(self._met) > MOST_MET:
+        if len(self._met) > MAX_MET:
             del self._met[next(iter(self._met))]
 
     def _recorded(self, leaves: Sequence[Tensor]) -> Run:

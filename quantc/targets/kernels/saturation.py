@@ -21,7 +21,7 @@ from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.packing import linear_to_floats, packed_linear
 
 PAIR_BITS = 16
-MOST_NAMES = 8
+MAX_NAMES = 8
 """How many ops a warning names."""
 
 
@@ -103,10 +103,10 @@ def warn_of_products(program: Program) -> None:
 def _warn(names: list[str], here: str, program: Program | None) -> None:
     if not names:
         return
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     cut_off = f"adds two products of bytes in {PAIR_BITS} bits, and what goes beyond is cut off"
     warnings.warn(
-        f"sums can saturate in {', '.join(names[:MOST_NAMES])}{more}: {_told(program, here, cut_off)}", stacklevel=4
+        f"sums can saturate in {', '.join(names[:MAX_NAMES])}{more}: {_told(program, here, cut_off)}", stacklevel=4
     )
 
 

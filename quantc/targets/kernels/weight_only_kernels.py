@@ -26,7 +26,7 @@ from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 from quantc.targets.kernels.stored_weight import StoredWeight, WeightOnly
 
-FEWEST_OUTPUTS = 128
+MIN_OUTPUTS = 128
 """With fewer, fbgemm's kernel falls behind float on many rows."""
 SMALL = 1 << 19
 """Weights of up to so many elements are faster in float on several threads: the other wrapper takes 20 µs a call."""
@@ -116,8 +116,8 @@ def half_linear(call: Call) -> Kernel:
     weight, has_threads = StoredWeight.of(call), torch.get_num_threads() > 1
     if not packing.has_halves():
         raise NoKernelError("this build of torch has no fbgemm")
-    if weight.outputs < FEWEST_OUTPUTS:
-        raise NoKernelError(f"with less than {FEWEST_OUTPUTS} outputs float is faster")
+    if weight.outputs < MIN_OUTPUTS:
+        raise NoKernelError(f"with less than {MIN_OUTPUTS} outputs float is faster")
     if has_threads and weight.w.numel() <= SMALL:
         raise NoKernelError(f"on {torch.get_num_threads()} threads float is faster with so few weights")
     if not weight.inputs or not are_exact(weight):

@@ -24,7 +24,7 @@ OPSET, IR_VERSION = 21, 10
 """The first opset with 4-bit types and blocks, and the version of the format that goes with it."""
 LARGEST_MESSAGE = 2**31 - 1
 """What protobuf holds in one file."""
-MOST_LISTED = 20
+MAX_LISTED = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,10 +146,10 @@ def _write_nodes(program: Program, translation: Translation) -> None:
             parts.add(node)
             translation.values[node] = node.name  # go on, to find all there are
     if refused:
-        more = [f"… and {len(refused) - MOST_LISTED} more"] if len(refused) > MOST_LISTED else []
+        more = [f"… and {len(refused) - MAX_LISTED} more"] if len(refused) > MAX_LISTED else []
         raise NoOnnxFormError(
             f"{len(refused)} of the ops of {program.name} have no ONNX form",
-            where="\n    ".join([*refused[:MOST_LISTED], *more]),
+            where="\n    ".join([*refused[:MAX_LISTED], *more]),
             advice="write them otherwise in the model, or run the program as it is or by qc.lower(program, 'x86')",
         )
 

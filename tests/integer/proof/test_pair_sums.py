@@ -18,7 +18,7 @@ from quantc.targets.kernels.packing import engine
 from quantc.targets.kernels.saturation import adds_in_16_bits
 
 LARGEST = 127
-MOST_PAIRS = 1500
+MAX_PAIRS = 1500
 """Beyond it pairs are drawn: all that are near each other, and some others."""
 
 pytestmark = pytest.mark.skipif(
@@ -78,10 +78,10 @@ def drawn(shape: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of places in a weight of one channel, `[input channel, *taps]`."""
     places = list(itertools.product(*(range(size) for size in shape)))
     pairs = list(itertools.combinations(range(len(places)), 2))
-    if len(pairs) <= MOST_PAIRS:
+    if len(pairs) <= MAX_PAIRS:
         return pairs
     near = [(a, b) for a, b in pairs if abs(a - b) < 3 or places[a][1:] == places[b][1:]]
-    return [*random.Random(0).sample(pairs, MOST_PAIRS), *near]
+    return [*random.Random(0).sample(pairs, MAX_PAIRS), *near]
 
 
 def said(shape: Sequence[int]) -> set[tuple[int, int]]:

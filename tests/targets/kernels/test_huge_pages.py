@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quantc.targets.kernels import huge_pages
-from quantc.targets.kernels.huge_pages import LEAST, PAGE, _added, _advise, on_large_pages
+from quantc.targets.kernels.huge_pages import MIN_BYTES, PAGE, _added, _advise, on_large_pages
 
 MEASURED = """
 import re
@@ -36,14 +36,14 @@ def test_a_large_weight_is_on_large_pages() -> None:
 
 def test_small_ones_are_packed_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_advise", lambda: lambda start, size, advice: 0)
-    threads = [on_large_pages(threading.current_thread, size) for size in (LEAST - 1, LEAST)]
+    threads = [on_large_pages(threading.current_thread, size) for size in (MIN_BYTES - 1, MIN_BYTES)]
     assert threads[0] is threading.current_thread()
     assert threads[1] is not threading.current_thread()
 
 
 def test_without_large_pages_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_advise", lambda: None)
-    assert on_large_pages(threading.current_thread, LEAST) is threading.current_thread()
+    assert on_large_pages(threading.current_thread, MIN_BYTES) is threading.current_thread()
 
 
 def test_errors_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_errors_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("no room")
 
     with pytest.raises(ValueError, match="no room"):
-        on_large_pages(fails, LEAST)
+        on_large_pages(fails, MIN_BYTES)
 
 
 def test_only_what_was_added_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from tests.targets.kernels.test_codegen import of_family
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest."""
-MOST_LEVEL = 64
+MAX_LEVEL = 64
 """Of weights: two products by bytes then fit 16 bits, where processors without VNNI add them."""
 
 
@@ -51,7 +51,7 @@ class Layer:
     bias: bool = True
     zero_points: int = 0
     """How large those of the weight may be; none if 0."""
-    most: int = MOST_LEVEL
+    most: int = MAX_LEVEL
     """How large the levels of the weight may be."""
     factor: float = 1e-3
     seed: int = 0

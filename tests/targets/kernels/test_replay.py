@@ -17,7 +17,7 @@ import quantc as qc
 from quantc.targets.kernels.codegen import straight_line
 from quantc.targets.kernels.dispatch_trace import NoTapeError, taped
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.replay import MOST, Replayed, replay
+from quantc.targets.kernels.replay import MAX_RECORDINGS, Replayed, replay
 from tests.targets.kernels.test_codegen import Counter, Residual, of_family
 
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
@@ -162,15 +162,15 @@ def test_shapes_strides_and_dtypes_are_told_apart() -> None:
 
 def test_not_more_than_so_many_shapes_are_recorded() -> None:
     run = Replayed(lambda x: [x + 1])
-    for size in [*range(1, MOST + 5)] * 3:
+    for size in [*range(1, MAX_RECORDINGS + 5)] * 3:
         x = numbers(size)
         assert torch.equal(run(x)[0], x + 1)
-    assert run.count == MOST
+    assert run.count == MAX_RECORDINGS
 
 
 def test_shapes_that_come_once_take_no_room() -> None:
     run = Replayed(lambda x: [x + 1])
-    for size in range(1, 3 * MOST):
+    for size in range(1, 3 * MAX_RECORDINGS):
         run(numbers(size))
     for _ in range(2):
         run(numbers(100))
