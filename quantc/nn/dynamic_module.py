@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quantc.errors import SpecError
+from quantc.errors import LoadError, SpecError
 from quantc.nn.kernel_ops import Run
 from quantc.nn.observed_weights import observed_weight
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor, refuse_quantized
+from quantc.nn.torch_tensors import HALF, State
 from quantc.targets.kernels.packing import has_halves, multiply_halves_on_threads, packed_halves_for_threads
 
 REDUCED, FULL = 127, 255
 """The highest level of what is multiplied: sums of two products fit 16 bits with the first, which QNNPACK does not need."""
 SMALLEST_SCALE = 2.0**-14
-HALF = torch.float16
 LARGEST_HALF = torch.finfo(HALF).max
 DTYPES = (torch.qint8, torch.int8, HALF)
 
@@ -73,6 +73,12 @@ class RunTime(QuantizedModule):
             if f"{name}_scale" in self.held and value.dtype is not HALF and f"{name}_scale" not in state
         ]
         return super().why_not_load(state) + bare
+
+    def weight_parts(self, name: str, weight: QuantizedTensor) -> State:
+        parts = weight.parts()
+        if bool(parts["zero_point"].any()):
+            raise LoadError(f"{name} is not symmetric", where=type(self).__name__)
+        return {name: parts["data"], f"{name}_scale": parts["scale"].float()}
 
     def train(self, mode: bool = True) -> Self:
         """It stays in evaluation mode: it has nothing to train."""

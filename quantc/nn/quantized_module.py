@@ -11,6 +11,7 @@ from quantc.errors import ObservationError, RefusedError, SpecError
 from quantc.nn.kernel_ops import KernelCache
 from quantc.nn.quantized_tensor import INTEGERS, QuantizedTensor, check_quantized
 from quantc.nn.scripting import refuse_script, refuse_trace
+from quantc.nn.torch_tensors import State, entry_apart, plain_state
 from quantc.spec.torch_dtypes import PLAIN
 from quantc.support.finite_tensors import check_scales
 
@@ -101,10 +102,8 @@ class QuantizedModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        from quantc.nn.torch_state import plain_state
-
         own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
-        own = plain_state(self, own)
+        own = plain_state(own, self.taken_apart, self.has_grid)
         grid = {"scale", "zero_point"} if self.has_grid else set()
         needed = (name for name in (*self.held, *sorted(grid)) if name not in self.optional())
         missing_keys.extend(f"{prefix}{name}" for name in needed if name not in own)
@@ -115,6 +114,15 @@ class QuantizedModule(nn.Module):
             unexpected_keys.extend(f"{prefix}{name}" for name in sorted(unknown) if not name.startswith(children))
         if not error_msgs:
             self.load(own)
+
+    def taken_apart(self, name: str, value: Any) -> State:
+        """The plain tensors of an entry of torch.ao's state dict."""
+        return entry_apart(name, value, self.weight_parts, type(self).__name__)
+
+    def weight_parts(self, name: str, weight: QuantizedTensor) -> State:
+        """The tensors of a weight, by the names they are held by."""
+        parts = weight.parts()
+        return {name: parts["data"], f"{name}_scale": parts["scale"], f"{name}_zero_point": parts["zero_point"]}
 
     def optional(self) -> tuple[str, ...]:
         """Tensors that may be missing."""

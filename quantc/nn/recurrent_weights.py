@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from quantc.integer.ops.recurrent import KINDS
-from quantc.nn.dynamic_module import HALF, RunTime, stored, weight_observers
+from quantc.nn.dynamic_module import RunTime, stored, weight_observers
 from quantc.nn.kernel_ops import Run
 from quantc.nn.quantized_tensor import QuantizedTensor
+from quantc.nn.torch_tensors import HALF
 from quantc.targets.kernels import packing
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}

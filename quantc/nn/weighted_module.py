@@ -15,6 +15,7 @@ from quantc.nn.observed_weights import WEIGHT_DTYPES, check_weight_dtype, observ
 from quantc.nn.products import Product, product_kernel
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
+from quantc.nn.torch_tensors import from_torch_tensor
 
 
 class Weighted(QuantizedModule):
@@ -70,8 +71,6 @@ class Weighted(QuantizedModule):
     def set_weight_bias(self, w: Tensor, b: Tensor | None) -> None:
         """Take another weight, quantc's or torch's, and bias."""
         if not isinstance(w, QuantizedTensor):
-            from quantc.nn.torch_state import from_torch_tensor
-
             w = from_torch_tensor(w)
         if w.axis_of not in (None, self.axis):
             raise SpecError(
@@ -105,8 +104,6 @@ class Weighted(QuantizedModule):
     @classmethod
     def from_reference(cls, ref: nn.Module, output_scale: float, output_zero_point: int) -> Self:
         """The quantized form of a module that holds a float weight and says how it is to be quantized."""
-        from quantc.nn.torch_state import from_torch_tensor
-
         source: Any = ref
         made = cls._like(ref, source.bias is not None)
         made.set_weight_bias(from_torch_tensor(source.get_quantized_weight()), source.bias)

@@ -14,6 +14,7 @@ from quantc.nn.kernel_ops import Run
 from quantc.nn.observed_weights import TABLE_DTYPES, check_weight_dtype, observed_weight
 from quantc.nn.quantized_module import QuantizedModule
 from quantc.nn.quantized_tensor import QuantizedTensor
+from quantc.nn.torch_tensors import State, from_torch_tensor
 from quantc.spec.torch_dtypes import FLOAT_QPARAMS, PLAIN
 from quantc.targets.kernels.embedding import BagLookup, ByteTable
 from quantc.targets.kernels.stored_weight import StoredWeight
@@ -125,6 +126,10 @@ class Embedding(QuantizedModule):
         known = {name: value for name, value in state.items() if name != "weight"} if is_apart else state
         return super().why_not_load(known)
 
+    def weight_parts(self, name: str, weight: QuantizedTensor) -> State:
+        parts = super().weight_parts(name, weight)
+        return {**parts, f"{name}_scale": parts[f"{name}_scale"].float()}
+
     @classmethod
     def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Self:
         observer = _table_observer(mod, cls.__name__)
@@ -134,8 +139,6 @@ class Embedding(QuantizedModule):
 
     @classmethod
     def from_reference(cls, ref: Any) -> Self:
-        from quantc.nn.torch_state import from_torch_tensor
-
         weight = ref.get_quantized_weight()
         made = cls._like(ref, weight.dtype)
         made.set_weight(from_torch_tensor(weight))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import SpecError
-from quantc.nn.dynamic_module import HALF, RunTime, run_time_grid, source_of, stored, weight_observers
+from quantc.nn.dynamic_module import RunTime, run_time_grid, source_of, stored, weight_observers
 from quantc.nn.kernel_ops import Run, engine_number, on_kernel, target
 from quantc.nn.quantized_tensor import QuantizedTensor
+from quantc.nn.torch_tensors import HALF, from_torch_tensor
 from quantc.nn.weighted_module import has_relu
 from quantc.targets.kernels.dynamic_linear import OnOwnScale, Weight
 from quantc.targets.kernels.dynamic_quantization import RunTimeGrid
@@ -82,8 +83,6 @@ class Linear(RunTime):
 
     @classmethod
     def from_reference(cls, ref: Any) -> Self:
-        from quantc.nn.torch_state import from_torch_tensor
-
         made = cls(ref.in_features, ref.out_features, ref.bias is not None)
         given = ref.get_quantized_weight()
         made.set_weight_bias(from_torch_tensor(given) if given.is_quantized else given, ref.bias)

@@ -5,6 +5,7 @@ A class is a row: its kind, by torch's name. What a kind computes is in the inte
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import torch
@@ -17,8 +18,11 @@ from quantc.nn.dynamic_module import FULL, run_time_grid
 from quantc.nn.kernel_ops import Run, engine_number, on_kernel, target
 from quantc.nn.quantized.dynamic.modules.cells import GRUCell, LSTMCell, RNNCell, RNNCellBase
 from quantc.nn.recurrent_weights import GATES, Recurrent, bias_of
+from quantc.nn.torch_tensors import State, weight_apart
 from quantc.targets.kernels import packing
 
+CELLS = re.compile(r"_all_weight_values\.(\d+)\.param")
+"""The entries of a layer and direction in torch.ao's state dicts."""
 OVER_SEQUENCES = {"lstm": packing.lstm_dynamic, "gru": packing.gru_dynamic}
 OVER_PACKED = {"lstm": packing.lstm_of_packed, "gru": packing.gru_of_packed}
 
@@ -74,6 +78,17 @@ class RNNBase(Recurrent):
         made = kind(*settings, mod.bidirectional)
         made._take(mod)
         return made
+
+    def taken_apart(self, name: str, value: Any) -> State:
+        cells = CELLS.fullmatch(name)
+        if cells is None:
+            return super().taken_apart(name, value)
+        first = 2 * int(cells[1])
+        pairs = [part.__getstate__()[0] for part in value.__getstate__()[0][4]]
+        names = self.weight_names[first : first + 2]
+        each = zip(names, *zip(*pairs, strict=True), strict=True)
+        states = [weight_apart(name, weight, bias, self.weight_parts) for name, weight, bias in each]
+        return {key: part for state in states for key, part in state.items()}
 
     # -- running -------------------------------------------------------------------------------------------------------
 
