@@ -94,7 +94,7 @@ def _converted(
         read(program, makers, prepared.observers)
         remove(program)
     converted = convert_program(program)
-    quantize_modules(converted, prepared, custom, quant_type_of)
+    quantize_modules(converted, prepared, custom, quant_type_of, convert_fx)
     if remove_qconfig:
         for module in converted.root.modules():
             module.__dict__.pop("qconfig", None)

@@ -29,10 +29,9 @@ def quantize_modules(
     prepared: Preparation,
     custom: ConvertCustomConfig,
     quant_type_of: Callable[[Any], QuantType | None],
+    convert: Callable[[ObservedGraphModule, ConvertCustomConfig], nn.Module],
 ) -> None:
     """Put quantized modules in the place of observed ones, and convert those that were prepared on their own."""
-    from quantc.flows.fx.convert import convert_fx
-
     done: set[str] = set()
     for node in program.graph.find_nodes(op="call_module"):
         name = str(node.target)
@@ -41,7 +40,7 @@ def quantize_modules(
             continue
         done.add(name)
         if isinstance(module, ObservedGraphModule):
-            quantized: nn.Module | None = convert_fx(module, custom)
+            quantized: nn.Module | None = convert(module, custom)
             quantized.__dict__["is_standalone"] = True
         else:
             quantized = _quantized(program, node, module, prepared, custom, quant_type_of)
