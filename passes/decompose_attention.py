@@ -71,7 +71,7 @@ class DecomposeAttention(Pass):
         known = _Known(program) if found else None
         if known is None or any(known.lacks(rule.select) for rule in self.config.rules):
             return {}
-        resolution = resolve(self.config, program, must_match=False)
+        resolution = resolve(self.config.rules, program, must_match=False)
         whole: dict[fx.Node, str] = {}
         for node in found:
             setting = resolution.setting(node)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from quantc.annotate.quantizer import Backend, TableQuantizer, members_of
-from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.config import QuantConfig
+from quantc.config.config_rule import ConfigRule
 from quantc.config.resolve import Resolution, Setting
 from quantc.config.selectors import ByAll, ByEdge, ByNode, ByOp
 from quantc.errors import AnnotationError

@@ -24,7 +24,7 @@ from quantc.annotate.config_requests import (
 )
 from quantc.annotate.match_operands import Slot, follows, keeps_values, moves, slots_of
 from quantc.annotate.quantizer import LIKE, ON_DEMAND, PASS, Backend
-from quantc.config.config import Use
+from quantc.config.config_rule import Use
 from quantc.config.resolve import Setting
 from quantc.errors import AnnotationError
 from quantc.ir.decisions import Derived, Fixed, Float, Quantize, SameAs, TensorOutcome

@@ -1,4 +1,4 @@
-"""A config against a program: what its rules say for each node, each role and each edge.
+"""The rules of a config against a program: what they say for each node, each role and each edge.
 
 Rules by node, op and type are looked up, and those by path are tried once a module and not once a node, so the cost
 does not grow with nodes times rules.
@@ -7,13 +7,13 @@ does not grow with nodes times rules.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from torch import fx
 
-from quantc.config.config import ConfigRule, QuantConfig, Use
+from quantc.config.config_rule import ConfigRule, Use
 from quantc.config.selectors import (
     AnySelector,
     ByAll,
@@ -72,9 +72,9 @@ class Resolution:
         return self.edges.get((producer, consumer), self.setting(consumer))
 
 
-def resolve(config: QuantConfig, program: Program, *, must_match: bool = True) -> Resolution:
-    """Apply a config to a program. ConfigError if a rule matches nothing and `must_match`."""
-    index = _Index(config)
+def resolve(rules: Sequence[ConfigRule], program: Program, *, must_match: bool = True) -> Resolution:
+    """Apply the rules of a config to a program. ConfigError if a rule matches nothing and `must_match`."""
+    index = _Index(rules)
     index.learn_types(program)
     nodes: dict[fx.Node, dict[Role, Setting]] = {}
     names: dict[str, fx.Node] = {}
@@ -84,19 +84,19 @@ def resolve(config: QuantConfig, program: Program, *, must_match: bool = True) -
             names[full_name] = node
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
-            found = _settings(index.rules_for(full_name, node, program), config, program.origins.get(node))
+            found = _settings(index.rules_for(full_name, node, program), rules, program.origins.get(node))
             if found:
                 nodes[node] = found
-    edges = _edges(config, program, index, names)
+    edges = _edges(rules, program, index, names)
     if must_match:
-        _refuse_unmatched(config, index, names)
+        _refuse_unmatched(rules, index, names)
     return Resolution(nodes, edges)
 
 
-def _settings(numbers: Iterable[int], config: QuantConfig, origin: Origin | None) -> dict[Role, Setting]:
+def _settings(numbers: Iterable[int], rules: Sequence[ConfigRule], origin: Origin | None) -> dict[Role, Setting]:
     found: dict[Role, Setting] = {}
     for number in sorted(numbers):
-        rule = config.rules[number]
+        rule = rules[number]
         said = rule.settings
         if Role.ACT in said and not isinstance(said[Role.ACT], Float):
             # an op that is to compute on integers is no longer left float or weight-only: its weight is quantized again
@@ -125,7 +125,7 @@ def _is_about_all(rule: ConfigRule) -> bool:
 class _Index:
     """The rules of a config by what they look at, and which have matched so far."""
 
-    def __init__(self, config: QuantConfig) -> None:
+    def __init__(self, rules: Sequence[ConfigRule]) -> None:
         self.exact: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.by_path: list[tuple[int, ByModule | ByRegex]] = []
         self.by_type: list[tuple[int, ByType]] = []
@@ -134,7 +134,7 @@ class _Index:
         self.types: dict[str, str] = {}
         self.ops: set[str] = set()
         self.of_module: dict[str, tuple[int, ...]] = {}
-        for number, rule in enumerate(config.rules):
+        for number, rule in enumerate(rules):
             self._add(number, rule.select)
 
     def _add(self, number: int, select: AnySelector) -> None:
@@ -183,10 +183,10 @@ class _Index:
 
 
 def _edges(
-    config: QuantConfig, program: Program, index: _Index, names: dict[str, fx.Node]
+    rules: Sequence[ConfigRule], program: Program, index: _Index, names: dict[str, fx.Node]
 ) -> dict[tuple[fx.Node, fx.Node], Setting]:
     edges: dict[tuple[fx.Node, fx.Node], Setting] = {}
-    numbered = [(number, rule) for number, rule in enumerate(config.rules) if isinstance(rule.select, ByEdge)]
+    numbered = [(number, rule) for number, rule in enumerate(rules) if isinstance(rule.select, ByEdge)]
     if not numbered:
         return edges
     inside: dict[str, list[fx.Node]] = defaultdict(list)
@@ -209,13 +209,13 @@ def _end(name: str, names: dict[str, fx.Node], inside: dict[str, list[fx.Node]])
     return [names[name]] if name in names else inside.get(name, [])
 
 
-def _refuse_unmatched(config: QuantConfig, index: _Index, names: dict[str, fx.Node]) -> None:
-    unmatched = [rule for number, rule in enumerate(config.rules) if number not in index.matched]
+def _refuse_unmatched(rules: Sequence[ConfigRule], index: _Index, names: dict[str, fx.Node]) -> None:
+    unmatched = [rule for number, rule in enumerate(rules) if number not in index.matched]
     if not unmatched:
         return
     faults = [f"{rule.select}: {_advice(rule.select, index, names)}" for rule in unmatched]
     raise ConfigError(
-        f"{len(unmatched)} of {len(config.rules)} rules match nothing: {'; '.join(str(r.select) for r in unmatched)}",
+        f"{len(unmatched)} of {len(rules)} rules match nothing: {'; '.join(str(r.select) for r in unmatched)}",
         where="config",
         advice="\n    ".join(faults),
     )

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from quantc.annotate.quantizer import Backend
-from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.config import QuantConfig
+from quantc.config.config_rule import ConfigRule
 from quantc.config.selectors import ByOp
 from quantc.errors import QuantcError
 from quantc.inspect import surgery

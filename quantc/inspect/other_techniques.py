@@ -15,7 +15,8 @@ from quantc.annotate.annotator import Annotator
 from quantc.annotate.config_requests import is_dynamic
 from quantc.annotate.quantizer import Backend
 from quantc.annotate.reasons import Reason, Reasons, Why
-from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.config import QuantConfig
+from quantc.config.config_rule import ConfigRule
 from quantc.config.resolve import Setting
 from quantc.config.selectors import ByNode, ByOp
 from quantc.errors import QuantcError

@@ -10,7 +10,8 @@ from torch import fx
 
 from quantc.annotate.match_operands import slots_of
 from quantc.annotate.reasons import Reason, Reasons, Why
-from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.config import QuantConfig
+from quantc.config.config_rule import ConfigRule
 from quantc.config.resolve import Resolution
 from quantc.inspect.changes import (
     ByHand,

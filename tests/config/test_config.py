@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.config.config import ConfigRule, QuantConfig, Use
+from quantc.config.config import QuantConfig
+from quantc.config.config_rule import ConfigRule, Use
 from quantc.config.resolve import Resolution
 from quantc.config.selectors import AnySelector, ByAll, ByEdge, ByModule, ByNode, ByOp, ByRegex, ByType
 from quantc.errors import ConfigError

@@ -13,7 +13,7 @@ from quantc.annotate.annotator import Annotator
 from quantc.annotate.match_operands import Slot
 from quantc.annotate.quantizer import Backend
 from quantc.annotate.table_annotation import TableAnnotation
-from quantc.config.config import ConfigRule
+from quantc.config.config_rule import ConfigRule
 from quantc.config.resolve import Resolution, Setting
 from quantc.config.selectors import ByNode
 from quantc.errors import SpecError

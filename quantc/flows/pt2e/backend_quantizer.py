@@ -12,7 +12,8 @@ from torch import fx, nn
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.quantizer import Backend, TableQuantizer
 from quantc.capture.model_copies import Tensors
-from quantc.config.config import ConfigRule, QuantConfig
+from quantc.config.config import QuantConfig
+from quantc.config.config_rule import ConfigRule
 from quantc.config.selectors import AnySelector, ByAll, ByModule, ByNode, ByOp
 from quantc.errors import AnnotationError, ConfigError, suggest
 from quantc.flows.foreign import spec_of
