@@ -13,8 +13,8 @@ from quantc.annotate.quantizer import Backend
 from quantc.backends.rules import NOT_INTEGER
 from quantc.backends.support_claims import WITHOUT_DELEGATE, WITHOUT_KERNEL
 from quantc.errors import QuantcError
-from quantc.pipeline.pipeline import Pass, Pipeline
-from quantc.pipeline.registry import BACKENDS, PASSES, PIPELINES
+from quantc.pipeline.pipeline import Pass
+from quantc.pipeline.registry import BACKENDS, PASSES, PIPELINES, Factory
 from quantc.spec.capability import Capability
 from quantc.spec.formats import Offer
 from quantc.spec.instruction_sets import instruction_set
@@ -268,7 +268,7 @@ def _option_line(name: str, field: FieldInfo) -> str:
     return _cells(cells)
 
 
-def _pipeline_section(name: str, factory: Callable[..., Pipeline]) -> Iterator[str]:
+def _pipeline_section(name: str, factory: Factory) -> Iterator[str]:
     yield f"## {name}\n"
     yield f"{_doc(factory)}\n"
     required = [item for item in inspect.signature(factory).parameters.values() if item.default is item.empty]

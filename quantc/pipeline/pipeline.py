@@ -1,130 +1,21 @@
-"""Passes and pipelines: values that can be printed, compared, changed and run.
+"""Pipelines: values that can be printed, compared, changed and run.
 
-A pass is a frozen value whose fields are its options. A pipeline is a tuple of passes with a text form that reads
-back: `canonicalize,fuse,annotate{backend=x86}`. The pipeline has no switches: whatever watches a run (verifying,
-timing, dumping ...) is a hook, see `quantc.hooks`.
+A pipeline is a tuple of passes with a text form that reads back: `canonicalize,fuse,annotate{backend=x86}`. It has no
+switches: whatever watches a run (verifying, timing, dumping ...) is a hook, see `quantc.hooks`.
 """
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from inspect import cleandoc, isabstract
 from time import perf_counter
-from typing import Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict
-from torch import fx
 
 from quantc.errors import PassError, PipelineError, RefusedError, suggest
 from quantc.ir.program import LogEntry, Program, Stage
+from quantc.pipeline.base_pass import Outcome, Pass, Preserves
 from quantc.pipeline.failure import node_at_fault, told
+from quantc.pipeline.pipeline_parser import parse_passes
 from quantc.pipeline.stage_order import check_order, check_start, first_needs
-from quantc.support.option_text import spell
-
-KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-
-
-class Preserves(Enum):
-    """What a pass promises about the program's numbers. `quantc.hooks.Guard` holds it to that."""
-
-    EXACTLY = "every output keeps its bits"
-    CLOSELY = "outputs may differ by rounding, as when a multiplication is folded into a weight"
-    NOTHING = "outputs change, as when tensors are quantized"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run did: whether it changed the program, and what it has to say in the log."""
-
-    changed: bool
-    notes: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return self.changed
-
-
-class Pass(BaseModel, ABC):
-    """One step of a pipeline: a frozen value whose fields are its options.
-
-    Its docstring is its page in docs/passes.md. Running it twice must change nothing the second time.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    name: ClassVar[str]
-    """The name in pipeline text, in kebab-case and starting with a verb: `fold-constants`."""
-    needs: ClassVar[Stage] = Stage.CANONICAL
-    """The stage a program must have reached."""
-    gives: ClassVar[Stage | None] = None
-    """The stage it has reached afterwards."""
-    before: ClassVar[Stage | None] = None
-    """The stage it must not have reached yet."""
-    preserves: ClassVar[Preserves] = Preserves.EXACTLY
-    """What it promises about the numbers."""
-
-    @abstractmethod
-    def run(self, program: Program) -> bool | Outcome:
-        """Change `program` in place; say truthfully whether anything changed (Outcome: and add notes to the log)."""
-
-    def for_config(self, config: Any) -> Pass:
-        """The pass as a `QuantConfig` asks for it, where it is a backend's transform."""
-        return self
-
-    def left_whole(self, program: Program) -> dict[fx.Node, str]:
-        """The nodes that it is for and will leave as they are, each with the reason."""
-        return {}
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        if isabstract(cls):
-            return
-        name = getattr(cls, "name", None)
-        if not isinstance(name, str) or not KEBAB.fullmatch(name):
-            raise PipelineError(
-                f"the pass {cls.__qualname__} is named {name!r}",
-                where=cls.__module__,
-                advice='give the class a kebab-case name: name: ClassVar[str] = "fold-constants"',
-            )
-        if cls.before is not None and cls.before <= cls.needs:
-            raise PipelineError(
-                f"the pass {name} can never run: it needs {cls.needs.label} and must run before {cls.before.label}",
-                where=cls.__module__,
-                advice="correct its `needs` or its `before`",
-            )
-
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """The names of the options as pipeline text spells them."""
-        return tuple(field.replace("_", "-") for field in cls.model_fields)
-
-    @classmethod
-    def summary(cls) -> str:
-        """The first sentence or line of its docstring."""
-        return cleandoc(cls.__doc__ or "").partition("\n")[0]
-
-    def __str__(self) -> str:
-        """The text form; options that have their default are left out."""
-        fields = type(self).model_fields
-        given = [
-            name
-            for name, field in fields.items()
-            if getattr(self, name) != field.get_default(call_default_factory=True)
-        ]
-        if not given:
-            return self.name
-        values = self.model_dump(mode="json", include=set(given))
-        texts = []
-        for name in given:
-            value = values[name]
-            if isinstance(getattr(self, name), set | frozenset):
-                value = sorted(value, key=spell)
-            texts.append(f"{name.replace('_', '-')}={spell(value)}")
-        return f"{self.name}{{{' '.join(texts)}}}"
 
 
 class Hook:
@@ -153,9 +44,7 @@ class Pipeline:
     @staticmethod
     def parse(text: str) -> Pipeline:
         """Read the text form. Named pipelines in it are expanded."""
-        from quantc.pipeline.pipeline_parser import parse
-
-        return parse(text)
+        return Pipeline(parse_passes(text, Pipeline))
 
     def __str__(self) -> str:
         return ",".join(str(pass_) for pass_ in self.passes)
@@ -280,3 +169,6 @@ def _tell_failed(hooks: Iterable[Hook], program: Program, pass_: Pass, error: Pa
 
 def _flat(steps: Iterable[Pass | Pipeline]) -> tuple[Pass, ...]:
     return tuple(pass_ for step in steps for pass_ in (step.passes if isinstance(step, Pipeline) else (step,)))
+
+
+__all__ = ["Hook", "Outcome", "Pass", "Pipeline", "Preserves"]

@@ -1,9 +1,9 @@
-"""From pipeline text to a Pipeline: names are looked up, options checked, named pipelines expanded."""
+"""From pipeline text to passes: names are looked up, options checked, named pipelines expanded."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import ValidationError, validate_call
 
 from quantc.errors import PipelineError, PluginError, suggest
-from quantc.pipeline.pipeline import Pass, Pipeline
+from quantc.pipeline.base_pass import Pass
 from quantc.pipeline.registry import PASSES, PIPELINES
 from quantc.support.option_text import Call, Option, Value, pointer, read, spell
 
@@ -20,12 +20,13 @@ T = TypeVar("T")
 _open: ContextVar[tuple[str, ...]] = ContextVar("named pipelines being expanded", default=())
 
 
-def parse(text: str) -> Pipeline:
-    """The pipeline a text spells. ParseError if it does not read, PipelineError if it makes no sense."""
-    return Pipeline(tuple(pass_ for call in read(text) for pass_ in _resolve(text, call)))
+def parse_passes(text: str, pipeline: type[Iterable[Pass]]) -> tuple[Pass, ...]:
+    """The passes a text spells; `pipeline` is the class of named pipelines. ParseError if the text does not read,
+    PipelineError if it makes no sense."""
+    return tuple(pass_ for call in read(text) for pass_ in _resolve(text, call, pipeline))
 
 
-def _resolve(text: str, call: Call) -> tuple[Pass, ...]:
+def _resolve(text: str, call: Call, pipeline: type[Iterable[Pass]]) -> Iterable[Pass]:
     is_pass, is_pipeline = call.name in PASSES, call.name in PIPELINES
     if is_pass and is_pipeline:
         raise PluginError(
@@ -37,7 +38,7 @@ def _resolve(text: str, call: Call) -> tuple[Pass, ...]:
     if is_pass:
         return (_pass(text, call),)
     if is_pipeline:
-        return _named(text, call).passes
+        return _named(text, call, pipeline)
     raise PipelineError(
         f"there is no pass or pipeline {call.name!r}",
         where=pointer(text, call.at),
@@ -51,12 +52,12 @@ def _pass(text: str, call: Call) -> Pass:
     return _validated(text, call, lambda: kind.model_validate(values))
 
 
-def _named(text: str, call: Call) -> Pipeline:
+def _named(text: str, call: Call, pipeline: type[Iterable[Pass]]) -> Iterable[Pass]:
     factory = PIPELINES[call.name]
     values = _values(text, call, tuple(inspect.signature(factory).parameters))
     with _expanding(text, call):
         result: object = _validated(text, call, lambda: validate_call(factory)(**values))
-    if not isinstance(result, Pipeline):
+    if not isinstance(result, pipeline):
         raise PluginError(
             f"the pipeline {call.name!r} of {PIPELINES.provider(call.name)} gives a {type(result).__name__}",
             where=pointer(text, call.at),

@@ -5,13 +5,16 @@ A package offers one by declaring an entry point in the group `quantc.passes`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
-from quantc.pipeline.pipeline import Pass, Pipeline
+from quantc.pipeline.base_pass import Pass
 from quantc.support.plugin_registry import Registry
 
 P = TypeVar("P", bound="type[Pass]")
+Factory: TypeAlias = Callable[..., Iterable[Pass]]
+"""A function that gives a Pipeline."""
+F = TypeVar("F", bound=Factory)
 
 
 def _why_not_pass(name: str, thing: Any) -> str | None:
@@ -26,7 +29,7 @@ def _why_not_pipeline(name: str, thing: Any) -> str | None:
 
 
 PASSES: Registry[type[Pass]] = Registry("pass", "passes", "quantc.passes", _why_not_pass)
-PIPELINES: Registry[Callable[..., Pipeline]] = Registry("pipeline", "pipelines", "quantc.pipelines", _why_not_pipeline)
+PIPELINES: Registry[Factory] = Registry("pipeline", "pipelines", "quantc.pipelines", _why_not_pipeline)
 BACKENDS: Registry[Any] = Registry("backend", "backends", "quantc.backends")
 
 
@@ -36,8 +39,9 @@ def register_pass(kind: P) -> P:
     return kind
 
 
-def register_pipeline(factory: Callable[..., Pipeline], *, name: str | None = None) -> Callable[..., Pipeline]:
+def register_pipeline(factory: F, *, name: str | None = None) -> F:
     """Make a named pipeline known for this process: a function that gives a Pipeline; its parameters are options.
 
     The name is the function's, with dashes, unless one is given."""
-    return PIPELINES.register(name or factory.__name__.replace("_", "-"), factory)
+    PIPELINES.register(name or factory.__name__.replace("_", "-"), factory)
+    return factory

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from quantc.errors import PipelineError
 from quantc.ir.program import Program, Stage
-
-if TYPE_CHECKING:
-    from quantc.pipeline.pipeline import Pass
+from quantc.pipeline.base_pass import Pass
+from quantc.pipeline.registry import PASSES
 
 
 def check_order(passes: Sequence[Pass]) -> None:
@@ -88,8 +86,6 @@ def _order(earlier: Sequence[Pass], *rest: Pass) -> str:
 
 
 def _how_to_reach(stage: Stage) -> str:
-    from quantc.pipeline.registry import PASSES
-
     givers = [name for name, kind in PASSES.usable() if kind.gives == stage]
     if not givers:
         return f"run a pass that makes it {stage.label} first"

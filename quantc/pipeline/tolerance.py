@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quantc.ir.types import type_of_value
-from quantc.pipeline.pipeline import Preserves
+from quantc.pipeline.base_pass import Preserves
 
 ROUNDING: dict[torch.dtype, float] = {
     torch.float64: 1e-9,
