@@ -8,7 +8,8 @@ from quantc.patterns.dsl import OpPattern, Pattern, any_of, op, optional, out, r
 from quantc.patterns.explain_match import Explanation, Tried
 from quantc.patterns.match import Match, Matcher, Refusal
 from quantc.patterns.operand_patterns import Leaf, const, number, value
-from quantc.patterns.predicates import Predicate, predicate
+from quantc.patterns.predicates import predicate
+from quantc.patterns.rule import Predicate
 from quantc.patterns.table import MatchSet, Rule, RuleTable
 
 __all__ = [

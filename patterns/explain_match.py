@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
+from quantc.errors import QuantcError, UnknownNameError
 from quantc.ir.dialect import op_name
-from quantc.patterns.match import EVERYTHING, Admission, Match, Matcher, Refusal
-from quantc.patterns.refusals import Cause, Said, claimed
-from quantc.patterns.table import MatchSet, Rule, RuleTable, resolve_node
-
-if TYPE_CHECKING:
-    from quantc.ir.program import Program
+from quantc.ir.program import Program
+from quantc.patterns.match import Matcher
+from quantc.patterns.match_set import MatchSet
+from quantc.patterns.refusals import Cause, Said
+from quantc.patterns.rule import Match, Refusal, Rule, claimed
 
 MAX_ROOTS = 64
 """How many nodes downstream are tried as roots. A hub has too many, and fits into no pattern anyway."""
@@ -101,13 +102,38 @@ class Explanation:
         return json.dumps(data, indent=2, ensure_ascii=False)
 
 
-def explain(table: RuleTable, program: Program, node: fx.Node | str, admission: Admission = EVERYTHING) -> Explanation:
-    """Try every rule that mentions the node's op, with the node as root and as inner node."""
-    return explain_among(table.match(program, admission), node)
+def _node(program: Program, name: str) -> fx.Node:
+    try:
+        return program.node(name)
+    except UnknownNameError as error:
+        paths = {origin.module_path for origin in program.origins.rows.values() if origin.module_path}
+        close = get_close_matches(name, paths, n=3)
+        if close:
+            error.advice = f"{error.advice}; or the module {' or '.join(close)}?"
+        raise
+
+
+def resolve_node(program: Program, node: fx.Node | str) -> fx.Node:
+    """A node given as itself, by name, or by the path of the module whose one op it is."""
+    if isinstance(node, str):
+        if not node:
+            raise UnknownNameError(
+                "the name of the node is empty",
+                where=program.name,
+                advice="give the name of a node, or the path of a module",
+            )
+        inside = [] if program.has_node(node) else [x for x in program.module_nodes(node) if x.op.startswith("call_")]
+        if len(inside) > 1:
+            names = ", ".join(found.name for found in inside)
+            raise UnknownNameError(f"{node!r} is a module of {len(inside)} ops", advice=f"ask for one: {names}")
+        return inside[0] if inside else _node(program, node)
+    if not isinstance(node, fx.Node):
+        raise QuantcError(f"{node!r} is not a node", advice="give a node or its name")
+    return node
 
 
 def explain_among(matches: MatchSet, node: fx.Node | str) -> Explanation:
-    """The same for a table that has been matched already."""
+    """Try every rule that mentions the node's op, with the node as root and as inner node."""
     table, program, admission = matches.table, matches.program, matches.admission
     node = resolve_node(program, node)
     rules = [rule for rule in table.by_size if node.op == "call_function" and node.target in rule.compiled.targets]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,11 +28,10 @@ from quantc.patterns.dsl import (
     check_name,
 )
 from quantc.patterns.operand_patterns import Leaf, LeafKind, LiteralValue, leaf
+from quantc.patterns.rule import Rule, Rules
 from quantc.spec.formats import Offer
 
-if TYPE_CHECKING:
-    from quantc.patterns.table import Rule, RuleTable
-
+T = TypeVar("T")
 Choice = TypeVar("Choice", bound=StrEnum)
 
 FORMAT = "quantc-rules"
@@ -47,7 +46,7 @@ KINDS = ("op", "chain", "optional", "any_of", "result", "shared", "value", "cons
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def table_to_json(table: RuleTable) -> str:
+def to_json(table: Rules) -> str:
     data = {
         "format": FORMAT,
         "version": VERSION,
@@ -137,9 +136,8 @@ def _plain_to_data(value: Plain) -> Any:
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def table_from_json(text: str | bytes) -> RuleTable:
-    from quantc.patterns.table import RuleTable
-
+def from_json(text: str | bytes, make: Callable[[str, tuple[Rule, ...]], T]) -> T:
+    """What `make` builds of the name and the rules in a text."""
     try:
         data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except RecursionError:
@@ -152,7 +150,7 @@ def table_from_json(text: str | bytes) -> RuleTable:
         raise PatternError(f"this is {found}, not {FORMAT!r} version {VERSION}", where="format, version")
     rules = [_rule(item, f"rules[{index}]") for index, item in enumerate(_list(fields["rules"], "rules"))]
     with _at("rules"):
-        return RuleTable(_text(fields["name"], "name"), tuple(rules))
+        return make(_text(fields["name"], "name"), tuple(rules))
 
 
 def _refuse_constant(name: str) -> Any:
@@ -168,8 +166,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _rule(data: Any, path: str) -> Rule:
-    from quantc.patterns.table import Rule
-
     fields = _fields(data, path, required=("name", "pattern"), optional=("roles", "when", "supports", *OFFERS))
     pattern = _operand(fields["pattern"], f"{path}.pattern", 0)
     if not isinstance(pattern, Pattern) or isinstance(pattern, Items):

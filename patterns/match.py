@@ -1,82 +1,17 @@
-"""Trying rules on nodes: a `Match` when one fits, a `Refusal` with its reason when it does not."""
+"""Trying rules on the nodes of a program."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from quantc.errors import PatternError, QuantcError, UnknownNameError, suggest
+from quantc.errors import QuantcError
+from quantc.ir.program import Program
 from quantc.patterns.matcher import Search
-from quantc.patterns.predicates import Predicate
-from quantc.patterns.refusals import Cause, Condition, NotFree, Said, UsedElsewhere, claimed
-
-if TYPE_CHECKING:
-    from quantc.ir.program import Program
-    from quantc.patterns.table import Rule
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A rule that fits: where, and what its names stand for.
-
-    `match["w"]` is what `w` is bound to: a node, a number, a tuple of nodes for `xs*`, or None for what is absent;
-    `match["out"]` is the root. `nodes` are the nodes the match claims, in graph order. Bindings say how the graph
-    was when it was matched; a pass that rewrites as it goes takes the matches in reverse, or reads operands anew.
-    """
-
-    rule: Rule = field(hash=False)
-    root: fx.Node
-    bindings: Mapping[str, Any] = field(hash=False)
-    nodes: tuple[fx.Node, ...]
-    program: Program = field(repr=False, compare=False)
-
-    def __getitem__(self, name: str) -> Any:
-        if name == "out":
-            return self.root
-        try:
-            return self.bindings[name]
-        except KeyError:
-            raise UnknownNameError(
-                f"rule {self.rule.name!r} binds no {name!r}", advice=suggest(name, self.bindings, noun="names")
-            ) from None
-
-    def node(self, name: str) -> fx.Node:
-        """What `name` is bound to, if that is a node."""
-        value = self[name]
-        if isinstance(value, fx.Node):
-            return value
-        raise PatternError(
-            f"{name!r} of rule {self.rule.name!r} is {value!r}, not a node",
-            where=self.program.describe(self.root),
-            advice=f"use match[{name!r}] for what may be absent or a number",
-        )
-
-    def __str__(self) -> str:
-        return f"{self.rule.name} at {self.root.name} ({', '.join(node.name for node in self.nodes)})"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A rule that does not fit, and why: `progress` nodes fitted before `cause` came up at the node `at`."""
-
-    rule: Rule = field(hash=False)
-    node: fx.Node
-    cause: Cause
-    progress: int
-    at: fx.Node
-    reached: tuple[fx.Node, ...] = ()
-    """The nodes that fitted."""
-
-    @property
-    def reason(self) -> str:
-        """The cause in words."""
-        return str(self.cause)
-
-    def __str__(self) -> str:
-        return f"{self.rule.name} at {self.node.name}: {self.reason}"
+from quantc.patterns.refusals import Cause, Condition, NotFree, Said, UsedElsewhere
+from quantc.patterns.rule import Match, Predicate, Refusal, Rule, claimed
 
 
 def _nothing_against(match: Match) -> str | Cause | None:
@@ -181,3 +116,6 @@ class Matcher:
             return claimed(node, match)
         owner = self.admission.left_out.get(node)
         return None if owner is None else NotFree(node, owner)
+
+
+__all__ = ["EVERYTHING", "Admission", "Match", "Matcher", "Refusal"]

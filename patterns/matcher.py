@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import fx
 
 from quantc.patterns.graph_values import show
 from quantc.patterns.refusals import Cause, Said
-
-if TYPE_CHECKING:
-    from quantc.patterns.matcher_nodes import OpCore
 
 BUDGET = 20_000
 """Goals tried for one rule at one node before giving up."""
@@ -47,6 +44,15 @@ class Core(ABC):
     @abstractmethod
     def enter(self, search: Search, value: Any) -> bool:
         """Fit a value, or leave goals that must be fitted; False if it cannot be."""
+
+
+class NodeCore(Core):
+    """A part that stands for a node of the match."""
+
+    __slots__ = ("shared",)
+
+    shared: bool
+    """Whether the node may be used outside the match too."""
 
 
 class Surroundings(Protocol):
@@ -83,7 +89,7 @@ class Search:
         self.owner_of = around.owner_of
         self.goals: Goals = (core, root, None)
         self.bindings: dict[str, Any] = {}
-        self.nodes: dict[fx.Node, OpCore] = {}
+        self.nodes: dict[fx.Node, NodeCore] = {}
         self.taken: dict[int, fx.Node] = {}
         self.choices: list[tuple[Goals, int]] = []
         self.trail: list[tuple[dict[Any, Any], Any]] = []
@@ -127,7 +133,7 @@ class Search:
         """Leave another way to go on from here, taken if the present one fails."""
         self.choices.append(((core, value, self.goals), len(self.trail)))
 
-    def claim(self, core: OpCore, node: fx.Node) -> None:
+    def claim(self, core: NodeCore, node: fx.Node) -> None:
         self.nodes[node] = core
         self.taken[core.id] = node
         self.trail.append((self.nodes, node))

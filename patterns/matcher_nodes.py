@@ -10,7 +10,7 @@ from torch import fx
 from quantc.ir.dialect import target_name
 from quantc.patterns.checks import Check, Plain, same
 from quantc.patterns.graph_values import argument_at, has_node, is_tensor_node, show, why_not_type
-from quantc.patterns.matcher import Core, Heads, Search
+from quantc.patterns.matcher import Core, Heads, NodeCore, Search
 from quantc.patterns.operand_patterns import Leaf, LeafKind
 from quantc.patterns.refusals import (
     NOUNS,
@@ -26,7 +26,7 @@ from quantc.patterns.refusals import (
 )
 
 
-class OpCore(Core):
+class OpCore(NodeCore):
     """A call of one of some ops."""
 
     __slots__ = (
@@ -39,7 +39,6 @@ class OpCore(Core):
         "nested",
         "rest",
         "rows",
-        "shared",
         "swapped",
         "text",
     )

@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from quantc.errors import PatternError, suggest
+from quantc.patterns.refusals import Cause
 
-if TYPE_CHECKING:
-    from quantc.patterns.match import Match
-    from quantc.patterns.refusals import Cause
-
-
-class Predicate(Protocol):
-    """Says why a match is not wanted, in words or as a cause that `explain` can act on; None if it is."""
-
-    def __call__(self, match: Match, /) -> str | Cause | None: ...
-
-
-P = TypeVar("P", bound=Predicate)
-_BY_NAME: dict[str, Predicate] = {}
+AnyPredicate: TypeAlias = Callable[[Any], str | Cause | None]
+"""A `quantc.patterns.Predicate`, whatever a match is."""
+P = TypeVar("P", bound=AnyPredicate)
+_BY_NAME: dict[str, AnyPredicate] = {}
 
 
 def predicate(name: str) -> Callable[[P], P]:
@@ -45,13 +37,13 @@ def predicate(name: str) -> Callable[[P], P]:
     return register
 
 
-def _place(function: Predicate) -> str:
+def _place(function: AnyPredicate) -> str:
     """Where a function is defined: a module that is loaded again may register its predicates again."""
     module = getattr(function, "__module__", "")
     return f"{module}.{getattr(function, '__qualname__', repr(function))}"
 
 
-def find(name: str) -> Predicate:
+def find(name: str) -> AnyPredicate:
     """The predicate of that name."""
     if name not in _BY_NAME:
         raise PatternError(
@@ -61,6 +53,6 @@ def find(name: str) -> Predicate:
     return _BY_NAME[name]
 
 
-def name_of(function: Predicate) -> str | None:
+def name_of(function: AnyPredicate) -> str | None:
     """The name a function was registered under, if it was."""
     return next((name for name, known in _BY_NAME.items() if known is function), None)

@@ -7,7 +7,7 @@ have to change.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -15,9 +15,6 @@ from torch import fx
 from quantc.ir.types import DTYPE_NAMES, TensorType
 from quantc.patterns.checks import Check
 from quantc.patterns.operand_patterns import LeafKind
-
-if TYPE_CHECKING:
-    from quantc.patterns.match import Match
 
 NOUNS = {
     LeafKind.VALUE: "a tensor",
@@ -209,12 +206,6 @@ class Condition(Cause):
 
     def __str__(self) -> str:
         return self.text
-
-
-def claimed(node: fx.Node, match: Match, before: str = "") -> Claimed:
-    """The cause of a node that another match has taken."""
-    text = f"{before}{node.name} is claimed by {match.rule.name} at {match.root.name}"
-    return Claimed(node, match.rule.name, match.root, text)
 
 
 def _data(value: Any) -> Any:

@@ -22,8 +22,8 @@ from quantc.ir.types import DTYPE_NAMES, TensorType, type_of
 from quantc.patterns.explain_match import Explanation, best_refusal, explain_among
 from quantc.patterns.match import Admission, Match, Matcher, Refusal
 from quantc.patterns.operand_patterns import LeafKind
-from quantc.patterns.predicates import Predicate
 from quantc.patterns.refusals import Cause, Said, UnknownType, WrittenTo, WrongOperand, WrongType
+from quantc.patterns.rule import Predicate
 from quantc.patterns.table import MatchSet, Rule, RuleTable
 from quantc.spec.formats import Offer, Role, Timing
 

@@ -21,8 +21,7 @@ from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.ir.site_index import operand_nodes
 from quantc.passes.remove_fake_quantize import as_inference_has_it
-from quantc.patterns.explain_match import Tried
-from quantc.patterns.table import resolve_node
+from quantc.patterns.explain_match import Tried, resolve_node
 from quantc.spec.formats import Timing
 
 NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
