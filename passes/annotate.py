@@ -9,9 +9,9 @@ import torch
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from quantc.annotate.annotator import Annotator
-from quantc.annotate.config_requests import refuse_unheeded, refuse_unmet
 from quantc.annotate.left_float import why_float
 from quantc.annotate.quantizer import Quantizer, instruction_sets_of, quantizer_of
+from quantc.annotate.unmet_requests import refuse_unheeded, refuse_unmet
 from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, QuantcError
 from quantc.ir.plan import Plan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from quantc.annotate.quantizer import LIKE, PASS
+from quantc.annotate.backend import LIKE, PASS
 from quantc.ir.dialect import Trait, traits_of
 from quantc.ir.site_index import operand_nodes
 

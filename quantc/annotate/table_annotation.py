@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from quantc.annotate.annotator import Annotator
+from quantc.annotate.backend import LIKE, ON_DEMAND, PASS, Backend
 from quantc.annotate.config_requests import (
     Refused,
     Request,
@@ -23,7 +24,6 @@ from quantc.annotate.config_requests import (
     why_not_static,
 )
 from quantc.annotate.match_operands import Slot, follows, keeps_values, moves, slots_of
-from quantc.annotate.quantizer import LIKE, ON_DEMAND, PASS, Backend
 from quantc.config.config_rule import Use
 from quantc.config.resolve import Setting
 from quantc.errors import AnnotationError
