@@ -117,7 +117,7 @@ def leaves_of(program: Program, batch: Any, index: int) -> list[Any]:
         )
     try:
         signature.check(leaves, spec)
-        check_has_numbers(program, leaves)
+        check_has_numbers(program.name, program.root, leaves)
     except InputError as error:
         raise InputError(
             f"batch {index} does not fit: {error.what}",

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
 from quantc.errors import InputError
 from quantc.ir.infinite_masks import is_mask, masks_rows
+from quantc.ir.signature import Signature
 from quantc.support.finite_tensors import EMPTY_ROW, why_not_finite
-
-if TYPE_CHECKING:
-    from quantc.ir.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,10 @@ class Watch:
     inputs: tuple[Watched, ...]
 
     @staticmethod
-    def of(program: Program) -> Watch:
+    def of(graph: fx.Graph, signature: Signature) -> Watch:
         found = []
-        entries = program.graph.find_nodes(op="placeholder")
-        for place, (item, entry) in enumerate(zip(program.signature.inputs, entries, strict=True)):
+        entries = graph.find_nodes(op="placeholder")
+        for place, (item, entry) in enumerate(zip(signature.inputs, entries, strict=True)):
             kind = None if item.type is None else item.type.dtype
             if item.is_constant or not entry.users or (kind is not None and not _is_float(kind)):
                 continue
@@ -82,31 +80,31 @@ def not_finite(what: str, why: str) -> InputError:
     )
 
 
-def check_has_numbers(program: Program, leaves: Iterable[Any]) -> None:
+def check_has_numbers(name: str, root: nn.Module, leaves: Iterable[Any]) -> None:
     """Refuse inputs, or a program, on the meta device, where tensors have sizes and no numbers. Both are well."""
     no_numbers = {leaf.is_meta for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    is_hollow = any(tensor.is_meta for tensor in (*program.root.parameters(), *program.root.buffers()))
+    is_hollow = any(tensor.is_meta for tensor in (*root.parameters(), *root.buffers()))
     if is_hollow and no_numbers != {True}:
         raise InputError(
-            f"{program.name} has no numbers: it was parsed without its constants, or made on the meta device",
-            where=program.name,
+            f"{name} has no numbers: it was parsed without its constants, or made on the meta device",
+            where=name,
             advice="give them: qc.parse(text, constants), with quantc.text.digests.constants(program)",
         )
     if not is_hollow and True in no_numbers:
         raise InputError(
             "an input is on the meta device: it has a size and no numbers",
-            where=program.name,
+            where=name,
             advice="give tensors with numbers, as torch.zeros_like(x, device='cpu')",
         )
 
 
-def why_no_range(program: Program, error: RuntimeError) -> InputError | None:
+def why_no_range(name: str, nodes: Iterable[fx.Node], error: RuntimeError) -> InputError | None:
     """What to say where torch's op was to find the scale of an empty tensor; None if that is not what happened."""
-    if "aminmax" not in str(error) or not any(_finds_scales(node) for node in program.nodes()):
+    if "aminmax" not in str(error) or not any(_finds_scales(node) for node in nodes):
         return None
     return InputError(
         "an empty tensor has no range, and this program finds scales as it runs",
-        where=f"{program.name}, Q/DQ form",
+        where=f"{name}, Q/DQ form",
         advice="leave empty batches out, or run the integer form, which gives what the float model does: "
         'qc.convert(prepared, to="integer")',
     )

@@ -16,38 +16,38 @@ from torch import fx, nn
 from torch.nn import functional
 
 from quantc.ir.dialect import argument, is_op
-from quantc.ir.program import Program, attribute
+from quantc.ir.graph_tree import GraphTree, attribute
 from quantc.ir.subgraphs import called_graphs, form_of
 from quantc.ir.types import TensorType, TupleType, ValueType, type_of
 
 ANY_SIZE = 2
 
 
-def lift_constants(program: Program) -> tuple[fx.Graph, dict[str, Any]]:
+def lift_constants(tree: GraphTree, learns: bool) -> tuple[fx.Graph, dict[str, Any]]:
     """A copy of the top graph in which calls hand over what their graphs refer to, and all it refers to by name.
 
     The tensors are the program's own. A graph that several calls run, or one run in an unknown way, stays as it is.
+    Where a program `learns`, its norms are checked as in `with_checked_norms`.
     """
-    modules = {id(module): module for path, graph in program.graphs() if path and (module := graph.owning_module)}
+    modules = {id(module): module for path, graph in tree.graphs() if path and (module := graph.owning_module)}
     calls: Counter[int] = Counter()
-    for _, graph in program.graphs():
+    for _, graph in tree.graphs():
         for node in graph.nodes:
-            calls.update(id(module) for module in called_graphs(program, node))
+            calls.update(id(module) for module in called_graphs(tree, node))
         for node in graph.find_nodes(op="get_attr"):
-            module = attribute(program.owner(graph), str(node.target))
+            module = attribute(tree.owner(graph), str(node.target))
             if isinstance(module, fx.GraphModule) and any(form_of(user) is None for user in node.users):
                 calls[id(module)] += 2
-    learns = program.training or program.is_live
     lifting = _Lifting({key for key, count in calls.items() if count == 1}, learns)
     for key in reversed(modules):  # innermost first: what a graph is given, the graph around it must have
         lifting.copy(modules[key])
-    return lifting.copied(program.graph, program.root)
+    return lifting.copied(tree.graph, tree.root)
 
 
-def with_checked_norms(program: Program) -> fx.Graph:
-    """A copy of the top graph whose norms refuse, as torch's modules do, what they cannot learn from."""
+def with_checked_norms(graph: fx.Graph) -> fx.Graph:
+    """A copy of a graph whose norms refuse, as torch's modules do, what they cannot learn from."""
     new, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
-    new.output(new.graph_copy(program.graph, nodes))
+    new.output(new.graph_copy(graph, nodes))
     for old, copied in nodes.items():
         copied.meta = dict(old.meta)
     spell_norms(new)

@@ -20,9 +20,11 @@ from torch._ops import OpOverload
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from quantc.errors import AnnotationError, InputError, LoadError, ModeError, QuantcError, UnknownNameError, suggest
+from quantc.errors import AnnotationError, InputError, LoadError, ModeError, UnknownNameError, suggest
 from quantc.ir.dialect import arguments, is_opaque, short_name
 from quantc.ir.finite_inputs import Watch, check_has_numbers, why_no_range
+from quantc.ir.graph_tree import GraphTree, attribute
+from quantc.ir.lift_constants import lift_constants, with_checked_norms
 from quantc.ir.module_copy import copied
 from quantc.ir.plan import Plan
 from quantc.ir.signature import Signature, as_tensors
@@ -78,15 +80,13 @@ class LogEntry:
 
 
 @dataclass(eq=False)
-class Program:
+class Program(GraphTree):
     """A captured model.
 
     `graph` is the top graph and `root` the module that owns what graphs refer to: parameters, buffers, nested
     graphs of higher-order ops, and modules kept opaque.
     """
 
-    graph: fx.Graph
-    root: nn.Module
     signature: Signature
     name: str = "program"
     method: str = "given"
@@ -114,35 +114,6 @@ class Program:
     """How many constants were stored under each hint."""
 
     # -- reading ---------------------------------------------------------------------------------------------
-
-    def graphs(self) -> Iterator[tuple[str, fx.Graph]]:
-        """Every graph with its path: the top one ("") first, then those of higher-order ops, outermost first."""
-        pending: list[tuple[str, fx.Graph, nn.Module]] = [("", self.graph, self.root)]
-        seen: set[int] = set()
-        while pending:
-            path, graph, owner = pending.pop(0)
-            yield path, graph
-            for node in graph.find_nodes(op="get_attr"):
-                if node.meta.get("val") is not None:
-                    continue  # a tensor: there are many, and looking each up takes time
-                child = attribute(owner, str(node.target))
-                if isinstance(child, fx.GraphModule) and id(child) not in seen:
-                    seen.add(id(child))
-                    pending.append((f"{path}/{node.target}".lstrip("/"), child.graph, child))
-
-    def nodes(self) -> Iterator[fx.Node]:
-        """Every node of every graph, in order."""
-        for _, graph in self.graphs():
-            yield from graph.nodes
-
-    def owner(self, graph: fx.Graph) -> nn.Module:
-        """The module that `graph`'s get_attr nodes refer into."""
-        if graph is self.graph:
-            return self.root
-        module = graph.owning_module
-        if module is None:
-            raise QuantcError("a nested graph has no module", advice="capture the model again")
-        return module
 
     def node(self, name: str) -> fx.Node:
         """The node of that name; `branch/name` for one in a nested graph."""
@@ -216,19 +187,17 @@ class Program:
 
     def _as_given(self) -> tuple[fx.Graph, nn.Module | dict[str, Any]]:
         """The graph to build the module from, and what it refers to: nested graphs are given their constants."""
-        from quantc.ir.lift_constants import lift_constants, with_checked_norms
-
+        learns = self.training or self.is_live
         if any(path for path, _ in self.graphs()):
-            return lift_constants(self)
-        learns = (self.training or self.is_live) and bool(self.modes.rows)
-        return (with_checked_norms(self) if learns else self.graph), self.root
+            return lift_constants(self, learns)
+        return (with_checked_norms(self.graph) if learns and self.modes.rows else self.graph), self.root
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = self.signature.flatten(args, kwargs)
         leaves = as_tensors(leaves) or leaves
         self.signature.check(leaves, spec)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        check_has_numbers(self, leaves)
+        check_has_numbers(self.name, self.root, leaves)
         module = self.module
         if (self.stage >= Stage.QUANTIZED or self.is_live) and not torch.compiler.is_compiling():
             self._watch_of(module).check(leaves)
@@ -241,14 +210,14 @@ class Program:
                     where=str(error),
                     advice="call it under torch.no_grad() or torch.inference_mode()",
                 ) from error
-            if (found := why_no_range(self, error)) is not None:
+            if (found := why_no_range(self.name, self.nodes(), error)) is not None:
                 raise found from error
             raise
 
     def _watch_of(self, module: fx.GraphModule) -> Watch:
         """The inputs that are looked at for NaN, found once for each module: it is of the graph as it is now."""
         if self._watched is None or self._watched[0] is not module:
-            self._watched = module, Watch.of(self)
+            self._watched = module, Watch.of(self.graph, self.signature)
         return self._watched[1]
 
     def run_flat(self, leaves: Iterable[Any]) -> list[Any]:
@@ -557,16 +526,6 @@ def check_program(given: object, verb: str, first: str) -> None:
             where=f"the first argument of qc.{verb}",
             advice=f"write {first} first",
         )
-
-
-def attribute(root: nn.Module, target: str) -> Any:
-    """What a get_attr target refers to, or None if there is no such thing."""
-    value: Any = root
-    for part in target.split("."):
-        value = getattr(value, part, None)
-        if value is None:
-            return None
-    return value
 
 
 def _has_submodule(root: nn.Module, path: str) -> bool:

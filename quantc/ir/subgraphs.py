@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator
 
 from quantc.ir.dialect import target_name
-from quantc.ir.program import Program, attribute
+from quantc.ir.graph_tree import GraphTree, attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +73,22 @@ def form_of(node: fx.Node) -> Form | None:
     return FORMS.get(target_name(node.target).removeprefix("higher_order."))
 
 
-def called_graphs(program: Program, node: fx.Node) -> tuple[fx.GraphModule, ...]:
+def called_graphs(tree: GraphTree, node: fx.Node) -> tuple[fx.GraphModule, ...]:
     """The graphs a call of a known form runs."""
     form = form_of(node)
     if form is None:
         return ()
-    owner = program.owner(node.graph)
+    owner = tree.owner(node.graph)
     values = [node.args[position] for position in form.graphs if position < len(node.args)]
     found = [attribute(owner, str(value.target)) for value in values if isinstance(value, fx.Node)]
     return tuple(module for module in found if isinstance(module, fx.GraphModule))
 
 
-def run_in_unknown_ways(program: Program) -> dict[fx.Graph, str]:
+def run_in_unknown_ways(tree: GraphTree) -> dict[fx.Graph, str]:
     """The nested graphs that no one can follow, with the op that runs them or the graph they are in."""
     found: dict[fx.Graph, str] = {}
-    for _, graph in program.graphs():
-        owner = program.owner(graph)
+    for _, graph in tree.graphs():
+        owner = tree.owner(graph)
         for node in graph.find_nodes(op="get_attr"):
             module = attribute(owner, str(node.target))
             if not isinstance(module, fx.GraphModule):

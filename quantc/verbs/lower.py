@@ -99,7 +99,7 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     function = _function(target)
     _check_options(function, target, options)
     if isinstance(program, Program):
-        check_has_numbers(program, ())
+        check_has_numbers(program.name, program.root, ())
     return function(program, **options)
 
 

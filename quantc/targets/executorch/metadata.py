@@ -71,7 +71,7 @@ def metadata_of(
     program: Program, ranges: dict[str, tuple[int, int]], *, has_state: bool = False, source: Program | None = None
 ) -> Metadata:
     """What the file of a program says of itself; `source` is what was given, if some of its sizes were fixed."""
-    watched = {item.place: item for item in Watch.of(program).inputs}
+    watched = {item.place: item for item in Watch.of(program.graph, program.signature).inputs}
     return Metadata(
         **asdict(Provenance.of(program if source is None else source)),
         torch=version("torch"),

@@ -74,7 +74,7 @@ class Lowered(nn.Module):
         self._digest = _digest(program)
         self._checked: set[Any] = set()
         """The shapes that are known to fit: looking at every input each time takes as long as a small layer."""
-        self._watch = Watch.of(program)
+        self._watch = Watch.of(program.graph, program.signature)
         self._takes_tensors = _is_flat(program.signature.in_spec)
         """Whether the arguments are the flat inputs, so that nothing has to be taken apart."""
         self._yields_one = program.signature.out_spec.is_leaf()

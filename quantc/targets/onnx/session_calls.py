@@ -32,7 +32,7 @@ class Calling:
     @staticmethod
     def of(program: Program, exported: Exported) -> Calling:
         is_one = program.signature.out_spec.is_leaf() and exported.outputs == (0,)
-        return Calling(program.signature, exported, Watch.of(program), is_one)
+        return Calling(program.signature, exported, Watch.of(program.graph, program.signature), is_one)
 
     def __call__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = KnownArguments.kind(args, kwargs)
