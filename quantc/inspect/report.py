@@ -16,7 +16,7 @@ from quantc.inspect.comparison import Comparison, Layer
 from quantc.inspect.coverage import Coverage, Verdict
 from quantc.inspect.findings import MODEL_DB, OP_DB, VANISHED, findings
 from quantc.inspect.held_out import Outside
-from quantc.inspect.report_html import page
+from quantc.inspect.report_html import Section, page
 from quantc.inspect.size import Size
 from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import with_techniques
@@ -106,19 +106,6 @@ class Speed:
         ]
         more = f"; {self.why_not}" if self.why_not else ""
         return f"{_shown(self.after)} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A table of the report."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    all_of_them: str
-    """Where all rows are, in Python."""
-    decibels: int | None = None
-    """The column that a page shows as bars."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +219,7 @@ class Report:
 
     def to_html(self, extra: Mapping[str, str] | None = None) -> str:
         """A page that a browser opens, with every row of every table."""
-        return page(self, extra or {})
+        return page(self.title, self.fields(extra or {}), self.sections(), self.warnings, self.notes)
 
     @property
     def _calibrated_with(self) -> str:

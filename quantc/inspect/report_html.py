@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
 from quantc.files.output_paths import GENERATOR
-
-if TYPE_CHECKING:
-    from quantc.inspect.report import Report, Section
 
 STYLE = """
 body{font:15px system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#22262d}
@@ -23,16 +20,31 @@ FULL_BAR = 60.0
 BAR_PIXELS = 180
 
 
-def page(report: Report, extra: Mapping[str, str]) -> str:
-    """The whole page; `extra` are more lines at the top."""
-    fields = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.fields(extra).items())
-    warned = "".join(f'<p class="warning">{escape(text)}</p>' for text in report.warnings)
-    notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the report."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    all_of_them: str
+    """Where all rows are, in Python."""
+    decibels: int | None = None
+    """The column that a page shows as bars."""
+
+
+def page(
+    title: str, fields: Mapping[str, str], sections: Iterable[Section], warnings: Iterable[str], notes: Iterable[str]
+) -> str:
+    """The whole page; `fields` are the lines at the top."""
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in fields.items())
+    warned = "".join(f'<p class="warning">{escape(text)}</p>' for text in warnings)
+    noted = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{GENERATOR}<title>{escape(report.title)}</title>'
-        f"<style>{STYLE}</style></head><body>\n<h1>{escape(report.title)}</h1>\n{warned}\n<dl>{fields}</dl>\n"
-        f"{''.join(_section(section) for section in report.sections())}"
-        f"{f'<h2>notes</h2><ul>{notes}</ul>' if notes else ''}\n</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{GENERATOR}<title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n{warned}\n<dl>{lines}</dl>\n"
+        f"{''.join(_section(section) for section in sections)}"
+        f"{f'<h2>notes</h2><ul>{noted}</ul>' if noted else ''}\n</body></html>\n"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,12 +19,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 from quantc.errors import QuantcError
 from quantc.ir.program import Program
 
-if TYPE_CHECKING:
-    from quantc.targets.kernels.lowered import Lowered
-
 _LIBRARY = torch.library.Library("quantc", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("run_lowered(Tensor[] inputs, str key) -> Tensor[]")  # type: ignore[no-untyped-call]
 RUN_LOWERED: Any = torch.ops.quantc.run_lowered.default
+
+
+class Lowered(Protocol):
+    """What the op asks of a lowered module."""
+
+    target: str
+    _program: Program
+
+    @property
+    def program(self) -> Program: ...
+
+    def run_flat(self, leaves: Sequence[Any]) -> Sequence[Any]: ...
+
 
 _MODULES: WeakValueDictionary[str, Lowered] = WeakValueDictionary()
 _NUMBERS = itertools.count()
