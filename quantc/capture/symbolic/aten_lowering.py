@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.proxy import Attribute
 from torch.overrides import resolve_name
 
-from quantc.capture.symbolic.proxies import RefusedError, Value
+from quantc.capture.symbolic.proxies import RefusedError, Value, ValueTracer
 from quantc.capture.symbolic.python_spellings import (
     CASTS,
     DUNDERS,
@@ -40,32 +40,16 @@ TENSOR_TYPES = {f"torch.{name.capitalize()}Tensor": dtype for name, dtype in CAS
 QUERIES = frozenset({"size", "dim", "numel", "ndimension", "nelement", "item", "tolist"})
 
 
-class Lowering(ABC):
+class Lowering(ValueTracer):
     """Decides, call by call, which overload is meant. The tracer records what it decides."""
-
-    @abstractmethod
-    def call(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Record a call of an overload and give what it returns."""
 
     @abstractmethod
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind) -> Any:
         """Record a call of anything else; at once a plain number if that is what it gives."""
 
     @abstractmethod
-    def size(self, target: OpOverload, args: tuple[Any, ...], size: Any) -> Any:
-        """The traced value of a symbolic size, which `target` would read from a tensor."""
-
-    @abstractmethod
-    def tensor_attribute(self, x: Any, name: str) -> Any:
-        """`x.name` of a tensor."""
-
-    @abstractmethod
     def shape_owner(self, x: Any) -> Any:
         """The tensor whose whole shape a traced value is, if it is one."""
-
-    @abstractmethod
-    def get_item(self, x: Any, index: Any) -> Any:
-        """`x[index]`."""
 
     def kind_of(self, value: Any) -> Kind | None:
         """What a traced value is; None for plain Python values."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from quantc.capture.symbolic.proxies import RefusedError, Value
+from quantc.capture.symbolic.proxies import RefusedError, Value, ValueTracer
 from quantc.capture.symbolic.python_spellings import Kind
 from quantc.ir.dialect import aten
-
-if TYPE_CHECKING:
-    from quantc.capture.symbolic.tracer import AtenTracer
 
 END = 9223372036854775807
 """How ATen writes "to the end" of a slice."""
@@ -21,7 +18,7 @@ def _consumes(part: Any) -> bool:
     return part is not None and part is not Ellipsis and not isinstance(part, bool)
 
 
-def view_of(tracer: AtenTracer, x: Any, index: Any) -> tuple[Any, list[Any] | None]:
+def view_of(tracer: ValueTracer, x: Any, index: Any) -> tuple[Any, list[Any] | None]:
     """Apply the ints, slices, Nones and ellipses of an index; what is left are tensor indices, or None."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(part, bool) for part in parts):
@@ -59,7 +56,7 @@ def _from_here(x: Any, later: list[Any], behind: int) -> int:
     raise RefusedError("indexing with `...` needs the rank of the tensor; give example inputs to capture")
 
 
-def _sliced(tracer: AtenTracer, x: Any, dim: int, part: slice) -> Any:
+def _sliced(tracer: ValueTracer, x: Any, dim: int, part: slice) -> Any:
     if part.start is None and part.stop is None and part.step is None:
         return x
     step = () if part.step is None else (part.step,)
@@ -71,7 +68,7 @@ def _sliced(tracer: AtenTracer, x: Any, dim: int, part: slice) -> Any:
     return tracer.call(aten.slice.Tensor, (x, dim, start, stop, *step))
 
 
-def get_item(tracer: AtenTracer, x: Any, index: Any) -> Any:
+def get_item(tracer: ValueTracer, x: Any, index: Any) -> Any:
     viewed, tensors = view_of(tracer, x, index)
     if tensors is not None:
         return tracer.call(aten.index.Tensor, (viewed, tensors))
@@ -79,7 +76,7 @@ def get_item(tracer: AtenTracer, x: Any, index: Any) -> Any:
     return tracer.call(aten.alias.default, (viewed,)) if viewed is x else viewed
 
 
-def set_item(tracer: AtenTracer, x: Any, index: Any, value: Any) -> None:
+def set_item(tracer: ValueTracer, x: Any, index: Any, value: Any) -> None:
     viewed, tensors = view_of(tracer, x, index)
     is_tensor = isinstance(value, torch.Tensor) or getattr(value, "kind", None) is Kind.TENSOR
     if tensors is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,11 +18,8 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from quantc.capture.symbolic.proxies import RefusedError, Value
+from quantc.capture.symbolic.proxies import RefusedError, Value, ValueTracer
 from quantc.capture.symbolic.python_spellings import DUNDERS, FACTORIES, SIZED_FACTORIES, is_builtin, packet
-
-if TYPE_CHECKING:
-    from quantc.capture.symbolic.tracer import AtenTracer
 
 QUERIES = frozenset({"detach", "is_floating_point", "size", "dim", "is_complex"})
 """Calls on real tensors that are answered at once."""
@@ -32,7 +29,7 @@ OPENED = (torch.nn.functional, torch.functional, torch._tensor)
 
 
 @contextmanager
-def intercepted(tracer: AtenTracer) -> Iterator[None]:
+def intercepted(tracer: ValueTracer) -> Iterator[None]:
     """Everything a trace needs, undone afterwards."""
     with ExitStack() as stack:
         for module in OPENED:
@@ -103,7 +100,7 @@ def _sizes_with_default(sizes: Any, defaults: Any) -> Any:
     return [defaults[index - len(sizes)] if size is None else size for index, size in enumerate(sizes)]
 
 
-def _taking_sizes(tracer: AtenTracer, factory: Any) -> Any:
+def _taking_sizes(tracer: ValueTracer, factory: Any) -> Any:
     """`torch.zeros` and the like refuse traced sizes, before any interceptor is asked, if these are spread out."""
 
     @wraps(factory)
@@ -122,7 +119,7 @@ def _enter_autocast(region: Any) -> Any:
 
 
 @contextmanager
-def _buffers_watched(tracer: AtenTracer) -> Iterator[None]:
+def _buffers_watched(tracer: ValueTracer) -> Iterator[None]:
     """Catch assignments of traced values to buffers."""
     original: Any = nn.Module.__setattr__
 
@@ -137,7 +134,7 @@ def _buffers_watched(tracer: AtenTracer) -> Iterator[None]:
 class _Interceptor(TorchFunctionMode):
     """Catches torch calls that no traced value takes part in: tensors made in `forward`, and arithmetic on them."""
 
-    def __init__(self, tracer: AtenTracer) -> None:
+    def __init__(self, tracer: ValueTracer) -> None:
         super().__init__()
         self.tracer = tracer
 

@@ -8,17 +8,16 @@ a size is a node of its own and is marked as a number, so it cannot be taken for
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
+from torch._ops import OpOverload
 from torch.fx.proxy import Attribute
 
 from quantc.capture.symbolic.python_spellings import Kind
-
-if TYPE_CHECKING:
-    from quantc.capture.symbolic.tracer import AtenTracer
-
+from quantc.capture.symbolic.traced_state import TensorState
 
 TENSOR_FACTS = frozenset({"shape", "ndim", "dtype", "device"})
 """What only tensors are asked for."""
@@ -33,10 +32,69 @@ class RefusedError(Exception):
     """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""
 
 
+class ValueTracer(fx.Tracer, ABC):
+    """What values, and those who intercept calls, ask of the tracer."""
+
+    kinds: dict[fx.Node, Kind]
+    state: TensorState
+
+    @abstractmethod
+    def proxy(self, node: fx.Node) -> Value:
+        """The value of a node."""
+
+    @abstractmethod
+    def call(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Record a call of an overload and give what it returns."""
+
+    @abstractmethod
+    def size(self, target: OpOverload, args: tuple[Any, ...], size: Any) -> Any:
+        """The traced value of a symbolic size, which `target` would read from a tensor."""
+
+    @abstractmethod
+    def constant_like(self, value: Any, x: Value) -> torch.Tensor:
+        """A number as a tensor of the dtype of another."""
+
+    @abstractmethod
+    def tensor_attribute(self, x: Any, name: str) -> Any:
+        """`x.name` of a tensor."""
+
+    @abstractmethod
+    def get_item(self, x: Any, index: Any) -> Any:
+        """`x[index]`."""
+
+    @abstractmethod
+    def set_item(self, x: Value, index: Any, value: Any) -> None:
+        """`x[index] = value`."""
+
+    @abstractmethod
+    def lower_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a function."""
+
+    @abstractmethod
+    def lower_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a method of a tensor."""
+
+    @abstractmethod
+    def lower_inplace(self, inplace: Any, plain: Any, left: Value, right: Any) -> Any:
+        """`x += y`."""
+
+    @abstractmethod
+    def decide(self, x: fx.Proxy) -> bool:
+        """The truth of a value, where shapes alone decide it."""
+
+    @abstractmethod
+    def assign_buffer(self, module: nn.Module, name: str, value: Value) -> bool:
+        """`self.buffer = value` in `forward`; whether there is such a buffer."""
+
+    @abstractmethod
+    def set_grad_enabled(self, function: Any, args: tuple[Any, ...]) -> None:
+        """A `no_grad` region begins or ends."""
+
+
 class Value(fx.Proxy):
     """A traced value: a tensor, a number or a sequence that only exists when the program runs."""
 
-    tracer: AtenTracer
+    tracer: ValueTracer
 
     @property
     def kind(self) -> Kind:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx.proxy import Attribute
 
+from quantc.capture.symbolic.proxies import Value, ValueTracer
 from quantc.capture.symbolic.python_spellings import Kind
 from quantc.ir.dialect import aten
-
-if TYPE_CHECKING:
-    from quantc.capture.symbolic.proxies import Value
-    from quantc.capture.symbolic.tracer import AtenTracer
 
 FACTS = frozenset({"dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "itemsize"})
 """Properties that become a node when the tensor's type is not known."""
@@ -21,7 +18,7 @@ TRANSPOSES = {"T": aten.numpy_T.default, "mT": aten.mT.default, "H": aten.matrix
 PARTS = {"real": aten.real.default, "imag": aten.imag.default, "data": aten.detach.default}
 
 
-def tensor_attribute(tracer: AtenTracer, x: Value, name: str) -> Any:
+def tensor_attribute(tracer: ValueTracer, x: Value, name: str) -> Any:
     fake = x.fake if x.fake is not None else tracer.state.real(x.node)
     if name == "shape":
         return shape_of(tracer, x)
@@ -46,7 +43,7 @@ def tensor_attribute(tracer: AtenTracer, x: Value, name: str) -> Any:
     return Attribute(x, name)
 
 
-def shape_of(tracer: AtenTracer, x: Value) -> Any:
+def shape_of(tracer: ValueTracer, x: Value) -> Any:
     """Numbers where they are known; nodes for the dynamic ones; one node for the whole where the rank is unknown."""
     fake = x.fake if x.fake is not None else tracer.state.real(x.node)
     if isinstance(fake, torch.Tensor):

@@ -43,7 +43,7 @@ Entry = tuple[Callable[..., Any], list[Any]]
 """A function to call, and the traced values to call it on."""
 
 
-class AtenTracer(Lowering, fx.Tracer):
+class AtenTracer(Lowering):
     """Traces a module into ATen. `fakes` is the mode that computes shapes, or None when there are none."""
 
     proxy_buffer_attributes = True
