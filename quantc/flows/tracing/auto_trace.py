@@ -22,9 +22,9 @@ from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
 from quantc.flows.tracing.functions import Kind, gives_back, opened
 from quantc.flows.tracing.fused_calls import follow
-from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
-from quantc.flows.tracing.run import ACTIVE, Frame, LeafCall, Run
+from quantc.flows.tracing.run import ACTIVE, STATE, Frame, LeafCall, Run
 from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import answer, call_on_floats, floats_of, joined, on_floats, with_numbers
 from quantc.ir.finite_inputs import not_finite

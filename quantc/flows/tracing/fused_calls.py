@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from torch.utils import _pytree as pytree
 from quantc.capture.runtime.write_detection import is_tracked
 from quantc.errors import InputError
 from quantc.flows.tracing.fused_ops import Unit, reach
+from quantc.flows.tracing.run import Run
 from quantc.flows.tracing.traced_tensor import Buffer, Levels, Traced, call_on_floats, floats_of, traced, value_of
-
-if TYPE_CHECKING:
-    from quantc.flows.tracing.run import Run
 
 
 @dataclass(slots=True, eq=False)

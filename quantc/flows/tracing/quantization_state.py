@@ -15,18 +15,16 @@ from quantc.flows.tracing.call_sites import END, Context, Key, OpSite, source_of
 from quantc.flows.tracing.functions import is_product, mode_argument, writes_first
 from quantc.flows.tracing.fused_calls import Stage, advance
 from quantc.flows.tracing.fused_ops import Unit, reach
+from quantc.flows.tracing.run import Run
 from quantc.flows.tracing.slicing import subgraph
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError
 from quantc.flows.tracing.traced_tensor import call_on_floats, floats_of, handed_over, on_floats, value_of
 from quantc.flows.tracing.weights import digest
 
 if TYPE_CHECKING:
-    from quantc.flows.tracing.run import Run
     from quantc.ir.program import Program
     from quantc.spec.observation import Observation
 
-STATE = "_auto_quant_state"
-"""The name under which a module has its state."""
 CONTENT = "content"
 """The name of the tensor that holds, as bytes, what no other tensor does: statistics, or the quantized program."""
 

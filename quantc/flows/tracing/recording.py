@@ -16,8 +16,8 @@ from quantc.errors import CaptureError
 from quantc.flows.tracing.call_sites import BOUNDARIES, FIRST_CHILD, Context, Key, OpSite, source_of_call
 from quantc.flows.tracing.functions import is_product, name_of
 from quantc.flows.tracing.fused_ops import CallFacts, Derived, Path
-from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
-from quantc.flows.tracing.run import ACTIVE, Run
+from quantc.flows.tracing.quantization_state import AutoQuantizationState
+from quantc.flows.tracing.run import ACTIVE, STATE, ModuleState, Run
 from quantc.flows.tracing.trace import Trace
 from quantc.flows.tracing.weights import digest
 from quantc.ir.program import Program
@@ -94,7 +94,7 @@ class Recording:
         self.last = output
         return output
 
-    def enter(self, outer: Context, key: Key, state: AutoQuantizationState) -> Context:
+    def enter(self, outer: Context, key: Key, state: ModuleState) -> Context:
         """A module that is called from a place where it was not seen before."""
         found = outer.around(state.path)
         if found is None:

@@ -5,29 +5,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from quantc.capture.runtime.tracing import INPUT
+from quantc.capture.runtime.tracing import INPUT, Recorder
 from quantc.capture.runtime.write_detection import is_tracked
 from quantc.errors import QuantcError
 from quantc.flows.tracing.call_sites import END, START, Context, Key, OpSite, place_of_call
 from quantc.flows.tracing.functions import name_of
 from quantc.flows.tracing.fused_ops import Rounded, Unit
-from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
 from quantc.flows.tracing.trace import Phase, Trace, UnseenOpError, Watch
 from quantc.flows.tracing.traced_tensor import Escapes, Levels, Traced, floats_of, levels_on, value_of
 from quantc.flows.tracing.weights import Weight, Weights
 from quantc.ir.infinite_masks import is_mask
 from quantc.qat.norms import LiveNorm
 
-if TYPE_CHECKING:
-    from quantc.flows.tracing.recording import Recording
-
+STATE = "_auto_quant_state"
+"""The name under which a module has its state."""
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Function = Callable[..., Any]
 Refusal = TypeVar("Refusal", bound=QuantcError)
 ACTIVE = threading.local()
 """`run` is the call of a model that this thread is in, `log` who is told what calls give."""
@@ -38,11 +39,52 @@ GLOBAL_HOOKS = (
 MAX_SHAPES = 256
 
 
+class ModuleState(Protocol):
+    """What a run asks of the state of a module, and the hooks around the calls of the module."""
+
+    path: str
+    contexts: list[Context]
+
+    def validate_cur_op(self, func: Function, args: Args, kwargs: Kwargs, key: Key, run: Run) -> OpSite | None: ...
+
+    def step_to(self, site: OpSite, run: Run) -> None: ...
+
+    def unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError: ...
+
+    def op_prepare_before_hook(
+        self, func: Function, args: Args, kwargs: Kwargs, site: OpSite, run: Run
+    ) -> tuple[Args, Kwargs]: ...
+
+    def op_prepare_function(self, func: Function, site: OpSite, run: Run) -> Function: ...
+
+    def op_prepare_after_hook(
+        self, func: Function, output: Any, args: Args, kwargs: Kwargs, site: OpSite, run: Run
+    ) -> Any: ...
+
+    def op_convert_before_hook(
+        self, func: Function, args: Args, kwargs: Kwargs, site: OpSite, run: Run
+    ) -> tuple[Args, Kwargs]: ...
+
+    def op_convert_function(self, func: Function, site: OpSite, run: Run) -> Function | None: ...
+
+    def op_convert_after_hook(self, func: Function, output: Any, args: Args, site: OpSite) -> Any: ...
+
+
+class Recording(Protocol):
+    """What a run asks of those who write its calls down."""
+
+    recorder: Recorder
+
+    def enter(self, outer: Context, key: Key, state: ModuleState) -> Context: ...
+
+    def op(self, func: Any, args: Args, kwargs: Kwargs, key: Key, run: Run) -> Any: ...
+
+
 @dataclass(slots=True)
 class Frame:
     """A call of a module that is running."""
 
-    state: AutoQuantizationState
+    state: ModuleState
     context: Context | None
     parent: Frame | None
     previous: int = START
@@ -65,7 +107,7 @@ class LeafCall:
 class Run:
     """One call of a model: where it is, and what it has seen. Each thread has its own."""
 
-    def __init__(self, trace: Trace, state: AutoQuantizationState, model: nn.Module) -> None:
+    def __init__(self, trace: Trace, state: ModuleState, model: nn.Module) -> None:
         self.trace = trace
         context = state.contexts[0] if state.contexts else None
         self.frame = Frame(state, context, None)

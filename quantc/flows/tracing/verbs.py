@@ -28,9 +28,9 @@ from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
 from quantc.flows.tracing.copies import changed, copied, take_back
 from quantc.flows.tracing.fused_ops import CallFacts
 from quantc.flows.tracing.fusion_groups import FOLDED, Units
-from quantc.flows.tracing.quantization_state import STATE, AutoQuantizationState
+from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.recording import Recording
-from quantc.flows.tracing.run import Bound
+from quantc.flows.tracing.run import STATE, Bound
 from quantc.flows.tracing.trace import Phase, Trace
 from quantc.flows.tracing.weights import digests
 from quantc.ir.decisions import FLOAT
