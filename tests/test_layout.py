@@ -7,6 +7,8 @@ import importlib.metadata
 import tomllib
 from pathlib import Path
 
+import grimp
+import networkx as nx
 import pytest
 
 from tests.support.check_types import source_files
@@ -58,6 +60,21 @@ def test_the_package_list_is_the_folders() -> None:
     listed = set(project["tool"]["setuptools"]["packages"])
     present = {module_name(path) for path in library_files() if path.name == "__init__.py"}
     assert listed == present
+
+
+def facade() -> set[tuple[str, str]]:
+    """The imports upwards that the layers allow: the methods of Program that print, verify and save it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    allowed = project["tool"]["importlinter"]["contracts"][0]["ignore_imports"]
+    return {(importer, imported) for importer, _, imported in (row.partition(" -> ") for row in allowed)}
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither at the top, nor inside functions, nor for types alone; packages count as their `__init__`."""
+    found = grimp.build_graph("quantc", cache_dir=None)
+    imports = {(module, other) for module in found.modules for other in found.find_modules_directly_imported_by(module)}
+    graph: nx.DiGraph[str] = nx.DiGraph(imports - facade())
+    assert [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1] == []
 
 
 def test_every_pass_file_is_a_registered_pass_of_the_same_name() -> None:
