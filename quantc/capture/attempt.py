@@ -6,42 +6,24 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from quantc.capture.capture_request import Request
 from quantc.capture.export.exported import export
 from quantc.capture.failures import explain_failure, refuse_wrong_dtypes
 from quantc.capture.leaf_modules import leaf_selector
 from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 from quantc.capture.rebinding import data_kept
+from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import forward_line
 from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
 from quantc.capture.symbolic.interception import seeds_refused
-from quantc.capture.symbolic.proxies import RefusedError
 from quantc.capture.symbolic.symbolic_capture import trace
 from quantc.errors import CaptureError, QuantcError
 from quantc.ir.program import Program
-
-AUTO = "auto"
-"""The `dynamic_shapes` that leave it to capture which sizes are open."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the caller of capture gave besides the model; `args` is None where there are no example inputs."""
-
-    args: tuple[Any, ...] | None
-    kwargs: dict[str, Any]
-    dynamic_shapes: Any
-    leaf: tuple[Any, ...]
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether capture may choose which sizes are open."""
-        return isinstance(self.dynamic_shapes, str) and self.dynamic_shapes == AUTO
 
 
 def attempt(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:

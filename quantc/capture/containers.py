@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.capture.symbolic.proxies import RefusedError
+from quantc.capture.refused_trace import RefusedError
 from quantc.errors import CaptureError
 
 DEPTH = 4

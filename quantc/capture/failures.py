@@ -11,8 +11,8 @@ from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
 from quantc.capture.model_copies import Tensors, cloned_inputs, twin
+from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import forward_line, user_line_of_error
-from quantc.capture.symbolic.proxies import RefusedError
 from quantc.errors import CaptureError
 from quantc.ir.dialect import is_op
 from quantc.ir.program import Program

@@ -17,8 +17,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
+from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import is_user_code
-from quantc.capture.symbolic.proxies import RefusedError
 from quantc.errors import CaptureError
 from quantc.ir.alias_analysis import Aliasing
 from quantc.ir.dialect import arguments

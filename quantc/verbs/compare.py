@@ -11,7 +11,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from quantc import pipelines
-from quantc.capture.attempt import AUTO
+from quantc.capture.capture_request import AUTO
 from quantc.errors import DataError, InputError, QuantcError
 from quantc.inspect.comparison import Comparison, compared
 from quantc.ir.batch_inputs import check_batches, leaves_of

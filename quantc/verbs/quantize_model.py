@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from quantc import pipelines
 from quantc.annotate.quantizer import Backend, Quantizer, mode_config, quantizer_of
 from quantc.calibration.loop import calibrate
-from quantc.capture.attempt import AUTO
+from quantc.capture.capture_request import AUTO
 from quantc.capture.cast_model import as_dtype
 from quantc.config.config import QuantConfig
 from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest

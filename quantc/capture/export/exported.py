@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.export.dimensions import dim_names, dynamic_dims, upper_bound, widened
 from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
+from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import user_line_of_trace
-from quantc.capture.symbolic.proxies import RefusedError
 from quantc.ir.dialect import higher_order_name
 from quantc.ir.program import Program, attribute
 from quantc.ir.signature import Signature

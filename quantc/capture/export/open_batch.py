@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from quantc.capture.attempt import Request
+from quantc.capture.capture_request import Request
 from quantc.capture.export.dimensions import leaf_names
 from quantc.capture.failures import WAYS_OUT, first_line
 from quantc.capture.model_copies import Tensors, cloned_inputs, twin

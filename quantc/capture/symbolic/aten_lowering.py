@@ -15,7 +15,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.proxy import Attribute
 from torch.overrides import resolve_name
 
-from quantc.capture.symbolic.proxies import RefusedError, Value, ValueTracer
+from quantc.capture.refused_trace import RefusedError
+from quantc.capture.symbolic.proxies import Value, ValueTracer
 from quantc.capture.symbolic.python_spellings import (
     CASTS,
     DUNDERS,

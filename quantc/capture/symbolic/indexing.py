@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from quantc.capture.symbolic.proxies import RefusedError, Value, ValueTracer
+from quantc.capture.refused_trace import RefusedError
+from quantc.capture.symbolic.proxies import Value, ValueTracer
 from quantc.capture.symbolic.python_spellings import Kind
 from quantc.ir.dialect import aten
 

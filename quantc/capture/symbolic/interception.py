@@ -18,7 +18,8 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from quantc.capture.symbolic.proxies import RefusedError, Value, ValueTracer
+from quantc.capture.refused_trace import RefusedError
+from quantc.capture.symbolic.proxies import Value, ValueTracer
 from quantc.capture.symbolic.python_spellings import DUNDERS, FACTORIES, SIZED_FACTORIES, is_builtin, packet
 
 QUERIES = frozenset({"detach", "is_floating_point", "size", "dim", "is_complex"})

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch._ops import OpOverload
 from torch.fx.proxy import Attribute
 
+from quantc.capture.refused_trace import RefusedError
 from quantc.capture.symbolic.python_spellings import Kind
 from quantc.capture.symbolic.traced_state import TensorState
 
@@ -26,10 +27,6 @@ MEMORY = frozenset({"data", "real", "imag"})
 NUMBERS: tuple[tuple[type, Any], ...] = ((torch.SymFloat, 0.0), (float, 0.0), (torch.SymBool, False), (bool, False))
 """What stands in for a number that is not a whole one."""
 A_TENSOR = torch.empty(0)
-
-
-class RefusedError(Exception):
-    """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""
 
 
 class ValueTracer(fx.Tracer, ABC):

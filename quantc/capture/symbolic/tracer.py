@@ -23,12 +23,13 @@ from torch.fx.proxy import TraceError
 
 from quantc.capture.leaf_modules import LeafSelector
 from quantc.capture.rebinding import outs, resized
+from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import user_frame
 from quantc.capture.symbolic import indexing
 from quantc.capture.symbolic.aten_lowering import Lowering
 from quantc.capture.symbolic.interception import intercepted
 from quantc.capture.symbolic.meta_values import Shadows, expression, known_truth
-from quantc.capture.symbolic.proxies import RefusedError, Value
+from quantc.capture.symbolic.proxies import Value
 from quantc.capture.symbolic.python_spellings import Kind
 from quantc.capture.symbolic.tensor_attributes import tensor_attribute
 from quantc.capture.symbolic.traced_state import TensorState

@@ -11,15 +11,10 @@ from quantc.integer.grid import Grid
 from quantc.integer.lowerings.requantize import ends_of, hand_on, is_read_in_float, requantized
 from quantc.integer.lowerings.value_preserving import Move
 from quantc.integer.match_lowering import Bounds, NotIntegerError, Quantized, Task, tail_bounds
+from quantc.integer.move_ops import MOVES
 from quantc.integer.semantics import computes
 from quantc.spec.aten_arithmetic import aten
 
-MOVES = (
-    *("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "aten.squeeze.default", "aten.squeeze.dims"),
-    *("transpose", "permute", "expand", "repeat", "aten.repeat_interleave.self_int", "slice", "select", "narrow"),
-    *("index", "index_select", "gather", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
-    *("contiguous", "clone", "detach", "split", "split_sizes", "chunk", "unbind", "amax", "amin"),
-)
 SAME = "the same op on the integers; the grid stays"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from quantc.integer.library import op_of
-from quantc.integer.lowerings.lower_moves import MOVES
+from quantc.integer.move_ops import MOVES
 from quantc.ir.dialect import argument, op_name, position
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of

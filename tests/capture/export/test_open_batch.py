@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.capture.attempt import Request
+from quantc.capture.capture_request import Request
 from quantc.capture.export.fix_sizes import fix_opened
 from quantc.capture.export.open_batch import with_open_batch
 from quantc.errors import CaptureError, InputError
