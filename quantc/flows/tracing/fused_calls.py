@@ -155,14 +155,23 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
     if number != unit.members[-1]:
         given = _kept(args, known, run), _kept(kwargs, known, run) if kwargs else kwargs
         made = Stage(unit, number, func, *given, operands, result, shape, dtype, autocast, run.check_weights, grads)
-    elif type(result) is Levels:
-        made = result if dtype is result.dtype else Levels(result.levels, result.grid, dtype)
-    else:  # another call from here gives a tensor of its own
-        made = result.clone() if unit.is_fused else result
-        made = made if made.dtype is dtype else made.to(dtype)
+    else:
+        made = _result(unit, result, dtype)
     if number in unit.in_place:
-        return _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
-    return made if isinstance(made, Tensor) else traced(made)
+        made = _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
+    elif not isinstance(made, Tensor):
+        made = traced(made)
+    if unit.yielded and number == unit.members[-1]:
+        run.has_rounded(unit.yielded, floats_of(made), result)
+    return made
+
+
+def _result(unit: Unit, result: Any, dtype: torch.dtype) -> Any:
+    """What the last call of a fused op gives. Another call from there gives a tensor of its own."""
+    if type(result) is Levels:
+        return result if dtype is result.dtype else Levels(result.levels, result.grid, dtype)
+    made = result.clone() if unit.is_fused or unit.yielded else result
+    return made if made.dtype is dtype else made.to(dtype)
 
 
 def _check_training(unit: Unit, number: int, before: list[Stage] | None, run: Run) -> None:

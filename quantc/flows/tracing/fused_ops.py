@@ -117,6 +117,8 @@ class Unit:
     """In training: the node that makes each operand, by name. A norm that the op before has folded is brought back behind that op, and
     that op has computed it."""
     trained_root: str = ""
+    yielded: str = ""
+    """In training: what rounds its result for all who read it, by name; empty where each who reads it rounds it."""
     modes: dict[int, list[str]] = field(default_factory=dict)
     """In training: the modules of the program that follow the mode of a call, by name."""
     reading: tuple[int, ...] = ()
@@ -172,6 +174,7 @@ class Unit:
                 rounders.setdefault(getattr(node.args[0], "name", ""), node)
         self.rounders = tuple(rounders.get(name) for name in self.trained_values)
         self.trained_root = _with_norm(nodes[self.root]).name if self.root in self.own else self.root
+        self.yielded = self._yielded(program, nodes[self.trained_root])
         calls = {name: call for call, name in self.makes.items()}
         self.modes = {}
         for node in self._between(nodes, self.trained_root, self.trained_values):
@@ -179,6 +182,15 @@ class Unit:
             call = calls.get(name.removeprefix("fold_"))
             if node.op == "call_module" and holder in (NORMS, MODES) and call is not None:
                 self.modes.setdefault(call, []).append(str(node.target))
+
+    def _yielded(self, program: Program, last: fx.Node) -> str:
+        """What rounds its result, if the plan has the op give it rounded, and nobody reads it in a finer form."""
+        places = (site for group in program.plan.groups for site in group.places)
+        if not any(site.operand is None and site.node == self.root and not site.graph for site in places):
+            return ""
+        readers = list(last.users)
+        is_one = len(readers) == 1 and readers[0].op == "call_module" and str(readers[0].target).startswith(TRAINED)
+        return str(readers[0].target) if is_one else ""
 
     def _between(self, nodes: Mapping[str, fx.Node], last: str, values: Iterable[str]) -> list[fx.Node]:
         """The nodes from those that make its operands to one that is the last, the last first."""

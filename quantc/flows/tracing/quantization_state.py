@@ -180,7 +180,7 @@ class AutoQuantizationState(nn.Module):
             if not isinstance(target, Tensor):
                 return self._rounded(on_floats((args, kwargs)), rows, run)  # type: ignore[no-any-return]
             # it is written to itself, and no copy; the way back needs what was rounded
-            given = self._rounded(on_floats(((target.clone(), *args[1:]), kwargs)), rows, run)
+            given = self._rounded(on_floats(((run.copied(target), *args[1:]), kwargs)), rows, run)
             target.copy_(given[0][0])
             return (args[0], *given[0][1:]), given[1]
         if run.watch is not None:
@@ -276,6 +276,10 @@ class AutoQuantizationState(nn.Module):
         """Observe what a call gave, where what is quantized reads it."""
         if run.watch is not None and not self.trace.calls[site.number].computes and type(output) is Tensor:
             run.watch.copy(output, tensors_in(on_floats((args, kwargs), floats_of)))
+        if run.is_live and not self.trace.calls[site.number].computes and type(output) is Tensor:
+            for source in tensors_in(on_floats((args, kwargs), floats_of)):
+                if source.shape == output.shape:
+                    run.is_copy(output, source)
         watched = self.trace.watched.get(site.number)
         if watched and run.watch is not None:
             results = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]

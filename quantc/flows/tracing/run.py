@@ -221,12 +221,12 @@ class Run:
                 return unit.run_quantized(program, operands, self.trace.target)
             with torch.autocast("cpu", enabled=False):
                 return unit.run_quantized(program, operands, self.trace.target)
-        if self.is_live:
-            self._follow_modes(unit)
         with torch._C.DisableTorchFunctionSubclass():
-            return (
-                unit.run_trained(program, operands, self.round) if self.is_live else unit.run_float(program, operands)
-            )
+            if not self.is_live:
+                return unit.run_float(program, operands)
+            self._follow_modes(unit)
+            made = unit.run_trained(program, operands, self.round)
+            return self.rounded_once(unit.yielded, made) if unit.yielded else made
 
     def snapshot(self, unit: Unit, number: int, x: Tensor) -> Any:
         """An operand as it is now, for calls that come later: it may be written to."""
@@ -245,8 +245,7 @@ class Run:
     def rounded_once(self, target: str, x: Tensor) -> Tensor:
         """In training: a tensor as it is rounded; the same for all who read it before it is written to, so that it is observed
         once."""
-        place = (x.shape, x.stride(), x.storage_offset()) if x.layout is torch.strided else ()
-        key = (target, id(x), _version(x), (self.escapes.count if is_tracked(x) else object(), place))
+        key = self._key_of(target, x)
         if key not in self.rounded:
             # it is read under torch.no_grad() now, and maybe with gradients later
             with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
@@ -254,22 +253,36 @@ class Run:
         made: Tensor = self.rounded[key][0]
         return made if torch.is_grad_enabled() or not made.requires_grad else made.detach()
 
+    def has_rounded(self, target: str, x: Tensor, made: Tensor) -> None:
+        """In training: a tensor is given that is rounded already, as `made` is, which nobody writes to."""
+        if x.dtype is made.dtype:
+            self.rounded[self._key_of(target, x)] = (made, x)
+
+    def _key_of(self, target: str, x: Tensor) -> Any:
+        place = (x.shape, x.stride(), x.storage_offset()) if x.layout is torch.strided else ()
+        return target, id(x), _version(x), (self.escapes.count if is_tracked(x) else object(), place)
+
     def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
         way back needs what was read, and those who share the memory need what is written."""
         first = floats_of(args[0]) if type(args[0]) is not Traced or args[0]._quantc_buffer is not None else None
         if first is None:
             return args
-        return tuple(self._copied(x) if _shares_memory(x, first) else x for x in args)
+        return tuple(self.copied(x) if _shares_memory(x, first) else x for x in args)
 
-    def _copied(self, x: Any) -> Any:
+    def copied(self, x: Any) -> Any:
+        """In training: a copy of a tensor, which is rounded if that is."""
         if value_of(x) is not None:
             return x
         made = floats_of(x).clone()
-        for (target, _, version, count), (value, held) in list(self.rounded.items()):
-            if held is x and version == _version(x):  # it is rounded once, whoever reads it
-                self.rounded[target, id(made), _version(made), count] = (value, made)
+        self.is_copy(made, x)
         return made
+
+    def is_copy(self, made: Tensor, x: Tensor) -> None:
+        """In training: a tensor holds what another does, and is rounded as that: once, whoever reads it."""
+        for (target, _, version, _), (value, held) in list(self.rounded.items()):
+            if held is x and version == _version(x):
+                self.has_rounded(target, made, value)
 
     # -- where it is -----------------------------------------------------------------------------------------------
 

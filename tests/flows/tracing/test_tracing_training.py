@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.flows.tracing import UnseenOpError, prepare
+from quantc.flows.tracing import UnseenOpError, convert, prepare
 
 ROWS, IMAGES = torch.randn(256, 8), torch.randn(16, 3, 8, 8)
 
@@ -219,3 +219,71 @@ def test_a_train_of_the_models_own_may_give_nothing() -> None:
     model.eval()
     prepared: Any = prepare(model, ROWS, qat=True)
     assert not prepared[1].training
+
+
+@torch.no_grad()
+def rounded(x: Tensor) -> Tensor:
+    """A tensor on the uint8 grid of its own range, by torch."""
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    scale = (high - low) / 255
+    return torch.fake_quantize_per_tensor_affine(x, scale, round(-low / scale), 0, 255)
+
+
+@torch.no_grad()
+def rounded_rows(weight: Tensor) -> Tensor:
+    scale = weight.abs().amax(1) / 127
+    return torch.fake_quantize_per_channel_affine(
+        weight, scale, torch.zeros(len(weight), dtype=torch.int32), 0, -127, 127
+    )
+
+
+def test_results_are_rounded_where_the_backend_gives_them_so() -> None:
+    torch.manual_seed(0)
+    model: Any = mlp()
+    prepared = prepare(model, ROWS, backend="qnnpack", qat=True)
+    found = prepared(ROWS)
+    found.sum().backward()
+    hidden = torch.relu(functional.linear(rounded(ROWS), rounded_rows(model[0].weight), model[0].bias))
+    wanted = rounded(functional.linear(rounded(hidden), rounded_rows(model[2].weight), model[2].bias))
+    step = (wanted.max() - wanted.min()) / 255
+    assert (found - wanted).abs().max() < 1.1 * step
+    assert len(found.unique()) <= 256
+    assert all(row.grad is not None for row in prepared.parameters())
+
+
+def _shared(m: Any, x: Tensor) -> Any:
+    y = m.a(x)
+    z = (torch.relu(y) + y).clone()
+    return m.b(z), z.sigmoid(), y
+
+
+def _in_place(m: Any, x: Tensor) -> Any:
+    return m.b(torch.relu(m.a(x)).sub_(1).exp_())
+
+
+YIELDED: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "mlp": lambda: (mlp(), ROWS),
+    "norms": lambda: (nn.Sequential(conv(3), norm(nn.BatchNorm2d), nn.ReLU(), conv(), norm(nn.BatchNorm2d)), IMAGES),
+    "pool": lambda: (nn.Sequential(conv(3), nn.ReLU(True), nn.MaxPool2d(2)), IMAGES),
+    "average": lambda: (nn.Sequential(conv(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), IMAGES),
+    "joined": lambda: (Made(lambda m, x: torch.cat([m.a(x), m.b(x)], 1), a=conv(3), b=conv(3)), IMAGES),
+    "shared": lambda: (Made(_shared, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), ROWS),
+    "in place": lambda: (Made(_in_place, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), ROWS),
+}
+
+
+@pytest.mark.parametrize("name", YIELDED)
+def test_what_is_trained_for_qnnpack_is_what_is_converted(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = YIELDED[name]()
+    prepared = prepare(model.eval(), x, backend="qnnpack", qat=True)
+    program: Any = qc.prepare(qc.capture(copy.deepcopy(model).train(), (x,)), "qnnpack", qat=True)
+    for batch in (x, x * 0.8, x + 0.1):  # each counts once
+        found, wanted = prepared(batch), program(batch)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    with torch.no_grad():
+        before, after = prepared.eval()(x), convert(prepared)(x)
+    for one, other in zip(*((row if isinstance(row, tuple) else (row,)) for row in (before, after)), strict=True):
+        step = one.unique().diff().min()
+        assert (one - other).abs().max() < 4.5 * step  # what lies between two levels may fall to either, op by op
+        assert (one == other).float().mean() > 0.95
