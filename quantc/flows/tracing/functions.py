@@ -42,6 +42,7 @@ MODES: dict[str, tuple[int, tuple[str, ...], bool, tuple[tuple[Any, ...], ...]]]
     **dict.fromkeys((*DROPOUT, *(f"{name}_" for name in DROPOUT)), (2, ("training", "train"), True, ())),
     "batch_norm": (5, ("training",), False, ((0, 6), (1, "momentum"))),
     "rrelu": (3, ("training",), False, ()),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (6, ("train",), False, ())),
 }
 """Functions that compute otherwise in training: where they are told so, by which keywords, what holds if they are not told, and
 where the arguments are that torch's own modules give them by the mode as well."""

@@ -161,8 +161,7 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
         made = _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
     elif not isinstance(made, Tensor):
         made = traced(made)
-    if unit.yielded and number == unit.members[-1]:
-        run.has_rounded(unit.yielded, floats_of(made), result)
+    run.gives(unit, number, made, result)
     return made
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from quantc.capture.runtime.tracing import SeenAt
 from quantc.flows.tracing.extract_program import Compute, cut, grid_made, grid_read
 from quantc.flows.tracing.traced_tensor import Grid, Levels, float32_of, floats_of, levels_on, value_of
 from quantc.ir.program import TRAINED, Program
@@ -176,6 +177,9 @@ class Unit:
         self.trained_root = _with_norm(nodes[self.root]).name if self.root in self.own else self.root
         self.yielded = self._yielded(program, nodes[self.trained_root])
         calls = {name: call for call, name in self.makes.items()}
+        for name in self.own:  # an op of several results is none of them
+            if isinstance(origin := program.origins.get(nodes[name]), SeenAt):
+                calls[name] = origin.call
         self.modes = {}
         for node in self._between(nodes, self.trained_root, self.trained_values):
             holder, _, name = str(node.target).partition(".")

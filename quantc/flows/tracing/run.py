@@ -253,8 +253,13 @@ class Run:
         made: Tensor = self.rounded[key][0]
         return made if torch.is_grad_enabled() or not made.requires_grad else made.detach()
 
-    def has_rounded(self, target: str, x: Tensor, made: Tensor) -> None:
-        """In training: a tensor is given that is rounded already, as `made` is, which nobody writes to."""
+    def gives(self, unit: Unit, call: int, made: Tensor, result: Any) -> None:
+        """A call of a fused op gives a tensor. In training its result may be rounded already, and is not rounded again."""
+        if unit.yielded and call == unit.members[-1]:
+            self._is_rounded(unit.yielded, floats_of(made), result)
+
+    def _is_rounded(self, target: str, x: Tensor, made: Tensor) -> None:
+        """In training: a tensor is rounded already; it is as `made`, which nobody writes to."""
         if x.dtype is made.dtype:
             self.rounded[self._key_of(target, x)] = (made, x)
 
@@ -282,7 +287,7 @@ class Run:
         """In training: a tensor holds what another does, and is rounded as that: once, whoever reads it."""
         for (target, _, version, _), (value, held) in list(self.rounded.items()):
             if held is x and version == _version(x):
-                self.has_rounded(target, made, value)
+                self._is_rounded(target, made, value)
 
     # -- where it is -----------------------------------------------------------------------------------------------
 

@@ -287,3 +287,23 @@ def test_what_is_trained_for_qnnpack_is_what_is_converted(name: str) -> None:
         step = one.unique().diff().min()
         assert (one - other).abs().max() < 4.5 * step  # what lies between two levels may fall to either, op by op
         assert (one == other).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_train_in_the_mode_of_their_module(kind: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 6, 8)
+    model = Made(lambda m, x: m.h(m.r(x)[0]), r=kind(8, 8, 2, dropout=0.5, batch_first=True), h=nn.Linear(8, 4))
+    prepared: Any = prepare(model.eval(), x, qat=True)
+    plain: Any = copy.deepcopy(model).train()
+    for one in (prepared, plain):
+        torch.manual_seed(1)  # the same elements are dropped
+        one(x).pow(2).mean().backward()
+    wanted = gradients(plain)
+    for name, found in gradients(prepared).items():
+        assert torch.cosine_similarity(found.flatten(), wanted[name].flatten(), 0) > 0.99, name  # type: ignore[union-attr]
+    prepared.r.eval(), plain.r.eval()
+    torch.testing.assert_close(prepared(x), plain(x), rtol=0.05, atol=0.03)
+    with torch.no_grad():
+        before = prepared.eval()(x)
+        torch.testing.assert_close(convert(prepared)(x), before, rtol=0, atol=1e-2)
