@@ -307,3 +307,32 @@ def test_recurrent_layers_train_in_the_mode_of_their_module(kind: Any) -> None:
     with torch.no_grad():
         before = prepared.eval()(x)
         torch.testing.assert_close(convert(prepared)(x), before, rtol=0, atol=1e-2)
+
+
+def _adapted(m: Any, x: Tensor) -> Any:
+    return m.h(torch.relu(functional.linear(x, m.w.weight + m.up.weight @ m.down.weight, m.w.bias)))
+
+
+def _scaled(m: Any, x: Tensor) -> Any:
+    return m.h(torch.relu(functional.linear(x, m.w.weight * m.up.weight.sum(1, keepdim=True), m.w.bias)))
+
+
+@pytest.mark.parametrize("backend", ["x86", "qnnpack"])
+@pytest.mark.parametrize("run", [_adapted, _scaled])
+def test_weights_that_are_computed_of_others_are_trained_and_converted(run: Any, backend: str) -> None:
+    torch.manual_seed(0)
+    layers = {"w": nn.Linear(8, 8), "h": nn.Linear(8, 4), "up": nn.Linear(2, 8), "down": nn.Linear(8, 2)}
+    model = Made(run, **layers)
+    prepared, plain = prepare(model.eval(), ROWS, backend=backend, qat=True), copy.deepcopy(model).train()
+    results = [one(ROWS) for one in (prepared, plain)]
+    for result in results:
+        result.pow(2).mean().backward()
+    assert (results[0] - results[1]).norm() < 0.05 * results[1].norm()
+    found = gradients(prepared)
+    for name, want in gradients(plain).items():
+        if want is not None:
+            assert torch.cosine_similarity(found[name].flatten(), want.flatten(), 0) > 0.99, name  # type: ignore[union-attr]
+    with torch.no_grad():
+        before = prepared.eval()(ROWS)
+        after = convert(prepared)(ROWS)
+    assert (before - after).abs().max() < 0.02 * (before.max() - before.min())
