@@ -66,15 +66,16 @@ def prepare(
     `example_inputs` is a tensor, a tuple of arguments, a dict of keywords, or a list of such examples: each is run once,
     and the ways that the model takes with them are those it may take later. No line of the model is rewritten, and any
     Python in it works. `backend`, `config` and `qat` are those of `qc.prepare`; `mode` is that of `qc.quantize`. `leaf` is
-    that of `qc.capture`: modules, by name or class, that run in float as they are, and may do in them what they like.
+    that of `qc.capture`: modules, by name or class, that run in float as they are, and may do in them what they like. With `qat` the
+    copy is in training mode; modules that are in eval mode in a model that is in training mode stay so.
     """
     examples = examples_in(example_inputs)
     _refuse_prepared(model)
     own = copied(model)
     quantizer = quantizer_of(backend)
     trace = Trace(Context("", FIRST_CHILD), _target(quantizer.name))
-    training = own.training
-    if not qat and training:
+    frozen = [module for module in own.modules() if not module.training] if own.training else []
+    if not qat and own.training:
         raise CaptureError(
             f"{type(model).__name__} is in training mode",
             where="static quantization is for inference",
@@ -111,6 +112,8 @@ def prepare(
     _refuse_many_at_once(recording, trace)
     _find_idle(own, trace)
     own.train(qat)  # whatever a train() of the user's own gives
+    for module in frozen:  # the user has put them in eval mode in a model that trains
+        module.training = False
     return own
 
 

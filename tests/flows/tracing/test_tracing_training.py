@@ -336,3 +336,19 @@ def test_weights_that_are_computed_of_others_are_trained_and_converted(run: Any,
         before = prepared.eval()(ROWS)
         after = convert(prepared)(ROWS)
     assert (before - after).abs().max() < 0.02 * (before.max() - before.min())
+
+
+def test_what_is_frozen_in_a_model_that_trains_stays_so() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(3), norm(nn.BatchNorm2d), nn.ReLU(), nn.Sequential(conv(), norm(nn.BatchNorm2d))).train()
+    model[1].eval()
+    prepared: Any = prepare(model, IMAGES, qat=True)
+    assert [name for name, row in prepared.named_modules() if not row.training] == ["1"]
+    found, wanted = prepared(IMAGES), model(IMAGES)
+    assert (found - wanted).norm() < 0.1 * wanted.norm()
+    own = dict(prepared.named_buffers())
+    for name, row in model.named_buffers():
+        torch.testing.assert_close(own[name], row, rtol=0.05, atol=0.05)
+    assert int(own["1.num_batches_tracked"]) == 0
+    thawed: Any = prepare(model.eval(), IMAGES, qat=True)  # nothing says that one of them is to stay so
+    assert all(row.training for row in thawed.modules())
