@@ -146,9 +146,9 @@ class AutoQuantizationState(nn.Module):
 
     def unseen(self, seen: str, run: Run, leaf: str) -> UnseenOpError:
         file, line = source_of_call(3)
-        frame = run.frame
+        frame, never = run.frame, leaf
         while frame.context is None and frame.parent is not None:  # it was never called: what was to come instead?
-            frame = frame.parent
+            frame, never = frame.parent, frame.state.path
         allowed = frame.context.steps.get(frame.previous, frozenset()) if frame.context is not None else frozenset()
         expected = [run.step_name(number) for number in sorted(allowed)]
         module = f"{self.path or 'the model'} ({self.kind})"
@@ -158,10 +158,24 @@ class AutoQuantizationState(nn.Module):
                 f"control flow over quantizable ops that was never seen, in {module}: "
                 f"expected {' or '.join(expected) or 'no quantizable op'}, seen {seen}{by}",
                 where=f"{file.rsplit('/', 1)[-1]}:{line}",
-                advice="give prepare an example that takes this way too: prepare(model, [example, other_example]); "
-                "or leave the module float with a config",
+                advice=self._advice(never, run),
             )
         )
+
+    def _advice(self, module: str, run: Run) -> str:
+        """What to do about a way that was never seen. Examples show none that only training takes: they are run in eval mode."""
+        if not (run.is_live and self.training and module):
+            return (
+                "give prepare an example that takes this way too: prepare(model, [example, other_example]); "
+                "or leave the module float with a config"
+            )
+        keep = f"keep it as it is, in float: prepare(model, example, qat=True, leaf={module!r})"
+        if any(site.leaf == module for site in run.bound.sites.values()):
+            return (
+                f"give prepare an example that takes this way too; if only training takes it, which examples do not show since "
+                f"they are run in eval mode: call {module} from one place in both modes, or {keep}"
+            )
+        return f"if {module} is called in training alone, which examples do not show since they are run in eval mode: {keep}"
 
     # -- hooks around a call ---------------------------------------------------------------------------------------
 

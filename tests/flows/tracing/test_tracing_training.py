@@ -352,3 +352,39 @@ def test_what_is_frozen_in_a_model_that_trains_stays_so() -> None:
     assert int(own["1.num_batches_tracked"]) == 0
     thawed: Any = prepare(model.eval(), IMAGES, qat=True)  # nothing says that one of them is to stay so
     assert all(row.training for row in thawed.modules())
+
+
+class Aux(nn.Module):
+    """Has a second head in training."""
+
+    def __init__(self, aux: nn.Module, in_one_place: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.aux, self.in_one_place = nn.Linear(8, 8), nn.Linear(8, 4), aux, in_one_place
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.body(x).relu()
+        if not self.in_one_place and self.training:
+            return self.head(y), self.aux(y)
+        z = self.head(y)
+        return (z, self.aux(y)) if self.training else (z,)
+
+
+@pytest.mark.parametrize("aux", [nn.Linear(8, 4), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))])
+@pytest.mark.parametrize("in_one_place", [True, False])
+def test_what_only_training_calls_is_a_leaf_by_the_advice(aux: nn.Module, in_one_place: bool) -> None:
+    model = Aux(aux, in_one_place).train()
+    leaves: list[str] = []
+    for wanted in ([] if in_one_place else ["head"]) + ["aux"]:
+        with pytest.raises(UnseenOpError, match=f"leaf='{wanted}'"):
+            prepare(model, ROWS, qat=True, leaf=leaves)(ROWS)
+        leaves.append(wanted)
+    prepared: Any = prepare(model, ROWS, qat=True, leaf=leaves)
+    results, plain = prepared(ROWS), model(ROWS)
+    for one, other in zip(results, plain, strict=True):
+        assert (one - other).norm() < 0.05 * other.norm()
+    sum(row.sum() for row in results).backward()
+    assert all(row.grad is not None for row in prepared.parameters())
+    with torch.no_grad():
+        (before,) = prepared.eval()(ROWS)
+        (after,) = convert(prepared)(ROWS)
+    torch.testing.assert_close(after, before, rtol=0, atol=0.02)
