@@ -26,7 +26,15 @@ from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
 from quantc.flows.tracing.run import ACTIVE, STATE, Frame, LeafCall, Run
 from quantc.flows.tracing.trace import Phase, Trace, Watch
-from quantc.flows.tracing.traced_tensor import answer, call_on_floats, floats_of, joined, on_floats, with_numbers
+from quantc.flows.tracing.traced_tensor import (
+    answer,
+    call_on_floats,
+    floats_of,
+    joined,
+    on_floats,
+    value_of,
+    with_numbers,
+)
 from quantc.ir.finite_inputs import not_finite
 from quantc.support.finite_tensors import why_not_finite
 
@@ -106,10 +114,15 @@ class Intercepted:
         run.frame = _entered(state, run.frame, run, place_of_call(2))
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
+            if run.is_live and has_hooks(self):
+                args, kwargs = on_floats((args, kwargs), _with_gradient)
             call = self.forward if run.may_skip and not has_hooks(self) else super().__call__  # type: ignore[attr-defined, misc]
             output = call(*args, **kwargs)
             state.end(run)
             return state.module_after_hook(output, run)
+        except RuntimeError as error:
+            _refuse_backward_hooks(error, state.path, run)
+            raise
         finally:
             run.pop(state.path)
 
@@ -158,8 +171,13 @@ class InterceptedLeaf(Intercepted):
             with torch._C.DisableTorchFunction():
                 return follow(run.trace.units[site.number], site.number, self.forward, args[0], run)  # type: ignore[attr-defined]
         around, run.leaf = run.leaf, LeafCall(path, place)
+        if run.is_live and has_hooks(self):
+            args, kwargs = on_floats((args, kwargs), _with_gradient)
         try:
             output = super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
+        except RuntimeError as error:
+            _refuse_backward_hooks(error, path, run)
+            raise
         finally:
             run.leaf = around
             if self._parameters:  # type: ignore[attr-defined]
@@ -285,6 +303,26 @@ def _refuse_backward(where: str) -> None:
             where=where,
             advice="train without checkpoints",
         )
+
+
+def _with_gradient(x: Any) -> Any:
+    """A tensor that hooks can take the gradient of: the floats, unless it lies inside of a fused op."""
+    return floats_of(x) if isinstance(x, Tensor) and value_of(x) is None else x
+
+
+def _refuse_backward_hooks(error: RuntimeError, path: str, run: Run) -> None:
+    """Say why torch cannot watch the gradients of a module: what it reads or gives lies inside of a fused op, or it gives what such
+    an op has written in place."""
+    if "setting up backward hooks" in str(error):
+        raise run.refuse(
+            InputError(
+                f"{path} has a backward hook, and begins or ends within a fused op, or with a call in place: there is no tensor "
+                "that has the gradient",
+                where=path,
+                advice="put the hook on a module around the whole op (convolution, norm, activation), without calls in place, "
+                "or leave the module float with a config",
+            )
+        ) from error
 
 
 def _refuse_gradients(args: Any, kwargs: Any) -> None:

@@ -388,3 +388,23 @@ def test_what_only_training_calls_is_a_leaf_by_the_advice(aux: nn.Module, in_one
         (before,) = prepared.eval()(ROWS)
         (after,) = convert(prepared)(ROWS)
     torch.testing.assert_close(after, before, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_have_gradients_or_are_refused_by_name(kind: str) -> None:
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Linear(8, 8), norm(), nn.ReLU())
+    model = nn.Sequential(stem, nn.Sequential(nn.Linear(8, 8), nn.ReLU(True)), nn.Linear(8, 4)).eval()
+
+    def seen(one: nn.Module, path: str) -> Tensor:
+        found: list[Tensor] = []
+        getattr(one.get_submodule(path), kind)(lambda _, *rows: found.append(rows[-1][0]))
+        one(ROWS).pow(2).mean().backward()
+        return found[0].flatten()
+
+    for path in ("0", "2", ""):  # what reads a tensor that was written in place, too
+        found, wanted = seen(prepare(model, ROWS, qat=True), path), seen(copy.deepcopy(model).train(), path)
+        assert torch.cosine_similarity(found, wanted, 0) > 0.99
+    for path in ("0.0", "0.1", "0.2", "1"):
+        with pytest.raises(InputError, match=f"^{path} has a backward hook"):
+            seen(prepare(model, ROWS, qat=True), path)
