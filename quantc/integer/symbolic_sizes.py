@@ -8,7 +8,6 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
@@ -69,6 +68,8 @@ class Sizes:
     def _symbol(self, text: str) -> torch.SymInt:
         """The symbol for a name, or for an expression that we cannot calculate."""
         if text not in self._symbols:
+            from torch._dynamo.source import ConstantSource  # imports all of torch._dynamo
+
             self._last = int(sympy.nextprime(self._last))
             source = ConstantSource(text)
             symbol = self._environment.create_symbol(self._last, source, DimDynamic.DYNAMIC)

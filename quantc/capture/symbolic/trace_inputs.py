@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
@@ -68,6 +67,8 @@ class TracedInputs:
             return leaf
         if self.fakes.shape_env is None:
             return self.fakes.from_tensor(leaf.detach())
+        from torch._dynamo.source import ConstantSource  # imports all of torch._dynamo
+
         is_dynamic = [(index, dim) in self.marks for dim in range(leaf.dim())]
         context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC if mark else DimDynamic.STATIC for mark in is_dynamic],

@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import torch
 from torch import fx, nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.proxy import TraceError
@@ -99,7 +98,7 @@ class AtenTracer(Lowering):
         except NameError:
             # made in `forward`, so it has no name; its code is that of the module that made it
             return forward(*args, **kwargs)
-        if isinstance(m, OptimizedModule):
+        if _is_compiled(m):
             return m._orig_mod(*args, **kwargs)
         if isinstance(m, nn.modules.batchnorm._BatchNorm) and not _rank_known(args):
             # only the check of the rank stands in the way, and without shapes there is none to check
@@ -396,3 +395,9 @@ def _written_argument(target: OpOverload, args: tuple[Any, ...], kwargs: dict[st
 def _type_name(kind: Any, root: nn.Module) -> str:
     found = kind if isinstance(kind, type) else type(root)
     return f"{found.__module__}.{found.__qualname__}"
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile made a module. Where nothing is compiled, `torch._dynamo` is not imported."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
