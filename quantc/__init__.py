@@ -8,58 +8,125 @@ qc.calibrate(prepared, batches)
 quantized = qc.convert(prepared)
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
 
-from quantc import errors, hooks, pipelines, qat, reference
-from quantc.annotate.quantizer import Backend, Quantizer, Quantizers, TableQuantizer
-from quantc.calibration.calibration_report import CalibrationReport
-from quantc.calibration.loop import calibrate
-from quantc.calibration.reuse_statistics import merge_statistics, use_statistics
-from quantc.config.config import QuantConfig
+from quantc import errors
 from quantc.errors import QuantcError
-from quantc.inspect.agreement import agreement
 from quantc.integer.semantics import load as _register_ops
-from quantc.ir.decisions import FLOAT, Fixed, Quantize, SameAs
-from quantc.ir.program import Program, Stage
-from quantc.pipeline.pipeline import Outcome, Pass, Pipeline, Preserves
-from quantc.spec.spec import (
-    FP8_E4M3_WEIGHT,
-    FP8_E5M2_WEIGHT,
-    FP16_WEIGHT,
-    INT2_GROUP,
-    INT4_GROUP,
-    INT4_GROUP_SYMMETRIC,
-    INT4_WEIGHT,
-    INT8,
-    INT8_DYNAMIC,
-    INT8_NARROW_WEIGHT,
-    INT8_TENSOR_WEIGHT,
-    INT8_TOKEN,
-    INT8_WEIGHT,
-    INT8_WEIGHT_ONLY,
-    INT16,
-    INT32_BIAS,
-    UINT8,
-    UINT8_DYNAMIC,
-    UINT8_TOKEN,
-    QuantSpec,
-)
 from quantc.support.moved_modules import find_moved as _find_moved
-from quantc.targets.kernels.lowered import Lowered
-from quantc.text.parser import parse
-from quantc.verbs.capture import capture
-from quantc.verbs.compare import compare
-from quantc.verbs.convert import convert
-from quantc.verbs.load import load
-from quantc.verbs.lower import lower
-from quantc.verbs.prepare import prepare
-from quantc.verbs.quantize_model import Result, quantize
+
+if TYPE_CHECKING:
+    from quantc import hooks, pipelines, qat, reference
+    from quantc.annotate.quantizer import Backend, Quantizer, Quantizers, TableQuantizer
+    from quantc.calibration.calibration_report import CalibrationReport
+    from quantc.calibration.loop import calibrate
+    from quantc.calibration.reuse_statistics import merge_statistics, use_statistics
+    from quantc.config.config import QuantConfig
+    from quantc.inspect.agreement import agreement
+    from quantc.ir.decisions import FLOAT, Fixed, Quantize, SameAs
+    from quantc.ir.program import Program, Stage
+    from quantc.pipeline.pipeline import Outcome, Pass, Pipeline, Preserves
+    from quantc.spec.spec import (
+        FP8_E4M3_WEIGHT,
+        FP8_E5M2_WEIGHT,
+        FP16_WEIGHT,
+        INT2_GROUP,
+        INT4_GROUP,
+        INT4_GROUP_SYMMETRIC,
+        INT4_WEIGHT,
+        INT8,
+        INT8_DYNAMIC,
+        INT8_NARROW_WEIGHT,
+        INT8_TENSOR_WEIGHT,
+        INT8_TOKEN,
+        INT8_WEIGHT,
+        INT8_WEIGHT_ONLY,
+        INT16,
+        INT32_BIAS,
+        UINT8,
+        UINT8_DYNAMIC,
+        UINT8_TOKEN,
+        QuantSpec,
+    )
+    from quantc.targets.kernels.lowered import Lowered
+    from quantc.text.parser import parse
+    from quantc.verbs.capture import capture
+    from quantc.verbs.compare import compare
+    from quantc.verbs.convert import convert
+    from quantc.verbs.load import load
+    from quantc.verbs.lower import lower
+    from quantc.verbs.prepare import prepare
+    from quantc.verbs.quantize_model import Result, quantize
 
 __version__ = _version("quantc")
 
-_find_moved()
+_MODULES = ("hooks", "pipelines", "qat", "reference")
+_NAMES = {
+    "annotate.quantizer": ("Backend", "Quantizer", "Quantizers", "TableQuantizer"),
+    "calibration.calibration_report": ("CalibrationReport",),
+    "calibration.loop": ("calibrate",),
+    "calibration.reuse_statistics": ("merge_statistics", "use_statistics"),
+    "config.config": ("QuantConfig",),
+    "inspect.agreement": ("agreement",),
+    "ir.decisions": ("FLOAT", "Fixed", "Quantize", "SameAs"),
+    "ir.program": ("Program", "Stage"),
+    "pipeline.pipeline": ("Outcome", "Pass", "Pipeline", "Preserves"),
+    "spec.spec": (
+        "FP8_E4M3_WEIGHT",
+        "FP8_E5M2_WEIGHT",
+        "FP16_WEIGHT",
+        "INT2_GROUP",
+        "INT4_GROUP",
+        "INT4_GROUP_SYMMETRIC",
+        "INT4_WEIGHT",
+        "INT8",
+        "INT8_DYNAMIC",
+        "INT8_NARROW_WEIGHT",
+        "INT8_TENSOR_WEIGHT",
+        "INT8_TOKEN",
+        "INT8_WEIGHT",
+        "INT8_WEIGHT_ONLY",
+        "INT16",
+        "INT32_BIAS",
+        "UINT8",
+        "UINT8_DYNAMIC",
+        "UINT8_TOKEN",
+        "QuantSpec",
+    ),
+    "targets.kernels.lowered": ("Lowered",),
+    "text.parser": ("parse",),
+    "verbs.capture": ("capture",),
+    "verbs.compare": ("compare",),
+    "verbs.convert": ("convert",),
+    "verbs.load": ("load",),
+    "verbs.lower": ("lower",),
+    "verbs.prepare": ("prepare",),
+    "verbs.quantize_model": ("Result", "quantize"),
+}
+"""Public names by the module that defines them; it is imported when a name is first used."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+_find_moved(keep=_HOMES)
 
 _register_ops()  # torch.ops.quantc: torch.export.load asks for the ops of a file without telling us
+for _module in ("observe.observation_registry", "qdq.float_ops", "qdq.registration"):
+    _import_module(f"quantc.{_module}")  # checks of specs, and ops that parsers look up, register on import
+
+if not TYPE_CHECKING:  # type checkers would take every name for a public one
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return _import_module(f"quantc.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'quantc' has no attribute {name!r}")
+        value = globals()[name] = getattr(_import_module(f"quantc.{_HOMES[name]}"), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "FLOAT",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import ClassVar
 
 PACKAGE = "quantc"
 MOVED: dict[str, str] = {
@@ -84,17 +85,23 @@ class MovedLoader(Loader):
 
 
 class Package(ModuleType):
-    """The package itself: its functions are not replaced by old modules of the same name (`quantc.parse`)."""
+    """The package itself: modules do not replace its functions of the same name (`quantc.parse`, `quantc.capture`)."""
+
+    kept: ClassVar[frozenset[str]] = frozenset()
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in MOVED and isinstance(value, ModuleType) and name in self.__dict__):
+        if not (name in self.kept and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 
-def find_moved() -> None:
-    """Look up old paths from now on, before others: a moved package would find its modules a second time."""
+def find_moved(keep: Iterable[str] = ()) -> None:
+    """Look up old paths from now on, before others: a moved package would find its modules a second time.
+
+    `keep` has the public names of the package that no module replaces.
+    """
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedModules())
+    Package.kept |= frozenset(keep)
     sys.modules[PACKAGE].__class__ = Package
 
 
