@@ -35,6 +35,7 @@ docs: $(READY)  ## regenerate the pages that are made from the code
 	$(BIN)/quantc passes --markdown > docs/passes.md
 	$(BIN)/quantc backends --markdown > docs/backends.md
 	$(BIN)/quantc ops --markdown > docs/integer-form.md
+	$(BIN)/python -m quantc.cli.public_modules > docs/public-modules.md
 
 bench: $(READY)  ## growth with the size of a model; then speed beside other tools, which takes many minutes
 	$(BIN)/python -m benchmarks.scale
