@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := quantc passes patterns backends tests benchmarks examples
 
-.PHONY: quantize test test-all check format docs bench clean
+.PHONY: quantize test test-all check format docs wheel bench clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,9 @@ docs: $(READY)  ## regenerate the pages that are made from the code
 	$(BIN)/quantc backends --markdown > docs/backends.md
 	$(BIN)/quantc ops --markdown > docs/integer-form.md
 	$(BIN)/python -m quantc.cli.public_modules > docs/public-modules.md
+
+wheel: $(READY)  ## build the wheel in a temporary folder; check what is inside, and that it imports
+	$(BIN)/python -m tests.support.check_wheel
 
 bench: $(READY)  ## growth with the size of a model; then speed beside other tools, which takes many minutes
 	$(BIN)/python -m benchmarks.scale
