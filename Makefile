@@ -21,9 +21,10 @@ test: $(READY)  ## what must never break; ARGS=--hypothesis-profile=random draws
 test-all: $(READY)  ## everything, the slow tests too, on examples drawn anew
 	$(BIN)/python -m pytest -q -n 2 --hypothesis-profile=random $(ARGS)
 
-check: $(READY)  ## lint, format and types, over every source file
+check: $(READY)  ## lint, format, spelling, layers and types, over every source file
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell $(SOURCES) docs *.md
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m tests.support.check_types
 
