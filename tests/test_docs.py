@@ -36,6 +36,12 @@ def test_pages_link_to_files_that_exist() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_glossary_names_paths_that_exist() -> None:
+    text = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:quantc|passes|patterns|backends)/[\w/.]*)`", text):
+        assert (ROOT / path).exists(), f"glossary.md names {path}"
+
+
 def test_documents_speak_of_the_project_alone() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         text = page.read_text(encoding="utf-8")
