@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, sealed with a digest, and read only where they are what they seem."""
+"""File access: atomic writes, digests against damage, and checks of files before they are read or replaced."""

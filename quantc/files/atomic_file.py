@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all. Everything quantc writes goes through here.
+"""Atomic file writes. Everything quantc writes goes through here.
 
-A draft lies beside the file under a name of its own, and is locked while it is written: a draft whose lock can be taken was
-left by a process that died, and the next save to the same path removes it.
+A draft is written beside the file under a unique name and locked meanwhile: a draft whose lock is free was left by a
+process that died, and the next save to the same path removes it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if sys.platform != "win32":
     import fcntl
 
 LONGEST = 100
-"""Characters of a file's name that its draft has: names may not be longer than 255 bytes."""
+"""Characters of the file's name used in its draft's: file names may not exceed 255 bytes."""
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 TOKEN = 8
-"""Bytes of chance in the name of a draft."""
+"""Random bytes in the name of a draft."""
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A draft to write to. It takes the place of `path` when the block ends well, at once and on disk; otherwise the file
-    that was there before stays as it was. A link is followed: what it leads to is written. SaveError if it cannot be."""
+    """A draft to write to. It replaces `path` atomically, and is flushed to disk, when the context exits without an
+    error; otherwise the previous file stays. Symbolic links are followed. Raise SaveError if the file cannot be
+    written."""
     try:
         place = _place(path)
         _remove_stale(place)
@@ -52,19 +53,19 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text to a file, whole or not at all."""
+    """Write text to a file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write bytes to a file, whole or not at all."""
+    """Write bytes to a file atomically."""
     with whole_file(path) as draft:
         draft.write_bytes(content)
 
 
 def check_writable(path: Path, *, makes_folders: bool = False) -> None:
-    """SaveError if a file could not be written, before the work is done that is to end there. `makes_folders`: those that
-    are missing will be made, and the nearest that is there counts."""
+    """Raise SaveError if a file could not be written, before the work whose result goes there. With `makes_folders`
+    missing folders will be created, and the nearest existing one is checked."""
     try:
         place = _place(path)
         folder = place.parent
@@ -78,7 +79,7 @@ def check_writable(path: Path, *, makes_folders: bool = False) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Where the file lies, behind all links."""
+    """The path with all links resolved."""
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():  # a device or a folder: to put a file in its place would be to remove it
         raise _unwritten(path, "it is there, and is no file")
@@ -86,8 +87,7 @@ def _place(path: Path) -> Path:
 
 
 def _draft(place: Path) -> tuple[Path, int]:
-    """A new draft, and a descriptor that holds its lock. It has the mode of the file it is to replace, or that of any
-    new file."""
+    """A new draft, and a descriptor that holds its lock. Its mode is that of the file to replace, or the default."""
     while True:
         draft = place.with_name(f"{_stem(place)}{secrets.token_hex(TOKEN)}.draft")
         lock = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
@@ -110,7 +110,7 @@ def _take_mode(descriptor: int, of: Path) -> None:
 
 
 class Lock(Enum):
-    """What came of asking for the lock of a draft."""
+    """Result of trying to lock a draft."""
 
     MINE = "mine"
     TAKEN = "somebody else has it"
@@ -118,7 +118,7 @@ class Lock(Enum):
 
 
 def _lock(descriptor: int) -> Lock:
-    """Take the lock of a draft, which the system gives back when the process ends."""
+    """Lock a draft; the system releases the lock when the process ends."""
     if sys.platform == "win32":
         return Lock.NONE
     try:
@@ -131,7 +131,7 @@ def _lock(descriptor: int) -> Lock:
 
 
 def _remove_stale(place: Path) -> None:
-    """Remove drafts of `place` that processes left which are no more."""
+    """Remove the drafts of `place` whose processes have died."""
     mine = re.compile(re.escape(_stem(place)) + rf"[0-9a-f]{{{2 * TOKEN}}}\.draft")
     try:
         names = [name for name in os.listdir(place.parent) if mine.fullmatch(name)]
@@ -152,7 +152,7 @@ def _stem(place: Path) -> str:
 
 
 def _flush(draft: Path, lock: int) -> None:
-    """Bring a draft to the disk. Somebody may have put another file in its place: it gets the draft's mode."""
+    """Flush a draft to disk. If another file has been put in its place, that one is given the draft's mode."""
     with open(draft, "r+b") as file:
         if sys.platform != "win32" and not os.path.sameopenfile(file.fileno(), lock):
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(lock).st_mode))
@@ -160,7 +160,7 @@ def _flush(draft: Path, lock: int) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Bring the new name to the disk, where folders can be flushed."""
+    """Flush the folder entry to disk, where the system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The ends of files' names: what others write under one, quantc does not write something else under."""
+"""File suffixes: quantc does not write its own formats under the suffix of another."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ ENDINGS: dict[str, tuple[str, str]] = {
     ".ort": ("a file of ONNX Runtime", WITH_LOWER.replace("{target}", "onnx").replace("{path}", "{stem}.onnx")),
     ".ptl": ("a file of PyTorch Mobile", "another name"),
 }
-"""By ending: what others take such a file for, and what writes one."""
+"""By suffix: the format others expect, and the call that writes it."""
 
 
 def check_ending(path: Path, own: tuple[str, ...], what: str) -> None:
-    """Refuse a name that says the file is something else. `own` are the endings of what is written; names that say
-    nothing will do."""
+    """Raise an error if the suffix belongs to another format. `own` are the suffixes of what is written; unknown ones
+    pass."""
     ending = path.suffix.lower()
     if ending in own or ending not in ENDINGS:
         return

@@ -1,4 +1,4 @@
-"""What a command is about to write, all of it: told beforehand, and refused where it would replace somebody else's file."""
+"""The outputs of a command, checked before any work: none may replace a file that quantc did not write."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from quantc.files.atomic_file import check_writable
 from quantc.files.sealed_tensors import label_of
 
 HEAD = 4096
-"""Bytes at the beginning of a file, by which its kind is told."""
+"""Bytes at the start of a file by which its kind is recognized."""
 GENERATOR = '<meta name="generator" content="quantc">'
-"""What says of a page that it is ours."""
+"""Marks an HTML page as written by quantc."""
 
 
 class Output(NamedTuple):
-    """A file that is to be written."""
+    """A file to be written."""
 
     what: str
-    """What it is, for messages: "program"."""
+    """Noun for messages: "program"."""
     path: Path
     kind: str
     """One of `KINDS`."""
 
 
 def _begins(*marks: bytes) -> Callable[[Path], bool]:
-    """Whether a file has all of these marks at its beginning, the first at the very start."""
+    """Test of a file for these marks in its first bytes, the first mark at offset 0."""
 
     def is_own(path: Path) -> bool:
         with path.open("rb") as file:
@@ -60,12 +60,12 @@ KINDS: dict[str, Callable[[Path], bool]] = {
     "dot": _begins(b'digraph "', b'node [shape=box, fontname="monospace"];'),
     "graphml": _begins(b"<graphml", b'attr.name="operand"'),
 }
-"""By kind: whether a file that is there was written by quantc as such, and may be replaced by another."""
+"""By kind: test whether an existing file was written by quantc as that kind, and may be replaced."""
 
 
 def check_outputs(outputs: Iterable[Output], where: str) -> None:
-    """Refuse to replace files that quantc did not write as what it would put there, and what cannot be written at all.
-    Empty ones may be replaced."""
+    """Raise an error for an output that cannot be written, or that would replace a file which quantc did not write as
+    that kind. Empty files may be replaced."""
     for output in outputs:
         if output.path.exists() and not _is_own(output):
             raise SaveError(

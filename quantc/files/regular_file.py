@@ -1,4 +1,4 @@
-"""Reading files that are files: a pipe would keep the reader waiting, and a device would never end."""
+"""Reading regular files only: a pipe would block the reader, and a device may never end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from quantc.errors import LoadError, QuantcError
 
 MAX_TEXT = 1 << 30
-"""Bytes of the largest text that is read."""
+"""The largest text that is read, in bytes."""
 
 
 def as_path(given: Any, error: type[QuantcError]) -> Path:
-    """What is given as a path; an error if it is none."""
+    """The argument as a Path; raise `error` if it is none."""
     try:
         return Path(given)
     except TypeError as fault:
@@ -26,7 +26,7 @@ def as_path(given: Any, error: type[QuantcError]) -> Path:
 
 
 def check_regular(path: str | os.PathLike[str], advice: str, error: type[QuantcError] = LoadError) -> Path:
-    """The path, if a file is there; an error if there is nothing, a folder, a pipe or a device."""
+    """The path, if it is a regular file; raise `error` if it is missing, a folder, a pipe or a device."""
     place = Path(path)
     try:
         mode = place.stat().st_mode
@@ -42,7 +42,7 @@ def check_regular(path: str | os.PathLike[str], advice: str, error: type[QuantcE
 def read_text(
     path: str | os.PathLike[str], advice: str, error: type[QuantcError] = LoadError, *, most: int = MAX_TEXT
 ) -> str:
-    """The text of a file; an error if it cannot be read, is no text, or is larger than `most` bytes."""
+    """The text of a file; raise `error` if it is unreadable, not text, or larger than `most` bytes."""
     content = read_bytes(path, advice, error, most=most)
     try:
         return content.decode().replace("\r\n", "\n")
@@ -53,7 +53,7 @@ def read_text(
 def read_bytes(
     path: str | os.PathLike[str], advice: str, error: type[QuantcError] = LoadError, *, most: int | None = None
 ) -> bytes:
-    """The bytes of a file; an error if it cannot be read, or is larger than `most` bytes."""
+    """The bytes of a file; raise `error` if it is unreadable or larger than `most` bytes."""
     place = check_regular(path, advice, error)
     try:
         with place.open("rb") as file:

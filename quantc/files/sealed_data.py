@@ -1,8 +1,8 @@
-"""JSON and TOML in files: how deep they may go, and the seal by which damage shows.
+"""Sealed JSON and TOML: limits on depth and size, and a digest against damage.
 
-What quantc writes has the entry `seal`, a digest of all the others. It is of the data, not of the text: spaces, comments and
-the order of keys may change. Where people write files by hand there is no seal, and nothing to compare with; whoever edits a
-sealed one removes it.
+Files that quantc writes have the entry `seal`, a digest of all other entries. It covers the data, not the text: spaces,
+comments and the order of keys may change. Files written by hand have no seal and are not checked; to edit a sealed one,
+remove the entry.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from quantc.errors import LoadError, QuantcError
 SEAL = "seal"
 DIGEST_SIZE = 16
 MAX_DEPTH = 64
-"""How deep lists and tables may be nested, and how many parts a TOML key may have."""
+"""Maximum nesting of lists and tables, and maximum number of parts of a TOML key."""
 MAX_BYTES = 8 << 20
-"""The longest text that is read."""
+"""The longest text that is parsed."""
 EDITED = f"if you edited it by hand, remove its line {SEAL!r}; otherwise write it again"
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
@@ -29,19 +29,19 @@ _TOML_QUIET = re.compile(
     r"""\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\\?\Z)|\'\'\'.*?(?:\'\'\'|\Z)|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|\#[^\n]*+""",
     re.DOTALL,
 )
-"""Strings and comments of TOML, in which brackets and dots say nothing. One that does not end is taken for the rest: the
-parser stops there."""
+"""Strings and comments of TOML, in which brackets and dots mean nothing. An unterminated one extends to the end of the
+text: the parser stops there."""
 _BETWEEN_KEYS = re.compile(r"[=,\[\]{}\n]")
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with its seal in front."""
+    """The data with its seal as the first entry."""
     return {SEAL: _digest(data), **data}
 
 
 def unsealed(data: Mapping[str, Any], error: type[QuantcError] = LoadError, *, needed: bool = False) -> dict[str, Any]:
-    """The data without its seal; an error if it is not what was sealed, or `needed` and there is none."""
+    """The data without its seal; raise `error` if the digest differs, or if `needed` and there is no seal."""
     rest = {name: value for name, value in data.items() if name != SEAL}
     if SEAL not in data:
         if needed:
@@ -53,7 +53,7 @@ def unsealed(data: Mapping[str, Any], error: type[QuantcError] = LoadError, *, n
 
 
 def _digest(data: Mapping[str, Any]) -> str:
-    """A digest of plain data: of its one JSON text with sorted keys."""
+    """Digest of plain data: of its JSON text with sorted keys."""
     try:
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError):  # such as a date in TOML: nothing that was sealed
@@ -62,7 +62,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def parse_json(text: str, *, most: int = MAX_BYTES, depth: int = MAX_DEPTH) -> Any:
-    """What JSON text says; LoadError if it is not well formed, too long, or nested too deep."""
+    """Parse JSON. Raise LoadError if it is malformed, too long, or nested too deep."""
     _check_size(text, most)
     _check_depth(_JSON_STRING.sub('""', text), depth)
     try:
@@ -72,7 +72,7 @@ def parse_json(text: str, *, most: int = MAX_BYTES, depth: int = MAX_DEPTH) -> A
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What TOML text says; LoadError if it is not well formed, too long, or nested too deep."""
+    """Parse TOML. Raise LoadError if it is malformed, too long, or nested too deep."""
     _check_size(text, MAX_BYTES)
     bare = _TOML_QUIET.sub('""', text)
     _check_depth(bare, MAX_DEPTH)
@@ -91,7 +91,7 @@ def _check_size(text: str, most: int) -> None:
 
 
 def _check_depth(bare: str, most: int) -> None:
-    """Refuse brackets in brackets beyond a depth, before a parser goes down there."""
+    """Raise LoadError on brackets nested beyond a depth, before a parser recurses into them."""
     depth = 0
     for found in _BRACKETS.finditer(bare):
         depth += 1 if found[0] in "[{" else -1

@@ -1,11 +1,11 @@
-"""Sealed tensor files: safetensors in which every byte is accounted for. Programs, statistics and dumps are stored so.
+"""Sealed tensor files: safetensors in which a digest covers every byte. The format of programs, statistics and dumps.
 
 Its metadata has one field, `quantc`: JSON with the kind of file, its version, and digests.
 
     {"digests": {"document": "5f…", "constants/c.weight": "09…"}, "format": "quantc.program", "header": "c4…", "version": 2}
 
-`digests` has one for each tensor. `header` is that of the safetensors header, with itself written as zeros. The digests
-show damage; they do not prove who wrote a file.
+`digests` has an entry for each tensor. `header` is the digest of the safetensors header, computed with its own digits
+as zeros. The digests show damage; they do not prove who wrote a file.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FIELD = "quantc"
 DIGEST_SIZE = 16
 UNSEALED = "0" * (2 * DIGEST_SIZE)
 LENGTH = 8
-"""A safetensors file begins with the length of its header, in so many bytes."""
+"""Size in bytes of the header length with which a safetensors file begins."""
 DAMAGED = (OSError, SafetensorError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, OverflowError)
-"""What the reader of safetensors raises on files that are not well formed."""
+"""Exceptions that the safetensors reader raises on malformed files."""
 ATTEMPTS = 100
-"""How often a file is read anew that is replaced while it is read."""
+"""Maximum number of reads of a file that is replaced while it is read."""
 DTYPES: dict[torch.dtype, str] = {
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -58,7 +58,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What a safetensors header calls them, in the order in which they lie in the file."""
+"""Dtype names in a safetensors header, in the order in which tensors lie in the file."""
 
 Piece = bytes | memoryview
 Hex = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * DIGEST_SIZE}}}$")]
@@ -66,17 +66,17 @@ Hex = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * DIGEST_SIZE}}}$")]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file."""
+    """A kind of file, identified by its label."""
 
     format: str
-    """What its label says it is: `quantc.program`."""
+    """The `format` in its label: `quantc.program`."""
     versions: tuple[int, ...]
-    """Those that are read."""
+    """Versions that can be read."""
     holds: str
-    """What it holds, for messages: "program"."""
+    """Noun for its contents, for messages: "program"."""
     advice: str
     unsealed: frozenset[int] = frozenset()
-    """Versions that were written before files were sealed: nobody can tell whether one is damaged."""
+    """Versions from before files were sealed: damage cannot be detected in them."""
 
 
 class _Known(BaseModel):
@@ -110,14 +110,14 @@ def _bytes(tensor: Tensor) -> Piece:
 def write(
     path: Path, kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str] | None = None
 ) -> None:
-    """Write contiguous tensors to a file, whole or not at all. `known` are digests already made."""
+    """Write contiguous tensors to a file atomically. `known` are digests already computed."""
     parts = _parts(kind, tensors, version, known or {})
     with whole_file(path) as draft, open(draft, "wb") as file:
         _put(file, parts)
 
 
 def to_bytes(kind: Kind, tensors: Mapping[str, Tensor], version: int) -> bytes:
-    """What a file with these tensors holds."""
+    """The bytes of a file with these tensors."""
     stream = io.BytesIO()
     _put(stream, _parts(kind, tensors, version, {}))
     return stream.getvalue()
@@ -129,7 +129,7 @@ def _put(file: BinaryIO, parts: Iterator[Piece]) -> None:
 
 
 def _parts(kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> Iterator[Piece]:
-    """The bytes of a file, piece by piece."""
+    """The bytes of a file, chunk by chunk."""
     rows = _in_order(tensors)
     header = _header(rows, metadata(kind, tensors, version, known))
     sealed = header.replace(_marked(UNSEALED), _marked(_digest_of(header)))
@@ -144,13 +144,13 @@ def metadata(kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Map
 
 
 def file_size(kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> int:
-    """The bytes of a file with these tensors."""
+    """The size in bytes of a file with these tensors."""
     header = _header(_in_order(tensors), metadata(kind, tensors, version, known))
     return LENGTH + len(header) + sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the order in which they lie in a file: the widest first, so that all are aligned."""
+    """The tensors in file order: the widest dtype first, so that all are aligned."""
     places = {dtype: place for place, dtype in enumerate(DTYPES)}
     for name, tensor in tensors.items():
         if tensor.dtype not in places:
@@ -163,7 +163,7 @@ def _in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _header(rows: Mapping[str, Tensor], fields: Mapping[str, str]) -> bytes:
-    """A safetensors header: JSON without spaces, filled up to a multiple of 8."""
+    """A safetensors header: JSON without spaces, padded to a multiple of 8 bytes."""
     ends = pairwise(accumulate((tensor.nbytes for tensor in rows.values()), initial=0))
     entries = {
         name: {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": end}
@@ -174,7 +174,7 @@ def _header(rows: Mapping[str, Tensor], fields: Mapping[str, str]) -> bytes:
 
 
 def _marked(seal: str) -> bytes:
-    """How a header's digest stands in the header: JSON inside a JSON string."""
+    """The bytes of a header's digest inside the header: JSON inside a JSON string."""
     return f'\\"header\\": \\"{seal}\\"'.encode()
 
 
@@ -186,7 +186,8 @@ def _digest_of(unsealed: bytes) -> str:
 
 
 def read(path: Path, kind: Kind) -> dict[str, Tensor]:
-    """The tensors of a file, in memory of their own, each checked. LoadError, naming the field, on any damage."""
+    """Read and check the tensors of a file, into memory of their own. Raise LoadError, naming the field, on any
+    damage."""
     check_regular(path, kind.advice)
     try:
         for _ in range(ATTEMPTS):
@@ -202,7 +203,7 @@ def read(path: Path, kind: Kind) -> dict[str, Tensor]:
 
 
 def _content(path: Path) -> tuple[Mapping[str, str], bytes, dict[str, Tensor]] | None:
-    """The metadata, the header and the tensors of a file; None if it was replaced by another in the meantime."""
+    """The metadata, the header and the tensors of a file; None if the file was replaced meanwhile."""
     with open(path, "rb") as stream:
 
         def is_replaced() -> bool:
@@ -223,7 +224,7 @@ def _content(path: Path) -> tuple[Mapping[str, str], bytes, dict[str, Tensor]] |
 
 
 def from_bytes(content: bytes, kind: Kind) -> dict[str, Tensor]:
-    """The tensors in what `to_bytes` gave, each checked. LoadError, naming the field, on any damage."""
+    """The tensors in the result of `to_bytes`, checked. Raise LoadError, naming the field, on any damage."""
     header = content[LENGTH : LENGTH + int.from_bytes(content[:LENGTH], "little")]
     try:
         tensors: dict[str, Tensor] = load_tensors(content)  # refuses what is no header
@@ -235,7 +236,7 @@ def from_bytes(content: bytes, kind: Kind) -> dict[str, Tensor]:
 
 
 def label_of(path: Path) -> str | None:
-    """Which kind of file it says it is, whole or damaged; None if it says nothing."""
+    """The kind of file by its label, intact or damaged; None without a label."""
     try:
         with safe_open(check_regular(path, "give a file"), framework="pt") as file:
             fields = file.metadata() or {}
@@ -283,7 +284,7 @@ def _label(kind: Kind, fields: Mapping[str, str]) -> _Label:
 
 
 def _check_digests(kind: Kind, tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
-    """Every tensor has a digest, every digest its tensor, and they agree."""
+    """Check that tensors and digests correspond one to one, and agree."""
     for name in sorted(digests.keys() - tensors.keys()):
         raise LoadError(f"the tensor {name!r} is missing", advice=kind.advice)
     for name in sorted(tensors.keys() - digests.keys()):

@@ -1,8 +1,8 @@
-"""Text in files, with a last line that seals it: a comment with the digest of all before it.
+"""Sealed text files: the last line is a comment with the digest of all text before it.
 
     # sealed 5f0c…
 
-Whoever edits the text removes that line; a text without it was written by hand, and there is nothing to compare with.
+To edit the text, remove that line; a text without it counts as written by hand and is not checked.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _SEAL = re.compile(rf"# sealed ([0-9a-f]{{{2 * DIGEST_SIZE}}})\n?\Z")
 
 
 def sealed_text(text: str) -> str:
-    """The text with its seal."""
+    """The text with its seal appended."""
     whole = text if text.endswith("\n") else f"{text}\n"
     return f"{whole}# sealed {_digest(whole)}\n"
 
 
 def unsealed_text(text: str) -> str:
-    """The text without its seal; LoadError if it is not what was sealed."""
+    """The text without its seal; raise LoadError if the digest differs."""
     found = _SEAL.search(
         text
     )  # not at the beginning of a line alone: the end of the one before may be what was damaged

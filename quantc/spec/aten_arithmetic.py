@@ -1,6 +1,7 @@
-"""The pieces every reference is made of, in ATen primitives: they run on tensors, and on proxies that write a graph.
+"""Building blocks of the integer references, in ATen primitives: they run on tensors, and on proxies that record a
+graph.
 
-There is one rounding rule, half to even, and one place where a result is rounded: `settled`.
+There is one rounding rule, half to even, and one function that rounds results: `settled`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from torch import Tensor
 aten = torch.ops.aten
 
 LIMIT_PLACES = 40
-"""What goes beyond 2^40 is cut off there: far outside every grid, and a zero point can still be added."""
+"""Products are clamped to 2^40: far outside every grid, with room left to add a zero point."""
 
 
 def centered(x: Tensor, zero_point: Any, dtype: torch.dtype = torch.int32) -> Tensor:
-    """`x - zero_point`, in a type with room for it."""
+    """`x - zero_point`, in a dtype wide enough for it."""
     wide: Tensor = aten.to.dtype(x, dtype)
     if isinstance(zero_point, int) and zero_point == 0:
         return wide
@@ -35,10 +36,10 @@ def rescale(
     qmax: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """An accumulator on the grid of a result: `clamp(round_half_even(acc * M) + zero_point, qmin, qmax)` in float64.
+    """Requantize an accumulator: `clamp(round_half_even(acc * M) + zero_point, qmin, qmax)` in float64.
 
     With `shift` the multiplier is `mantissa * 2^-shift` and the product is formed and rounded in 64-bit integers. If
-    `dtype` is float32 the result is `f32(acc * M)`: there the integers end.
+    `dtype` is float32 the result is dequantized: `f32(acc * M)`.
     """
     if shift is None:
         product = aten.mul.Tensor(aten.to.dtype(accumulator, torch.float64), multiplier)
@@ -48,8 +49,8 @@ def rescale(
 
 
 def settled(total: Tensor, shift: Tensor | None, zero_point: int, qmin: int, qmax: int, dtype: torch.dtype) -> Tensor:
-    """A float64 number of steps, or with `shift` an int64 number of parts of a step, rounded onto a grid. If `dtype` is
-    float32 the float64 is a real number, and is rounded to that."""
+    """Round onto a grid: a float64 number of steps or, with `shift`, an int64 number of `2^-shift` steps. If `dtype` is
+    float32, `total` is a real number in float64 and is rounded to float32."""
     if not dtype.is_floating_point:
         levels = aten.round.default(total) if shift is None else shifted(total, shift)
         total = aten.clamp.default(aten.add.Tensor(levels, zero_point), qmin, qmax)
@@ -60,7 +61,7 @@ def settled(total: Tensor, shift: Tensor | None, zero_point: int, qmin: int, qma
 def shifted(product: Tensor, shift: Tensor) -> Tensor:
     """`round_half_even(product * 2^-shift)` on 64-bit integers, for any shift.
 
-    A shift below 0 multiplies; what then goes beyond 2^40 stays there, which every clamp to a grid cuts off anyway.
+    A negative shift multiplies; the product is clamped to 2^40 then, which every clamp to a grid cuts off anyway.
     """
     wanted = aten.to.dtype(shift, torch.int64)
     product = _shifted_left(product, wanted)
@@ -79,9 +80,9 @@ def shifted(product: Tensor, shift: Tensor) -> Tensor:
 
 
 def _shifted_left(product: Tensor, shift: Tensor) -> Tensor:
-    """What is left to shift right: the product itself; shifted left already, if the shift is below 0; or 0, if the
-    shift is more than 63 places, of which 64-bit integers cannot make one half. The sizes are decided on the shift,
-    which is small, and cost the product two ops."""
+    """The operand of the right shift: the product itself; the product shifted left already if the shift is negative; or
+    0 if the shift exceeds 63, where half a step does not fit 64 bits. The cases are computed on the shift, which is
+    small, and cost the product two ops."""
     left = aten.clamp.default(aten.neg.default(shift), 0, LIMIT_PLACES)
     one = aten.full_like.default(left, 1)
     factor = aten.where.ScalarSelf(aten.gt.Scalar(shift, 63), 0, aten.bitwise_left_shift.Tensor(one, left))

@@ -1,4 +1,4 @@
-"""Which specs a backend's kernels take, as data."""
+"""Capabilities: the specs that a backend's kernels accept, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quantc.support.validated import Frozen
 
 
 class Capability(Frozen, frozen=True):
-    """A set of specs: those of one role whose fields are all among the ones listed here."""
+    """A set of specs: those of one role whose fields are all among the listed ones."""
 
     noun: ClassVar[str] = "capability"
 
@@ -27,7 +27,7 @@ class Capability(Frozen, frozen=True):
 
     @staticmethod
     def of(spec: QuantSpec) -> Capability:
-        """What takes a spec and others like it: the same format and sharing, any range inside its own, any scale."""
+        """The capability for a spec and its like: same format and granularity, any range within its own, any scale."""
         return Capability(
             role=spec.role,
             dtypes=(spec.dtype,),
@@ -39,7 +39,7 @@ class Capability(Frozen, frozen=True):
         )
 
     def refusals(self, spec: QuantSpec) -> list[str]:
-        """What is against a spec."""
+        """The reasons against a spec; empty if it is accepted."""
         low = self.qmin if self.qmin is not None else spec.dtype.qmin
         high = self.qmax if self.qmax is not None else spec.dtype.qmax
         checks = {
@@ -62,7 +62,7 @@ def _listed(values: tuple[DType | Scheme | Timing, ...]) -> str:
 
 
 def refusal(capabilities: tuple[Capability, ...], spec: QuantSpec) -> str | None:
-    """Why none of some capabilities takes a spec: what the nearest has against it; None if one does."""
+    """The reason why none of the capabilities accepts a spec: the objections of the nearest; None if one accepts it."""
     of_role = [capability for capability in capabilities if capability.role is spec.role]
     if not of_role:
         roles = sorted({capability.role.value for capability in capabilities})

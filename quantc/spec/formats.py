@@ -1,4 +1,4 @@
-"""How a quantized number is stored, and which numbers share a scale: the vocabulary of specs."""
+"""The vocabulary of specs: number formats, schemes, granularities, roles and techniques."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantc.support.validated import Frozen
 
 
 class Role(StrEnum):
-    """What a tensor is to the op that uses it."""
+    """The purpose of a tensor to the op that reads it."""
 
     ACT = "act"
     WEIGHT = "weight"
@@ -21,17 +21,17 @@ class Role(StrEnum):
 
 
 class Scheme(StrEnum):
-    """Where zero lies."""
+    """The position of zero in the range: any zero point, or the middle."""
 
     AFFINE = "affine"
     SYMMETRIC = "symmetric"
 
 
 class Timing(StrEnum):
-    """When scales are found, and whether the op computes on integers."""
+    """The technique: when scales are found, and whether the op computes on integers."""
 
     STATIC = "static"
-    """Before the program runs: from calibration, or from the weights."""
+    """Before the program runs: from calibration data, or from the weights."""
     DYNAMIC = "dynamic"
     """Each time the program runs, from the tensor at hand."""
     WEIGHT_ONLY = "weight-only"
@@ -39,16 +39,16 @@ class Timing(StrEnum):
 
 
 class Offer(StrEnum):
-    """Whether a rule can be carried out by a technique: scales known beforehand, or found as the program runs."""
+    """Support of a rule for a technique (static or dynamic): never, only when named in the config, or by default."""
 
     NO = "no"
     NAMED = "named"
-    """Where a config asks for it by op, node, edge or layer: it costs more than it gains."""
+    """Only where a config names the op, node, edge or layer: it costs more than it gains."""
     YES = "yes"
 
 
 class DType(StrEnum):
-    """A number format. Integers narrower than a byte are kept one to an int8 until they are packed."""
+    """A number format. Integers narrower than a byte are stored one to an int8 until they are packed."""
 
     INT2 = "int2"
     INT3 = "int3"
@@ -74,7 +74,7 @@ class DType(StrEnum):
 
     @property
     def storage(self) -> torch.dtype:
-        """The torch dtype that holds it."""
+        """The torch dtype it is stored in."""
         return FACTS[self].storage
 
     @property
@@ -96,7 +96,7 @@ class DType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What there is to know of a number format."""
+    """Width, storage dtype and range of a number format."""
 
     bits: int
     storage: torch.dtype
@@ -125,7 +125,7 @@ FACTS: dict[DType, Facts] = {
 
 
 class _Share(Frozen, frozen=True):
-    """A way of sharing scales."""
+    """A granularity."""
 
     noun: ClassVar[str] = "granularity"
 
@@ -150,7 +150,7 @@ class PerChannel(_Share, frozen=True):
 
 
 class PerGroup(_Share, frozen=True):
-    """One scale for each run of `size` elements along an axis; the other axes are kept apart."""
+    """One scale for each run of `size` elements along an axis, separately for each index of the other axes."""
 
     kind: Literal["per-group"] = "per-group"
     axis: StrictInt = 1
@@ -170,11 +170,11 @@ class PerToken(_Share, frozen=True):
 
 
 def _from_name(value: Any) -> Any:
-    """`"per-channel"` alone is the kind with its defaults."""
+    """`"per-channel"` alone is the granularity with its defaults."""
     return {"kind": value} if isinstance(value, str) else value
 
 
 Granularity = Annotated[
     PerTensor | PerChannel | PerGroup | PerToken, Field(discriminator="kind"), BeforeValidator(_from_name)
 ]
-"""Which elements share a scale."""
+"""The set of elements that share a scale."""

@@ -1,4 +1,4 @@
-"""Which elements of a tensor share a scale: views and reductions for each granularity."""
+"""Granularity: views and reductions over the elements that share a scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Share = PerTensor | PerChannel | PerGroup | PerToken
 
 
 def normal_axis(axis: int, rank: int, *, where: str = "") -> int:
-    """An axis counted from the front. DataError if the tensor has no such axis."""
+    """An axis as a non-negative index. DataError if the tensor has no such axis."""
     if not -rank <= axis < rank:
         raise DataError(
             f"a tensor of {rank} dimensions has no axis {axis}",
@@ -23,7 +23,7 @@ def normal_axis(axis: int, rank: int, *, where: str = "") -> int:
 
 
 def group_view(x: Tensor, share: PerGroup, *, where: str = "") -> tuple[Tensor, int]:
-    """`x` with its axis split into groups and what lies in a group, and the axis of the latter."""
+    """`x` with its axis split into (groups, group size), and the index of the group-size axis."""
     axis = normal_axis(share.axis, x.dim(), where=where)
     length = x.shape[axis]
     if length % share.size:
@@ -37,7 +37,7 @@ def group_view(x: Tensor, share: PerGroup, *, where: str = "") -> tuple[Tensor, 
 
 
 def in_memory_order(x: Tensor) -> Tensor:
-    """All elements in the order they lie in memory, which needs no copy for permuted tensors."""
+    """All elements, flat, in memory order: no copy for permuted tensors."""
     if x.is_contiguous():
         return x.reshape(-1)
     strides = x.stride()
@@ -46,7 +46,7 @@ def in_memory_order(x: Tensor) -> Tensor:
 
 
 def extremes(x: Tensor, share: Share, *, where: str = "") -> tuple[Tensor, Tensor]:
-    """The smallest and the largest element of each group that shares a scale; NaN where there is one."""
+    """Minimum and maximum over each set of elements that share a scale; NaN if it contains one."""
     if isinstance(share, PerTensor):
         low, high = torch.aminmax(in_memory_order(x))
         return low, high
@@ -66,7 +66,7 @@ def extremes(x: Tensor, share: Share, *, where: str = "") -> tuple[Tensor, Tenso
 
 
 def as_rows(x: Tensor, share: Share, *, where: str = "") -> Tensor:
-    """`x` as a matrix, one row for each group that shares a scale."""
+    """`x` as a matrix, one row for each set of elements that share a scale."""
     if isinstance(share, PerTensor):
         return x.reshape(1, -1)
     if isinstance(share, PerChannel):
@@ -80,7 +80,7 @@ def as_rows(x: Tensor, share: Share, *, where: str = "") -> Tensor:
 
 
 def shared_shape(shape: torch.Size, share: Share, *, where: str = "") -> torch.Size:
-    """The shape of the scales of a tensor of some shape."""
+    """The shape of the scales for a tensor shape."""
     if isinstance(share, PerTensor):
         return torch.Size(())
     if isinstance(share, PerToken):

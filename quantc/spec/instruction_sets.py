@@ -1,6 +1,7 @@
-"""What the integer instructions of processors do with sums, as data. A backend names the one its numbers are for.
+"""Accumulation behaviour of processors' integer instructions, as data. A backend names the instruction set its numbers
+are for.
 
-Nothing here asks which processor it runs on: that would make numbers depend on the machine. It may decide speed alone.
+Nothing here detects the processor: numbers would depend on the machine. The processor may decide speed alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from quantc.errors import UnknownNameError, suggest
 
 Neighbours = Literal["adjacent", "any"]
 SIGN_SHIFT = 128
-"""What lies between uint8 and int8: kernels that take only one of them have the other shifted by it."""
+"""Offset between uint8 and int8: kernels that take only one of them shift the other by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +22,28 @@ class PairSums:
     """Two products of 8-bit integers are added in 16 bits before they reach the 32-bit accumulator."""
 
     activations: Literal["unsigned", "signed"]
-    """Which bytes the activations are; weights are signed. The others come shifted by 128. No zero point is taken
-    off."""
+    """Signedness of the activations' bytes; weights are signed. The other kind is shifted by 128. Zero points are not
+    subtracted."""
     overflow: Literal["saturates", "wraps around"]
-    """What becomes of a sum that 16 bits do not hold."""
+    """Behaviour of a sum that does not fit 16 bits."""
     bits: int = 16
     neighbours: Neighbours = "any"
-    """Which two products of a channel they are: those that `integer.proof.neighbours` says, or any."""
+    """The pairs of products of a channel that are added: adjacent ones, or any two."""
 
     def multiplied(self, qmin: int, qmax: int, signed: bool) -> tuple[int, int]:
-        """The smallest and the largest activation that are multiplied, for a grid of int8 (`signed`) or of uint8."""
+        """The smallest and the largest activation that is multiplied, for a grid of int8 (`signed`) or uint8."""
         shift = (SIGN_SHIFT if signed else 0) - (SIGN_SHIFT if self.activations == "signed" else 0)
         return qmin + shift, qmax + shift
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:
-    """How a family of kernels adds products of 8-bit integers up."""
+    """The accumulation of 8-bit products in a family of kernels."""
 
     name: str
     summary: str
     pairs: PairSums | None = None
-    """None where every product goes into 32 bits at once."""
+    """None if every product is added in 32 bits at once."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.summary}"

@@ -1,8 +1,8 @@
-"""The numbers: scales from ranges, quantizing, dequantizing and requantizing. The only module that rounds.
+"""Arithmetic of quantization: qparams from ranges, quantize, dequantize and requantize. The only module that rounds.
 
 Quantizing is `clamp(round_half_even(x * (1 / scale)) + zero_point, qmin, qmax)` and gives the same bits as
-`torch.ops.quantized_decomposed`, which the Q/DQ form runs. Where torch's ops add the zero point before they round
-(per token and per group) so do these: the program must compute what was simulated.
+`torch.ops.quantized_decomposed`, which the Q/DQ form runs. Where torch's ops add the zero point before they round (per
+token and per group) so do these: the program must compute what was simulated.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from quantc.spec.granularity import extremes, group_view, normal_axis
 from quantc.spec.spec import FLOAT32_DIGITS, QuantSpec
 
 BIAS_LIMIT = 2**30
-"""The largest quantized bias: it leaves the accumulator as much room again."""
+"""The largest quantized bias: half of the accumulator's range."""
 
 
 @dataclass(frozen=True, eq=False)
 class QParams:
-    """Scale (float32) and zero point (int64), one element for each group of numbers that share them.
+    """Scale (float32) and zero point (int64), one element for each set of numbers that share them.
 
-    The shape is () per tensor, (channels,) per channel, and that of the tensor with the shared axis shortened per
-    group and per token.
+    The shape is () per tensor, (channels,) per channel, and that of the tensor with the shared axis shortened per group
+    and per token.
     """
 
     scale: Tensor
     zero_point: Tensor
 
     def equals(self, other: QParams) -> bool:
-        """Whether they are the same to the last bit."""
+        """Bitwise equality."""
         return bool(torch.equal(self.scale, other.scale) and torch.equal(self.zero_point, other.zero_point))
 
     @property
     def one(self) -> tuple[float, int]:
-        """Scale and zero point of a whole tensor, as numbers."""
+        """Scale and zero point of a whole tensor, as Python numbers."""
         return float(self.scale.item()), int(self.zero_point.item())
 
 
@@ -47,7 +47,7 @@ class QParams:
 
 
 def qparams_from_range(low: Tensor, high: Tensor, spec: QuantSpec, *, where: str = "") -> QParams:
-    """The qparams of ranges, element by element. Zero is always inside; the scale is never below `spec.eps`."""
+    """The qparams of ranges, elementwise. Ranges are extended to contain zero; the scale is at least `spec.eps`."""
     _check_range(low, high, where)
     found = qparams_of_sound_range(low, high, spec)
     if not bool(torch.isfinite(found.scale).all()):
@@ -60,7 +60,7 @@ def qparams_from_range(low: Tensor, high: Tensor, spec: QuantSpec, *, where: str
 
 
 def qparams_of_sound_range(low: Tensor, high: Tensor, spec: QuantSpec) -> QParams:
-    """The same for ranges that are known to be sound. It looks at no number, so it can be traced and compiled."""
+    """The same for ranges known to be valid. No data-dependent control flow: it can be traced and compiled."""
     zero = torch.zeros((), dtype=torch.float32, device=low.device)
     low, high = torch.minimum(low.float(), zero), torch.maximum(high.float(), zero)
     if spec.dtype is DType.FP16:
@@ -79,7 +79,7 @@ def qparams_of_sound_range(low: Tensor, high: Tensor, spec: QuantSpec) -> QParam
 
 
 def to_significant_bits(scale: Tensor, bits: int) -> Tensor:
-    """Scales rounded to the nearest float32 number with so many significant bits."""
+    """Scales rounded to the nearest float32 number of `bits` significant bits."""
     if bits >= FLOAT32_DIGITS:
         return scale
     mantissa, exponent = torch.frexp(scale)
@@ -87,7 +87,8 @@ def to_significant_bits(scale: Tensor, bits: int) -> Tensor:
 
 
 def middle(spec: QuantSpec) -> int:
-    """The zero point of a symmetric range; of an unsigned one torch takes 128, or the lower middle of a narrower."""
+    """The zero point of a symmetric range; for uint8 it is 128, as in torch, or the lower middle of a narrower
+    range."""
     if spec.dtype is not DType.UINT8:
         return 0
     return 128 if (spec.qmin, spec.qmax) == (0, 255) else (spec.qmin + spec.qmax) // 2
@@ -105,7 +106,7 @@ def _check_range(low: Tensor, high: Tensor, where: str) -> None:
 
 
 def qparams_of(x: Tensor, spec: QuantSpec, *, where: str = "") -> QParams:
-    """The qparams of a tensor by its own smallest and largest values: for weights, and for dynamic timing."""
+    """The qparams of a tensor by its own minimum and maximum: for weights, and for dynamic quantization."""
     if x.numel() == 0:
         raise DataError("an empty tensor has no range", where=where or None, advice="leave it float")
     refuse_non_finite(x, where=where)
@@ -114,7 +115,7 @@ def qparams_of(x: Tensor, spec: QuantSpec, *, where: str = "") -> QParams:
 
 
 def refuse_non_finite(x: Tensor, *, where: str = "") -> None:
-    """Raise a DataError that counts them if a tensor contains NaN or infinity."""
+    """Raise DataError, with the count, if a tensor contains NaN or infinity."""
     bad = int((~torch.isfinite(x)).sum())
     if bad:
         raise DataError(
@@ -125,7 +126,7 @@ def refuse_non_finite(x: Tensor, *, where: str = "") -> None:
 
 
 def scale_product(*parents: QParams) -> QParams:
-    """The qparams of a bias: the product of the scales of input and weight, rounded once to float32."""
+    """The qparams of a bias: the product of the scales of input and weight, rounded once to float32; zero point 0."""
     product = parents[0].scale.double()
     for parent in parents[1:]:
         product = product * parent.scale.double()
@@ -136,7 +137,7 @@ def scale_product(*parents: QParams) -> QParams:
 
 
 def quantize(x: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
-    """A tensor in the spec's number format."""
+    """Quantize a tensor to the spec's number format."""
     x = x.float()
     if spec.dtype.is_float:
         return _to_float_format(x, qparams, spec)
@@ -168,19 +169,19 @@ def dequantize(q: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
 
 
 def fake_quantize(x: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
-    """A tensor quantized and dequantized again."""
+    """Quantize a tensor and dequantize it again."""
     return dequantize(quantize(x, qparams, spec), qparams, spec)
 
 
 def _along(qparams: QParams, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Scales and zero points shaped so that they go with one axis of `x`."""
+    """Scales and zero points reshaped to broadcast along one axis of `x`."""
     shape = [1] * x.dim()
     shape[normal_axis(axis, x.dim())] = -1
     return qparams.scale.reshape(shape), qparams.zero_point.reshape(shape)
 
 
 def _in_groups(x: Tensor, qparams: QParams, spec: QuantSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """`x` with each group in an axis of its own, and the scales and zero points that go with it."""
+    """`x` with an axis for the elements of each group, and the qparams broadcast to it."""
     if isinstance(spec.granularity, PerToken):
         return x, qparams.scale, qparams.zero_point
     if not isinstance(spec.granularity, PerGroup):
@@ -190,7 +191,7 @@ def _in_groups(x: Tensor, qparams: QParams, spec: QuantSpec) -> tuple[Tensor, Te
 
 
 def _spread(x: Tensor, qparams: QParams, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """`x` and scales that go with it, for formats without a zero point."""
+    """`x` and its scales in broadcastable shapes, for formats without a zero point."""
     if isinstance(spec.granularity, PerTensor):
         return x, qparams.scale
     if isinstance(spec.granularity, PerChannel):
@@ -211,8 +212,8 @@ def _to_float_format(x: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
 def requantize(
     accumulator: Tensor, multiplier: Tensor | float, zero_point: Tensor | int, qmin: int, qmax: int
 ) -> Tensor:
-    """Integers on one scale brought to another: `clamp(round_half_even(acc * M) + zero_point)`, in float64 with
-    one rounding. Gives int64; `multiplier` must be broadcastable to the accumulator."""
+    """Requantize integers from one scale to another: `clamp(round_half_even(acc * M) + zero_point)`, in float64 with
+    one rounding. Returns int64; `multiplier` must be broadcastable to the accumulator."""
     product = accumulator.double() * multiplier
     # limits wide of any zero point, so that the sum below cannot overflow
     levels = torch.round(product).clamp(-(2.0**40), 2.0**40).to(torch.int64)
@@ -220,12 +221,13 @@ def requantize(
 
 
 def multiplier(x_scale: Tensor, w_scale: Tensor, out_scale: Tensor) -> Tensor:
-    """What takes an accumulator of products to the output's scale, in float64."""
+    """Requantization multiplier `sx * sw / so`, in float64."""
     return (x_scale.double() * w_scale.double()) / out_scale.double()
 
 
 def quantize_bias(bias: Tensor, x_scale: Tensor, w_scale: Tensor, *, where: str = "") -> Tensor:
-    """A bias on the scale of the accumulator, in int32. Refused if it does not fit: see `fit_weight_scale`."""
+    """Quantize a bias to the scale of the accumulator, in int32. DataError if it exceeds `BIAS_LIMIT`: see
+    `fit_weight_scale`."""
     refuse_non_finite(bias, where=where)
     levels = torch.round(bias.double() / (x_scale.double() * w_scale.double()))
     worst = float(levels.abs().max()) if levels.numel() else 0.0
@@ -239,7 +241,8 @@ def quantize_bias(bias: Tensor, x_scale: Tensor, w_scale: Tensor, *, where: str 
 
 
 def fit_weight_scale(bias: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
-    """The smallest float32 weight scales, none below those given, with which every bias fits its accumulator."""
+    """The smallest float32 weight scales, none below those given, with which every quantized bias stays within
+    `BIAS_LIMIT`."""
     magnitude, step = bias.double().abs(), x_scale.double()
     needed = magnitude / (step * BIAS_LIMIT)
     fitted = torch.maximum(needed.float(), w_scale.float())

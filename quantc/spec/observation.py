@@ -1,8 +1,7 @@
-"""What an observation is: statistics of a tensor that can be merged, and from which qparams are derived.
+"""The protocol of observations: mergeable statistics of a tensor, from which qparams are derived.
 
-Anything with these members serves; nothing need be derived from. Those whose `order` is FREE form a monoid: an
-empty one changes nothing, and batches may come in any order, from any number of processes, with the same bits at
-the end.
+Any class with these members serves; no base class is needed. Observations whose `order` is FREE form a monoid: an empty
+one is the identity, and batches may come in any order, from any number of processes, with the same bits at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from quantc.spec.spec import Option, QuantSpec
 
 
 class Order(Enum):
-    """Whether the order of the data matters."""
+    """Dependence of the result on the order of the data."""
 
     FREE = "any order and any split of the data gives the same bits"
     MATTERS = "the data must come in one order, in one process"
@@ -30,13 +29,13 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class State:
-    """The contents of an observation, ready to be saved: tensors, and values that JSON can hold."""
+    """The contents of an observation, ready to be saved: tensors, and JSON values."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def tensor(self, name: str, dtype: torch.dtype, shape: torch.Size | None = None) -> Tensor:
-        """A tensor by name. LoadError, naming it, if it is missing or of another kind."""
+        """A tensor by name. LoadError, naming it, if it is missing or has another dtype or shape."""
         found = self.tensors.get(name)
         if found is None:
             raise LoadError(f"the tensor {name!r} is missing")
@@ -46,7 +45,7 @@ class State:
         return found
 
     def count(self, name: str) -> int:
-        """A whole number, not negative, by name."""
+        """A non-negative integer by name."""
         found = self.values.get(name)
         if type(found) is not int or found < 0:
             raise LoadError(f"the field {name!r} is {found!r}, not a count")
@@ -64,57 +63,57 @@ class Observation(Protocol):
     """Mergeable statistics of one tensor of a program."""
 
     statistics: ClassVar[str]
-    """The name of what is collected: that of the registry, and of saved files."""
+    """The name of the statistics, in the registry and in saved files."""
     order: ClassVar[Order]
 
     @classmethod
     def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:
-        """One that has seen nothing. `options` are those of the spec's `observe`; unknown ones are a SpecError."""
+        """An observation without data. `options` are those of the spec's `observe`; unknown ones are a SpecError."""
         ...
 
     @property
     def share(self) -> Share:
-        """Which elements share a range."""
+        """The granularity of the statistics."""
         ...
 
     @property
     def seen(self) -> int:
-        """How many elements it has seen."""
+        """The number of elements observed."""
         ...
 
     @property
     def non_finite(self) -> int:
-        """How many of them were NaN or infinite."""
+        """The number of them that were NaN or infinite."""
         ...
 
     def update(self, x: Tensor, *, where: str = "") -> None:
-        """Take in a tensor."""
+        """Add a tensor."""
         ...
 
     def merge(self, other: Self) -> Self:
-        """What one that saw the data of both would be. Neither is changed."""
+        """The observation of both data sets together. Neither operand is changed."""
         ...
 
     def qparams(self, spec: QuantSpec, *, where: str = "") -> QParams:
-        """Scale and zero point for a spec. DataError if there was NaN; ObservationError if nothing was seen."""
+        """Qparams for a spec. DataError if there was NaN; ObservationError without data."""
         ...
 
     def to_state(self) -> State: ...
 
     @classmethod
     def from_state(cls, share: Share, state: State) -> Self:
-        """What `to_state` wrote. LoadError, naming the field, on anything else."""
+        """The inverse of `to_state`. LoadError, naming the field, on anything else."""
         ...
 
 
 def no_options(name: str, options: Mapping[str, Option]) -> None:
-    """Refuse options where there are none."""
+    """Raise SpecError if options are given to an observation that has none."""
     if options:
         raise SpecError(f"the observation {name} has no option {next(iter(options))!r}", advice="leave it out")
 
 
 def refuse_empty(observation: Observation, where: str) -> None:
-    """An observation that has seen nothing, or NaN, gives no qparams."""
+    """Raise DataError if non-finite values were observed, ObservationError if nothing was: there are no qparams."""
     if observation.non_finite:
         raise DataError(
             f"{observation.non_finite} of {observation.seen} observed values are NaN or infinite",
@@ -130,7 +129,7 @@ def refuse_empty(observation: Observation, where: str) -> None:
 
 
 def check_mergeable(left: Observation, right: Observation) -> None:
-    """Only statistics of one kind, over one sharing, can be merged."""
+    """Raise ObservationError unless two observations have one type and one granularity."""
     if type(left) is not type(right) or left.share != right.share:
         raise ObservationError(
             f"{left.statistics} {left.share} cannot be merged with {right.statistics} {right.share}",
@@ -139,7 +138,7 @@ def check_mergeable(left: Observation, right: Observation) -> None:
 
 
 def check_spec(observation: Observation, spec: QuantSpec, where: str) -> None:
-    """Statistics per channel give no qparams per group."""
+    """Raise ObservationError unless the statistics have the granularity of the spec."""
     if observation.share != spec.granularity:
         raise ObservationError(
             f"statistics {observation.share} were collected, and the spec asks for {spec.granularity}",

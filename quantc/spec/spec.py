@@ -1,8 +1,8 @@
-"""What a tensor becomes: `QuantSpec`, a value that says how it is quantized, and the named ones.
+"""`QuantSpec`: how a tensor is quantized, as a value, and the named specs.
 
 A spec holds no constructor and no node: it can be compared, hashed, printed and saved. `str(spec)` is text in the
-grammar of pipelines and `QuantSpec.parse` reads it back. Outcomes, which tie specs to places, are in
-`quantc.outcomes`.
+grammar of pipelines and `QuantSpec.parse` reads it back. Decisions, which assign specs to sites, are in
+`quantc.ir.decisions`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ SMALLEST_SCALE = 2.0**-126
 FLOAT32_DIGITS = 24
 
 OBSERVE_CHECKS: list[Callable[[str, Mapping[str, Option]], str | None]] = []
-"""Why a spec cannot name an observation with these options, or None. The registry of observations adds its check."""
+"""Checks that give the reason why a spec cannot name an observation with these options, or None. The registry of
+observations adds its own."""
 
 
 class Observe(Frozen, frozen=True):
-    """Which observation finds the range, by name, and its options: `minmax`, `percentile{percentile=99.9}`."""
+    """The observation that finds the range, by name, with its options: `minmax`, `percentile{percentile=99.9}`."""
 
     noun: ClassVar[str] = "choice of observation"
 
@@ -86,7 +87,7 @@ def _observe(value: Any) -> Any:
 
 
 class QuantSpec(Frozen, frozen=True):
-    """How one tensor is quantized. Fields that are left out follow from the others."""
+    """The quantization of one tensor. Fields that are left out follow from the others."""
 
     noun: ClassVar[str] = "spec"
 
@@ -118,7 +119,7 @@ class QuantSpec(Frozen, frozen=True):
         return _why_not_range(self) or _why_not_float(self) or _why_not_use(self) or _why_not_fit(self)
 
     def but(self, **changes: Any) -> QuantSpec:
-        """The same spec with some fields changed, checked again. Zero is a value like any other; None means the
+        """The same spec with some fields changed, validated again. Zero is a value like any other; None means the
         default. Bounds and eps that were the old defaults become the new ones."""
         unknown = sorted(set(changes) - set(type(self).model_fields))
         if unknown:
@@ -133,12 +134,13 @@ class QuantSpec(Frozen, frozen=True):
 
     @property
     def levels(self) -> int:
-        """How many values there are."""
+        """The number of quantized values."""
         return self.qmax - self.qmin + 1
 
     @staticmethod
     def parse(text: str) -> QuantSpec:
-        """Read what `str(spec)` wrote, or the name of a named spec: `int8{scheme=symmetric}`, `INT8_WEIGHT`."""
+        """The inverse of `str(spec)`; also accepts the name of a named spec: `int8{scheme=symmetric}`,
+        `INT8_WEIGHT`."""
         if text in NAMED:
             return NAMED[text]
         dtype, options = _one_call(text, "spec")
@@ -160,7 +162,7 @@ class QuantSpec(Frozen, frozen=True):
 
 
 def _derived(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that follow from dtype and role. Where those are faulty they are reported, not what follows."""
+    """The defaults that follow from dtype and role. If those are invalid, they are reported and not the defaults."""
     dtype, role = known.get("dtype", DType.INT8), known.get("role", Role.ACT)
     return {
         "scheme": Scheme.SYMMETRIC if dtype.is_float else Scheme.AFFINE,
@@ -259,7 +261,7 @@ NAMED: dict[str, QuantSpec] = {name: value for name, value in list(globals().ite
 
 
 def name_of(spec: QuantSpec) -> str:
-    """The name of a spec if it has one, else its text."""
+    """The name of a named spec, else its text."""
     return next((name for name, named in NAMED.items() if named == spec), str(spec))
 
 

@@ -1,4 +1,4 @@
-"""torch's names for number formats and schemes, and the engine's."""
+"""Mapping from torch's dtypes and qschemes to the engine's formats, schemes and granularities."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FORMATS: dict[torch.dtype, DType] = {
     torch.float8_e4m3fn: DType.FP8_E4M3,
     torch.float8_e5m2: DType.FP8_E5M2,
 }
-"""The engine's format for each dtype that an observer can have. Values of quint4x2 are kept one to a byte."""
+"""The engine's format of each dtype that an observer can have. Values of quint4x2 are stored one to a byte."""
 
 DEFAULT_RANGES: dict[torch.dtype, tuple[int, int]] = {torch.quint4x2: (0, 15), torch.uint16: (0, 65535)}
-"""Where the range is not that of the format."""
+"""Ranges that differ from the format's own."""
 
 PLAIN: dict[torch.dtype, torch.dtype] = {
     torch.qint8: torch.int8,
@@ -33,11 +33,11 @@ PLAIN: dict[torch.dtype, torch.dtype] = {
     torch.quint4x2: torch.uint8,
     torch.qint32: torch.int32,
 }
-"""The dtype of the integers that a quantized dtype is made of."""
+"""The integer dtype underlying each quantized dtype."""
 
 PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 FLOAT_QPARAMS = torch.per_channel_affine_float_qparams
-"""Zero points that are floating-point numbers, for tables of embeddings."""
+"""Floating-point zero points, for embedding tables."""
 PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric, FLOAT_QPARAMS)
 SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 
@@ -53,17 +53,17 @@ def format_of(dtype: Any) -> DType:
 
 
 def scheme_of(qscheme: Any) -> Scheme:
-    """Whether a torch qscheme is symmetric."""
+    """The scheme of a torch qscheme."""
     return Scheme.SYMMETRIC if qscheme in SYMMETRIC else Scheme.AFFINE
 
 
 def granularity_of(qscheme: Any, ch_axis: int) -> Granularity:
-    """Which elements share a scale under a torch qscheme."""
+    """The granularity of a torch qscheme."""
     return PerChannel(axis=ch_axis) if qscheme in PER_CHANNEL else PerTensor()
 
 
 def integer_range(dtype: torch.dtype, low: int | None, high: int | None, reduce_range: bool) -> tuple[int, int]:
-    """The smallest and largest quantized value. Reducing the range gives up one bit of it, a given range's too."""
+    """The smallest and largest quantized value. `reduce_range` drops one bit, of a given range too."""
     if low is None or high is None:
         fmt = FORMATS.get(dtype, DType.INT8)
         low, high = DEFAULT_RANGES.get(dtype, (fmt.qmin, fmt.qmax))

@@ -1,4 +1,4 @@
-"""Which places come to the same, whatever they are: following references, and connected sets."""
+"""Equivalence classes over any hashable keys: reference chasing, and connected components."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ O = TypeVar("O")  # noqa: E741 - an outcome
 def follow(
     outcomes: Mapping[P, O], like: Callable[[O], P | None], show: Callable[[P], str] = str
 ) -> dict[P, tuple[P, O | None]]:
-    """For each place, the place it is like in the end and what is decided there; None if nothing is.
+    """For each key, the key at the end of its chain of references and the outcome there; None if it has no outcome.
 
-    `like` gives the place that an outcome refers to, and None for one that stands for itself. A circle is an error."""
+    `like` gives the key that an outcome refers to, and None for an outcome that stands for itself. Raise
+    AnnotationError on a cycle.
+    """
     known: dict[P, tuple[P, O | None]] = {}
     for start in outcomes:
         path: dict[P, None] = {}
@@ -38,7 +40,8 @@ def follow(
 
 
 def united(places: Iterable[P], ties: Iterable[tuple[P, P]]) -> Iterator[set[P]]:
-    """The sets of places that ties connect, whatever their order."""
+    """The equivalence classes that `ties` induce on `places`: connected components, independent of the order of the
+    ties."""
     graph: nx.Graph[P] = nx.Graph()
     graph.add_nodes_from(places)
     graph.add_edges_from(ties)

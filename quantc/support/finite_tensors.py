@@ -1,4 +1,4 @@
-"""Whether the numbers of a tensor are finite."""
+"""Checks for NaN and infinity in tensors, and for valid scales."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from quantc.errors import DataError
 
 EMPTY_ROW = "a row of minus infinity alone"
-"""What a mask must not hold: of such a row softmax makes NaN."""
+"""Forbidden in a mask: softmax of such a row is NaN."""
 
 
 def why_not_finite(x: Tensor, *, may_be_infinite: bool = False, masks_rows: bool = False) -> str | None:
-    """What a tensor holds that is not finite: "NaN" or "infinity". None for integers, and for tensors without numbers.
+    """The kind of non-finite value in a tensor: "NaN" or "infinity". None for integers, and for tensors without
+    storage.
 
-    A mask may hold minus infinity; one of which the last axis goes into a softmax, in no row alone."""
+    With `may_be_infinite` the tensor is a mask and may hold minus infinity; with `masks_rows` its last axis goes into a
+    softmax, so that no row may hold minus infinity alone.
+    """
     if not (x.is_floating_point() or x.is_complex()) or x.is_meta or isinstance(x, FakeTensor) or _is_traced():
         return None
     x = x.detach()
@@ -38,7 +41,7 @@ def why_not_finite(x: Tensor, *, may_be_infinite: bool = False, masks_rows: bool
 
 
 def _why_no_mask(highest: Tensor) -> str | None:
-    """The same of a mask, by the largest number of each row."""
+    """The same for a mask, given the maximum of each row."""
     if bool(highest.isfinite().all()):
         return None
     if bool(highest.isnan().any()):
@@ -47,18 +50,18 @@ def _why_no_mask(highest: Tensor) -> str | None:
 
 
 def _is_traced() -> bool:
-    """Whether calls are recorded to be run on other numbers: those at hand say nothing then."""
+    """True while calls are recorded to be replayed on other data, so that the values at hand mean nothing."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
     return mode is not None or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def count_not_finite(x: Tensor) -> int:
-    """How many numbers of a tensor are NaN or infinite."""
+    """The number of elements that are NaN or infinite."""
     return int((~torch.isfinite(x.detach())).sum())
 
 
 def check_scales(scale: Tensor, name: str, where: str | None = None) -> None:
-    """DataError, naming what it is for, unless every scale is a positive finite number."""
+    """Raise DataError, naming `name`, unless every scale is a positive finite number."""
     found = scale.detach()
     bad = found.numel() - int((torch.isfinite(found) & (found > 0)).sum())
     if bad:

@@ -1,7 +1,7 @@
-"""Python's garbage collector, out of the way while many objects are made.
+"""Pausing Python's garbage collector while many objects are allocated.
 
-Copying and rewriting a graph makes tens of thousands of objects that stay; the collector goes over all of them again
-and again, which takes longer than the work itself.
+Copying and rewriting a graph allocates tens of thousands of long-lived objects; the collector traverses all of them
+again and again, which takes longer than the work itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No collections in here; afterwards as before."""
+    """Disable garbage collection in this context; restore the previous state afterwards."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

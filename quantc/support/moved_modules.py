@@ -42,11 +42,11 @@ MOVED: dict[str, str] = {
     "registry": "pipeline.registry",
     "signature": "ir.signature",
 }
-"""Where a documented module, or one that pickles name, was, and where it is."""
+"""Old path of each documented module, or module that pickles name, to its new path."""
 
 
 class MovedModules(MetaPathFinder):
-    """Finds what was imported from an old path, modules inside of moved packages too."""
+    """Import finder for old paths, including the modules of moved packages."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -64,7 +64,7 @@ class MovedModules(MetaPathFinder):
 
 
 class MovedLoader(Loader):
-    """Gives the module at its new place."""
+    """Loads the module at its new path."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -76,7 +76,8 @@ class MovedLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run already: give it back what the import machinery has set to the old path."""
+        """Restore the attributes that the import machinery has set to the old path; the module has been executed
+        already."""
         module.__spec__, module.__loader__, module.__package__, path = self.kept
         if path is None:
             del module.__path__

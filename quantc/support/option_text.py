@@ -1,13 +1,13 @@
-"""The text form of pipelines: what `Pipeline.parse` reads and `str(pipeline)` writes.
+"""The text form of pipelines: the grammar that `Pipeline.parse` reads and `str(pipeline)` writes.
 
     pipeline := [ call ("," call)* ]
     call     := word [ "{" option* "}" ]              options are separated by spaces
     option   := name "=" value ("," value)*           a comma makes a list: `sizes=2,3`
     value    := word | "quoted" | "[" [value ("," value)*] "]" | "{" option* "}"
 
-A word that reads as a number, `true`, `false` or `none` is that value and any other word is text; text with other
-characters in it, or that would read as one of those, is written in double quotes with JSON's escapes. Brackets
-make the lists that commas cannot: empty, of one, nested. Braces as a value are a mapping.
+A word that reads as a number, `true`, `false` or `none` is that value; any other word is a string. A string with other
+characters in it, or that would read as one of those values, is quoted in JSON's syntax. Brackets write the lists that
+commas cannot: empty, of one item, nested. Braces as a value are a mapping.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GRAMMAR = 'a pipeline looks like: canonicalize,fuse{rules=conv-bn,linear-bn},ann
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One `name=value`; `at` is where the name starts in the text and `value_at` where the value does."""
+    """One `name=value`; `at` and `value_at` are the offsets of the name and of the value in the text."""
 
     name: str
     value: Value
@@ -42,7 +42,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A pass or named pipeline with its options, as written; `at` is where it starts."""
+    """A pass or named pipeline with its options, as written; `at` is its offset in the text."""
 
     name: str
     options: tuple[Option, ...]
@@ -50,19 +50,19 @@ class Call:
 
 
 def read(text: str) -> list[Call]:
-    """The calls in a pipeline's text; ParseError, with the place, on anything that does not read."""
+    """Parse pipeline text into calls. Raise ParseError, with line and column, on a syntax error."""
     return _Reader(text).pipeline()
 
 
 def spell(value: Value) -> str:
-    """The text of an option's value; `read` gives the value back."""
+    """The text of an option's value; the inverse of `read`."""
     if isinstance(value, list | tuple) and len(value) > 1:
         return ",".join(_spell_item(item) for item in value)
     return _spell_item(value)
 
 
 def place(text: str, at: int) -> tuple[int, int]:
-    """Line and column, counted from 1, of an offset into a text."""
+    """Line and column, both from 1, of an offset into a text."""
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
@@ -91,7 +91,7 @@ def _spell_name(name: str) -> str:
 
 
 def _literal(word: str) -> Value:
-    """What a bare word stands for."""
+    """The value of a bare word."""
     if word in CONSTANTS:
         return CONSTANTS[word]
     if INTEGER.fullmatch(word):
@@ -100,7 +100,7 @@ def _literal(word: str) -> Value:
 
 
 class _Reader:
-    """A cursor over the text. Each method reads one rule of the grammar and leaves the cursor after it."""
+    """A recursive descent parser: each method parses one rule of the grammar and leaves the cursor after it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -147,7 +147,7 @@ class _Reader:
         return Call(name, options, at)
 
     def options(self) -> tuple[Option, ...]:
-        """The options up to and with the closing brace; the opening one has been taken."""
+        """The options up to and including the closing brace; the opening one has been consumed."""
         found: dict[str, Option] = {}
         opened = self.at - 1
         while not self.take("}"):

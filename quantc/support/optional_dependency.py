@@ -1,4 +1,4 @@
-"""Packages that only some users need: imported when they are asked for, with the extra to install if they are missing."""
+"""Optional dependencies: imported on demand, with an error that names the extra to install if they are missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quantc.errors import MissingDependencyError
 
 
 def extra(module: str, name: str, purpose: str) -> Any:
-    """A module of an optional package. `name` is the extra that installs it."""
+    """Import a module of an optional package. `name` is the extra that installs it."""
     try:
         return import_module(module)
     except (ImportError, KeyError) as error:  # KeyError: of a package whose own import failed before
@@ -21,5 +21,5 @@ def extra(module: str, name: str, purpose: str) -> Any:
 
 
 def is_installed(*packages: str) -> bool:
-    """Whether all of these can be imported. Imports nothing."""
+    """True if all of these modules can be imported. Imports nothing."""
     return all(find_spec(name) is not None for name in packages)

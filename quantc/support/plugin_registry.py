@@ -1,7 +1,7 @@
-"""Things by name, found through entry points: a registry of plugins.
+"""A registry of plugins, discovered through entry points.
 
-Listing names reads the metadata of installed packages and imports nothing, so a plugin that is broken can be seen in a
-list and gives its error only when it is asked for.
+Listing names reads the metadata of installed packages and imports nothing, so that a broken plugin is listed and raises
+its error only when it is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=16)
 def _entries(group: str, places: tuple[tuple[str, int], ...]) -> dict[str, list[EntryPoint]]:
-    """Read the metadata of every installed package; again only if a folder it may be in has changed since."""
+    """The entry points of a group by name; cached until the mtime of a folder on the path changes."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):
         found.setdefault(entry.name, []).append(entry)
@@ -41,17 +41,17 @@ def _nothing_against(name: str, thing: Any) -> str | None:
 
 @dataclass(slots=True)
 class Registry(Generic[T]):
-    """The things of one kind by name. `why_not(name, thing)` refuses what does not belong here."""
+    """The plugins of one kind by name. `why_not(name, thing)` gives the reason to reject one, or None."""
 
     noun: str
     plural: str
     group: str
     why_not: Callable[[str, Any], str | None] = _nothing_against
     session: dict[str, T] = field(default_factory=dict)
-    """Those registered in this process, without a package."""
+    """Plugins registered in this process, without a package."""
 
     def entries(self) -> dict[str, list[EntryPoint]]:
-        """The entry points of each name; a sound one has one."""
+        """The entry points of each name; more than one is a conflict."""
         return _entries(self.group, tuple((place, _changed_at(place)) for place in sys.path))
 
     def names(self) -> list[str]:
@@ -65,7 +65,7 @@ class Registry(Generic[T]):
         return iter(self.names())
 
     def __getitem__(self, name: str) -> T:
-        """The thing of that name, imported now. UnknownNameError, or PluginError if it cannot be had."""
+        """Import and return the plugin of that name. UnknownNameError, or PluginError if it cannot be loaded."""
         entries = self.entries().get(name, [])
         if not entries and name in self.session:
             return self.session[name]
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         return self._load(entries[0])
 
     def usable(self) -> Iterator[tuple[str, T]]:
-        """Those that can be imported, imported now."""
+        """Import and yield the plugins that load."""
         for name in self.names():
             try:
                 yield name, self[name]
@@ -85,12 +85,12 @@ class Registry(Generic[T]):
                 continue
 
     def provider(self, name: str) -> str:
-        """Who offers it: the name of a distribution, or "this session"."""
+        """The distribution that provides a plugin, or "this session"."""
         entries = self.entries().get(name, [])
         return ", ".join(_distribution(entry) for entry in entries) or "this session"
 
     def register(self, name: str, thing: T) -> T:
-        """Add one for this process only. The same definition run again (a notebook cell) takes the place of the old."""
+        """Add a plugin for this process only. The same definition run again (a notebook cell) replaces the old one."""
         if (reason := self.why_not(name, thing)) is not None:
             raise PluginError(f"{thing!r} cannot be registered: {reason}")
         held = self.session.get(name)

@@ -1,4 +1,4 @@
-"""How far a long job has come: a bar on a terminal, plain lines in a pipe, or nothing."""
+"""Progress of a long job: a bar on a terminal, plain lines in a pipe, or nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from quantc.errors import UnknownNameError, suggest
 
 Told = Callable[[int, int | None], None]
-"""Is told how many batches are done, and of how many if that is known."""
+"""Callback `(done, total)` in batches; `total` is None if unknown."""
 Style = Literal["auto", "bar", "lines", "silent"]
 """auto: a bar if stderr is a terminal, else silent."""
 STYLES: tuple[Style, ...] = ("auto", "bar", "lines", "silent")
@@ -24,7 +24,7 @@ SECONDS_A_LINE = 5.0
 
 @contextmanager
 def showing(title: str, style: Style | Told, *, console: Console | None = None) -> Iterator[Told]:
-    """Show the progress of what runs in here; what this gives is to be told of it."""
+    """Show the progress of the work in this context; yields the callback to report it to."""
     if callable(style):
         yield style
         return
@@ -47,7 +47,7 @@ def showing(title: str, style: Style | Told, *, console: Console | None = None) 
 
 
 def _ignored(done: int, total: int | None) -> None:
-    """Nobody wants to know."""
+    """Callback for `silent`."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def _bar(title: str, console: Console) -> Iterator[Told]:
 
 
 class _Lines:
-    """A line now and then, and one at the end."""
+    """Prints a line every few seconds, and one at the end."""
 
     def __init__(self, title: str, console: Console) -> None:
         self.title = title

@@ -1,4 +1,4 @@
-"""Signal and noise, summed over batches: what an SQNR is made of."""
+"""Signal and noise power, accumulated over batches, and the SQNR they give."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantc.errors import QuantcError
 
 
 class Noise:
-    """The power of a reference and of what differs from it, in float64, over all batches so far."""
+    """Power of a reference and of the difference to it, in float64, over all batches so far."""
 
     __slots__ = ("count", "noise", "signal")
 
@@ -22,10 +22,10 @@ class Noise:
         self.signal = 0.0
         self.noise = 0.0
         self.count = 0
-        """How many numbers have been compared."""
+        """The number of elements compared."""
 
     def add(self, reference: Any, value: Any) -> bool:
-        """Compare every float tensor of two values that are built alike. False if they are not, or hold none."""
+        """Accumulate every pair of float tensors of two pytrees of one structure. False if there is no such pair."""
         pairs = list(_pairs(reference, value))
         for left, right in pairs:
             self._add(left, right)
@@ -44,7 +44,7 @@ class Noise:
 
     @property
     def sqnr(self) -> float:
-        """In dB; infinite where there is no noise, NaN where the noise is NaN or nothing was compared."""
+        """SQNR in dB; infinite without noise, NaN if the noise is NaN or nothing was compared."""
         if not self.count or math.isnan(self.noise):
             return math.nan
         if self.noise == 0:
@@ -68,7 +68,7 @@ def _pairs(reference: Any, value: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def check_alike(reference: Sequence[Any], value: Sequence[Any], names: tuple[str, str]) -> None:
-    """Refuse outputs that cannot be told apart number by number: of another count, or another shape."""
+    """Raise QuantcError unless two lists of outputs can be compared elementwise: same count, same shapes."""
     left, right = list(reference), list(value)
     counts = f"{len(left)} and {len(right)}"
     faults = [f"they yield {counts} outputs"] if len(left) != len(right) else []
@@ -84,7 +84,7 @@ def check_alike(reference: Sequence[Any], value: Sequence[Any], names: tuple[str
 
 
 def add_outputs(reference: Sequence[Any], value: Sequence[Any], noises: list[Noise], largest: list[float]) -> None:
-    """Add outputs that are alike, one by one, to the noise of each and to the largest difference of a number."""
+    """Accumulate outputs pairwise: into the noise of each, and into its largest absolute difference."""
     pairs = list(zip(reference, value, strict=True))
     if not noises:
         noises.extend(Noise() for _ in pairs)
@@ -106,7 +106,7 @@ def _badness(difference: float) -> float:
 
 
 def together(noises: Iterable[Noise]) -> Noise:
-    """Several as one."""
+    """The sum of several."""
     total = Noise()
     for noise in noises:
         total.signal += noise.signal
@@ -116,12 +116,12 @@ def together(noises: Iterable[Noise]) -> Noise:
 
 
 def shown(sqnr: float | None) -> str:
-    """An SQNR as tables have it."""
+    """An SQNR as text for tables."""
     if sqnr is None:
         return ""
     return f"{sqnr:.1f}" if math.isfinite(sqnr) else {math.inf: "equal", -math.inf: "all noise"}.get(sqnr, "NaN")
 
 
 def as_data(sqnr: float | None) -> float | str | None:
-    """An SQNR as JSON can hold it: "inf", "-inf" and "nan" are text."""
+    """An SQNR as a JSON value: "inf", "-inf" and "nan" are strings."""
     return sqnr if sqnr is None or math.isfinite(sqnr) else str(sqnr)

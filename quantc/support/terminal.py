@@ -1,4 +1,4 @@
-"""Output for people: panels, tables and colours on a terminal, plain lines in a pipe."""
+"""Terminal output: panels, tables and colours on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class Screen:
-    """Where a command writes. `console` is rich's; it knows whether a terminal listens, and honours NO_COLOR."""
+    """The output of a command. `console` is rich's, which detects terminals and honours NO_COLOR."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = Console(file=sys.stdout, highlight=False) if console is None else console
@@ -22,11 +22,11 @@ class Screen:
         return self.console.is_terminal
 
     def text(self, text: str) -> None:
-        """Text as it is, neither wrapped nor coloured."""
+        """Print text verbatim, neither wrapped nor coloured."""
         self.console.out(text.removesuffix("\n"), highlight=False)
 
     def fields(self, title: str, rows: Mapping[str, str]) -> None:
-        """Names with values."""
+        """Print name-value pairs."""
         if not self.is_terminal:
             self.text("\n".join([title, *(f"  {name}: {value}" for name, value in rows.items())]))
             return
@@ -38,7 +38,7 @@ class Screen:
         self.console.print(Panel(grid, title=Text(title, style="bold"), title_align="left", expand=False))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Rows under column heads. Columns of numbers are set to the right."""
+        """Print rows under column heads; columns of numbers are right-aligned."""
         if not self.is_terminal:
             self.text("\n".join([title, *plain_rows(columns, rows)]))
             return
@@ -50,7 +50,7 @@ class Screen:
         self.console.print(table)
 
     def diff(self, text: str) -> None:
-        """A difference: lines that start with + or - stand out on a terminal."""
+        """Print a diff; lines that start with + or - are highlighted on a terminal."""
         if not self.is_terminal:
             self.text(text)
             return
@@ -60,7 +60,7 @@ class Screen:
 
 
 def plain_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows padded to line up, two spaces apart."""
+    """Rows as aligned text, columns two spaces apart."""
     cells = [list(columns), *(list(row) for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     right = [_is_numeric(rows, index) for index in range(len(columns))]
@@ -79,7 +79,7 @@ def _is_numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
 
 
 def readable(count: float) -> str:
-    """A number of bytes."""
+    """A byte count for people."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

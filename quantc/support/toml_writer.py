@@ -1,4 +1,4 @@
-"""Plain data as TOML text; the standard library only reads it."""
+"""Writes plain data as TOML; the standard library only reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen values whose faults are quantc's errors: each names the field and what is allowed there."""
+"""Validated frozen values: validation failures are quantc errors that name the field and its allowed values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_SHOWN = 60
 
 
 def faults_of(error: ValidationError) -> list[str]:
-    """One line a fault: the field, what is wrong, and what was given."""
+    """One line for each validation error: the field, the fault, and the value given."""
     lines = []
     for fault in error.errors(include_url=False):
         if fault["type"] == "default_factory_not_called":
@@ -26,13 +26,13 @@ def faults_of(error: ValidationError) -> list[str]:
 
 
 class Frozen(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """A value: immutable, comparable, hashable, and checked whenever one is made."""
+    """Base of validated values: immutable, comparable, hashable, checked on construction."""
 
     noun: ClassVar[str] = "value"
     fault: ClassVar[type[QuantcError]] = SpecError
 
     def why_not(self) -> str | None:
-        """What is wrong with fields that are each right by themselves."""
+        """The fault in a combination of fields that are valid one by one; None if there is none."""
         return None
 
     @model_validator(mode="wrap")
