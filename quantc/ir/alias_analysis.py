@@ -1,7 +1,8 @@
-"""Which values may share memory, and which writes in place can become functional.
+"""Alias analysis: equivalence classes of values that may share memory, and the in-place writes that can be
+functionalized.
 
-A write `y = relu_(x)` is the same as `y = relu(x)` if nothing that shares memory with `x` is read afterwards, other
-than through `x` and `y` themselves. One walk over the graph decides that for every write.
+A write `y = relu_(x)` is equivalent to `y = relu(x)` if no alias of `x` is read afterwards, other than `x` and `y`
+themselves. One walk over the graph decides that for every write.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from quantc.ir.subgraphs import form_of
 
 @cache
 def _aliased_arguments(target: OpOverload) -> tuple[int, ...]:
-    """The positions of the arguments whose memory the result may share; all where the schema does not say."""
+    """The positions of the arguments that the result may alias; all of them if the schema does not say."""
     declared = tuple(index for index, row in enumerate(target._schema.arguments) if row.alias_info is not None)
     return declared or tuple(range(len(target._schema.arguments)))
 
 
 READERS = frozenset({getattr, len, int, float, bool})
-"""Python functions that ask something of a tensor, such as its shape."""
+"""Python functions that query a tensor, such as its shape."""
 
 
 LEAVES_INPUTS_ALONE = "_quantc_leaves_inputs_alone"
-"""An attribute of modules that are kept whole: somebody vouches that they write to none of their inputs."""
+"""Attribute that marks an opaque module as not writing to any of its inputs."""
 
 
 def _leaves_alone(module: Any) -> bool:
@@ -47,7 +48,8 @@ def _never_writes(target: Any) -> bool:
 
 
 def written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
-    """The operands a node writes to (or gives another shape). `owner` is the module its graph refers into, if known."""
+    """The operands a node writes to (or reshapes in place). `owner` is the module that its graph's get_attr nodes refer
+    into, if known."""
     if node.op in ("placeholder", "get_attr", "output") or _never_writes(node.target):
         return []
     if is_opaque(node) and not isinstance(node.target, OpOverload) and node.target not in READERS:
@@ -65,14 +67,14 @@ def written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
 
 
 def _given(node: fx.Node, indices: Iterable[int]) -> list[fx.Node]:
-    """The nodes that a call of an op was given at some of its arguments, by position or by keyword."""
+    """The nodes passed to a call at some argument positions, by position or by keyword."""
     names = [row.aten_name for row in arguments(node.target)] if isinstance(node.target, OpOverload) else []
     values = [node.args[index] if index < len(node.args) else node.kwargs.get(names[index]) for index in indices]
     return [value for value in pytree.tree_leaves(values) if isinstance(value, fx.Node)]
 
 
 def _written_inside(node: fx.Node, owner: nn.Module | None) -> list[fx.Node]:
-    """The operands that the graphs of a higher-order op write to; all of them if that cannot be seen."""
+    """The operands that the graphs of a higher-order op write to; all of them if that is unknown."""
     held = (
         {operand: attribute(owner, str(operand.target)) for operand in node.all_input_nodes if operand.op == "get_attr"}
         if owner is not None
@@ -104,7 +106,7 @@ SWITCH: dict[Any, str] = {
 
 
 def rewritten(node: fx.Node) -> fx.Node | None:
-    """The one operand that a node writes to and gives back, as `relu_` does."""
+    """The one operand that a node writes to and returns, as `relu_` does."""
     places = writes(node.target)
     if len(places) != 1 or len(node.target._schema.returns) != 1:  # type: ignore[union-attr]
         return None
@@ -113,20 +115,21 @@ def rewritten(node: fx.Node) -> fx.Node | None:
 
 
 def gives_shape(node: fx.Node) -> bool:
-    """Whether a node gives a tensor another shape in place, as `unsqueeze_` does, without a change to its data."""
+    """True if a node reshapes a tensor in place without changing its data, as `unsqueeze_` does."""
     return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
 @dataclass
 class Aliasing:
-    """Memory classes of one graph, and the writes to them, as it stands when this is made.
+    """Alias classes of one graph and the writes to them, as of construction.
 
-    `seen` holds the writes whose effect something else can see, so that they must stay in place.
+    `seen` holds the writes that are visible through another alias, so that they must stay in place.
     """
 
     graph: fx.Graph
     owner: nn.Module | None = None
-    """The module the graph refers into. Without it the graphs of higher-order ops are taken to write to all they are given."""
+    """The module that get_attr nodes refer into. Without it the graphs of higher-order ops are assumed to write to all
+    their operands."""
     order: dict[fx.Node, int] = field(default_factory=dict)
     seen: set[fx.Node] = field(default_factory=set)
     _parent: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -160,7 +163,8 @@ class Aliasing:
         self._join_inputs()
 
     def _join_inputs(self) -> None:
-        """A caller may give one tensor for two inputs: once an input is written to, any other may show it."""
+        """Merge the classes of all inputs once one of them is written to: a caller may pass one tensor for two
+        inputs."""
         inputs = self.graph.find_nodes(op="placeholder")
         if not any(self.is_written(node) for node in inputs):
             return
@@ -175,14 +179,15 @@ class Aliasing:
         return bool(self._last_write)
 
     def root(self, node: fx.Node) -> fx.Node:
-        """The representative of the class of values that may share memory with `node`."""
+        """The representative of the alias class of `node`."""
         while self._parent.get(node, node) is not node:
             self._parent[node] = self._parent.get(self._parent[node], self._parent[node])
             node = self._parent[node]
         return node
 
     def learn(self, new: fx.Node, old: fx.Node) -> list[fx.Node]:
-        """Take in a node made to stand for `old`; gives the operands made along with it."""
+        """Add a node that replaces `old`, to the alias class of `old`; returns the new operands created along with
+        it."""
         fresh = [operand for operand in new.all_input_nodes if operand not in self.order]
         for operand in fresh:
             self.order[operand] = self.order[old]
@@ -193,19 +198,19 @@ class Aliasing:
         return fresh
 
     def merge(self, node: fx.Node, source: fx.Node) -> None:
-        """Say that `node`, a copy, has become `source`: who gets the one gets the other."""
+        """Record that `node`, a copy, has been replaced by `source`: outputs that return the one return the other."""
         self._returned[self.root(source)] += self._returned[self.root(node)]
 
     def is_external(self, node: fx.Node) -> bool:
-        """Whether a node may share memory with an input, a parameter, a buffer or something unknown."""
+        """True if a node may alias an input, a parameter, a buffer or something unknown."""
         return self.root(node) in self._external
 
     def returned(self, node: fx.Node) -> int:
-        """How many of the outputs may share memory with a node."""
+        """The number of outputs that may alias a node."""
         return self._returned[self.root(node)]
 
     def is_written(self, node: fx.Node) -> bool:
-        """Whether any write reaches the memory of `node`."""
+        """True if any write reaches the memory of `node`."""
         return self.root(node) in self._last_write
 
     def writers(self, node: fx.Node) -> list[fx.Node]:
@@ -249,7 +254,7 @@ class Aliasing:
 
 @dataclass
 class _Latest:
-    """The two members of a class that are used last, so "all but this one" is answered without a walk."""
+    """The two members of a class with the latest last uses: answers "latest of all but this one" in constant time."""
 
     first: tuple[int, fx.Node | None] = (-1, None)
     second: tuple[int, fx.Node | None] = (-1, None)

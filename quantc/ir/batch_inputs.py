@@ -1,7 +1,7 @@
-"""How a calibration batch becomes the inputs of a program.
+"""Conversion of calibration batches to the inputs of a program.
 
-A batch is what the model takes: a tuple or list of its arguments, a mapping from parameter names to arguments, or the
-one argument itself.
+A batch is a tuple or list of the model's arguments, a mapping from parameter names to arguments, or the single argument
+itself.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ KINDS = "a batch is a tuple of the model's arguments, a dict of them by name, or
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Inputs = int | str | Sequence[int | str] | Callable[[Any], Any]
-"""What the model takes of each batch: the place or the name of an item, those of several, or a function of the batch."""
+"""Selects the model's inputs from a batch: index or key of an item, several of them, or a function of the batch."""
 
 
 def check_batches(batches: Any) -> None:
-    """Refuse what can be gone through but does not hold batches: a tensor gives its rows, a dict its keys."""
+    """Raise CalibrationError for iterables that do not hold batches: a tensor iterates over rows, a dict over keys."""
     if isinstance(batches, Tensor | Mapping | str | bytes):
         raise CalibrationError(
             f"batches is a {type(batches).__name__}, not an iterable of batches",
@@ -48,7 +48,7 @@ def check_batches(batches: Any) -> None:
 
 @dataclass(frozen=True)
 class Picked:
-    """Batches of which the model takes a part, and casts it where `dtype` says so."""
+    """Batches reduced to the model's inputs, with floating-point tensors cast to `dtype` if given."""
 
     batches: Iterable[Any]
     inputs: Inputs | None
@@ -72,7 +72,7 @@ class Picked:
 
 
 def taken_of(batch: Any, keys: Sequence[int | str], index: int) -> tuple[Any, ...]:
-    """The items of a batch that have these places or names. InputError, naming the batch, if it has none such."""
+    """The items of a batch at these indices or keys. InputError, naming the batch, if it lacks one."""
     try:
         return tuple(batch[key] for key in keys)
     except (KeyError, IndexError, TypeError) as error:
@@ -87,7 +87,7 @@ def taken_of(batch: Any, keys: Sequence[int | str], index: int) -> tuple[Any, ..
 
 
 def picked(batches: Iterable[Any], inputs: Any, program: Program, dtype: torch.dtype | None = None) -> Iterable[Any]:
-    """The batches, or what `inputs` says of each."""
+    """The batches, reduced to `inputs` and cast to `dtype` if these are given."""
     if inputs is None and dtype is None:
         return batches
     keys = inputs if isinstance(inputs, list | tuple) else [inputs]
@@ -97,13 +97,13 @@ def picked(batches: Iterable[Any], inputs: Any, program: Program, dtype: torch.d
 
 
 def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
-    """A tree whose floating-point tensors are of one dtype."""
+    """A pytree with its floating-point tensors cast to one dtype."""
     tree = tensors_in_place_of_arrays(tree)
     return pytree.tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
 
 
 def leaves_of(program: Program, batch: Any, index: int) -> list[Any]:
-    """The flat inputs of one batch. InputError, naming the batch, if the program does not take it."""
+    """The flat inputs of one batch. InputError, naming the batch, if it does not fit the program."""
     signature = program.signature
     calls = list(_calls(signature, batch))
     flat = [signature.flatten(*call) for call in calls]
@@ -128,7 +128,7 @@ def leaves_of(program: Program, batch: Any, index: int) -> list[Any]:
 
 
 def _line(signature: Signature, batch: Any) -> str:
-    """What to write if a batch holds more than the model takes, labels for instance."""
+    """Advice for a batch that holds more than the model's inputs, such as labels."""
     names = signature.parameters
     keys: list[Any] = []
     if isinstance(batch, Mapping):
@@ -146,14 +146,14 @@ def _line(signature: Signature, batch: Any) -> str:
 
 
 def batch_of(program: Program, leaves: Iterable[Any]) -> Any:
-    """Flat inputs as a batch is given: arguments one after the other, or by name where some have one."""
+    """The inverse: flat inputs as a batch, positional, or by name if there are keyword arguments."""
     signature = program.signature
     arguments, keywords = pytree.tree_unflatten(list(leaves), signature.in_spec)
     return dict(zip(signature.parameters, arguments, strict=False)) | keywords if keywords else arguments
 
 
 def _calls(signature: Signature, batch: Any) -> Iterator[Call]:
-    """The ways in which a batch can be meant."""
+    """The possible readings of a batch as a call."""
     if isinstance(batch, Mapping):
         yield _by_name(signature, batch)
     elif isinstance(batch, tuple | list):
@@ -166,7 +166,7 @@ def _calls(signature: Signature, batch: Any) -> Iterator[Call]:
 
 
 def _by_name(signature: Signature, batch: Mapping[str, Any]) -> Call:
-    """Arguments by the names of the parameters, in any order."""
+    """Arguments by parameter name, in any order."""
     names = signature.parameters
     # torch calls a parameter that has the name of a builtin, such as `input`, by another
     batch = {f"{key}_1" if key not in names and f"{key}_1" in names else key: value for key, value in batch.items()}
@@ -181,6 +181,6 @@ def _listed(names: Iterable[Any]) -> str:
 
 
 def samples_in(leaves: Iterable[Any]) -> int | None:
-    """How many samples a batch holds: the first size of its tensors, if they agree on one."""
+    """The number of samples in a batch: the first size of its tensors if all agree, else None."""
     sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
     return sizes.pop() if len(sizes) == 1 else None

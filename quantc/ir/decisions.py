@@ -1,4 +1,4 @@
-"""What becomes of a tensor at a place in a program: quantized, tied to another, derived, fixed, or left float."""
+"""Decisions about a tensor at a site: quantized, tied to another, derived, fixed, or left float."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quantc.spec.spec import QuantSpec, name_of
 
 CONFIG = ConfigDict(extra="forbid")
 Formula = Literal["scale-product"]
-"""How derived qparams are computed: `scale-product` is the bias of a product, zero point 0."""
+"""Formula of derived qparams: `scale-product` is that of the bias of a matmul or convolution, zero point 0."""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class Quantize:
-    """Quantized by its own statistics."""
+    """Quantized with qparams from its own statistics."""
 
     spec: QuantSpec
     kind: Literal["quantize"] = "quantize"
@@ -31,7 +31,7 @@ class Quantize:
 
 @dataclass(frozen=True, config=CONFIG)
 class SameAs:
-    """Quantized with the scale and zero point of another place."""
+    """Quantized with the qparams of another site."""
 
     site: Site
     kind: Literal["same-as"] = "same-as"
@@ -42,7 +42,7 @@ class SameAs:
 
 @dataclass(frozen=True, config=CONFIG)
 class Derived:
-    """Quantized with qparams computed from those of other places, as a bias is from input and weight."""
+    """Quantized with qparams computed from those of other sites, as a bias from input and weight."""
 
     sites: tuple[Site, ...]
     formula: Formula = "scale-product"
@@ -60,7 +60,7 @@ class Derived:
 
 @dataclass(frozen=True, config=CONFIG)
 class Fixed:
-    """Quantized with qparams known beforehand, as the output of a sigmoid is."""
+    """Quantized with qparams known beforehand, as the output of a sigmoid."""
 
     scale: float
     zero_point: int
@@ -83,7 +83,7 @@ class Fixed:
 
 @dataclass(frozen=True, config=CONFIG)
 class Float:
-    """Left in floating point, and why."""
+    """Left in floating point, with the reason."""
 
     reason: str = "asked for"
     kind: Literal["float"] = "float"
@@ -95,9 +95,9 @@ class Float:
 FLOAT = Float()
 
 TensorOutcome = Annotated[Quantize | SameAs | Derived | Fixed | Float, Field(discriminator="kind")]
-"""What becomes of a tensor."""
+"""The decision about a tensor."""
 
 OUTCOMES: TypeAdapter[Quantize | SameAs | Derived | Fixed | Float] = TypeAdapter(TensorOutcome)
-"""Reads and writes outcomes as JSON: `OUTCOMES.dump_json(outcome)`, `OUTCOMES.validate_json(text)`."""
+"""Reads and writes decisions as JSON: `OUTCOMES.dump_json(outcome)`, `OUTCOMES.validate_json(text)`."""
 
 __all__ = ["FLOAT", "OUTCOMES", "Derived", "Fixed", "Float", "Formula", "Quantize", "SameAs", "TensorOutcome"]

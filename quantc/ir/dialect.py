@@ -1,8 +1,8 @@
-"""The canonical dialect: which ATen overload each op is spelled with, and what its operands are called.
+"""The canonical dialect: the ATen overload of each op, and the names of its operands.
 
-One table. Patterns, dumps, verification and the passes all name ops and operands through it, so `conv2d`'s weight
-is `w` everywhere. ATen ops outside the table are still part of the dialect, under their full name
-(`aten.cumsum.default`) and with ATen's argument names; they simply have no short name.
+One table. Patterns, dumps, verification and the passes all name ops and operands through it, so `conv2d`'s weight is
+`w` everywhere. ATen ops outside the table are still part of the dialect, under their full name (`aten.cumsum.default`)
+and with ATen's argument names; they simply have no short name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class Trait(Enum):
-    """What may be assumed of an op."""
+    """A property of an op that passes may rely on."""
 
     COMMUTES = "the first two operands may be swapped"
     PRESERVES_VALUES = "every output element is an input element (or a zero/pad constant): no arithmetic"
@@ -175,12 +175,12 @@ BY_TARGET: dict[OpOverload, Op] = {op.target: op for op in OPS}
 
 
 MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
-"""In the order in which ATen numbers them in schema defaults."""
+"""In ATen's numbering, which schema defaults use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of an op: its name in the dialect, its ATen name, its default and how wide an int list it is."""
+    """One argument of an op: dialect name, ATen name, default, and width of an int list."""
 
     name: str
     aten_name: str
@@ -189,7 +189,7 @@ class Argument:
     default: Any
     keyword_only: bool
     width: int | None
-    """For `int[2]` and the like: how many numbers a lone number stands for."""
+    """For `int[2]` and the like: the length that a lone number is expanded to."""
     is_written: bool
 
 
@@ -223,7 +223,7 @@ def arguments(target: OpOverload) -> tuple[Argument, ...]:
 
 @cache
 def position(target: OpOverload, name: str) -> int:
-    """The index of an argument by its dialect name (or ATen name); -1 if the op has none so named."""
+    """The index of an argument by its dialect name (or ATen name); -1 if the op has no such argument."""
     for index, argument in enumerate(arguments(target)):
         if name in (argument.name, argument.aten_name):
             return index
@@ -231,7 +231,7 @@ def position(target: OpOverload, name: str) -> int:
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """The value of a node's argument by name, defaults filled in. KeyError if the op has none so named."""
+    """The value of a node's argument by name, defaults filled in. KeyError if the op has no such argument."""
     target = node.target
     if not isinstance(target, OpOverload):
         raise KeyError(f"{node.name} is not an ATen op, so it has no argument {name!r}")
@@ -268,12 +268,12 @@ def higher_order_name(target: HigherOrderOperator) -> str:
 
 @cache
 def short_name(target: OpOverload) -> str:
-    """What a node that calls an overload is named after: `conv2d`, `add`."""
+    """The base of the name of nodes that call an overload: `conv2d`, `add`."""
     return target._schema.name.rpartition("::")[2].strip("_")
 
 
 def op_name(node: fx.Node) -> str:
-    """What a node does: an op's name, or `placeholder`, `get_attr`, `output`, `call_module`."""
+    """The operation of a node: an op's name, or `placeholder`, `get_attr`, `output`, `call_module`."""
     return target_name(node.target) if node.op == "call_function" else node.op
 
 
@@ -284,7 +284,7 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
 
 
 def is_op(node: Any, *names: str) -> bool:
-    """Whether `node` is a call of one of the named canonical ops."""
+    """True if `node` is a call of one of the named canonical ops."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, OpOverload):
         return False
     op = BY_TARGET.get(node.target)
@@ -301,10 +301,9 @@ def writes(target: Any) -> tuple[int, ...]:
 
 @cache
 def may_alias(target: Any) -> bool:
-    """Whether an op's result may share memory with an argument.
+    """True if an op's result may share memory with an argument, and for unknown targets.
 
-    True for what we know nothing about. `reshape`, `contiguous` and `to` are declared `Tensor(a)` by ATen exactly
-    because they sometimes return their input.
+    ATen declares `reshape`, `contiguous` and `to` as `Tensor(a)` because they sometimes return their input.
     """
     if not isinstance(target, OpOverload):
         return target not in SYMBOLIC
@@ -357,11 +356,11 @@ SYMBOLIC: frozenset[Callable[..., Any]] = frozenset(
         "or_",
     )
 ) | {torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_int, torch.sym_not, torch.sym_ite}
-"""Arithmetic on Python numbers (sizes): never tensor arithmetic."""
+"""Arithmetic on Python numbers (sizes), never on tensors."""
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether a node has no canonical form: a kept module, a Python function, a foreign op, or a write in place."""
+    """True if a node has no canonical form: an opaque module, a Python function, a foreign op, or an in-place write."""
     if node.op in ("call_module", "call_method"):
         return True
     if node.op != "call_function":
@@ -375,8 +374,8 @@ def is_opaque(node: fx.Node) -> bool:
 
 
 def operands(node: fx.Node) -> Iterator[tuple[str, Any]]:
-    """(name, value) for every argument a call was given, under dialect names; for foreign calls `0`, `1`, … and
-    the keywords."""
+    """(name, value) of every argument passed to a call, under dialect names; for foreign calls `0`, `1`, … and the
+    keywords."""
     target = node.target
     names = [row.name for row in arguments(target)] if isinstance(target, OpOverload) else []
     by_aten = {row.aten_name: row.name for row in arguments(target)} if isinstance(target, OpOverload) else {}

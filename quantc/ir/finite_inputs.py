@@ -1,4 +1,4 @@
-"""What a quantized program is called with: NaN and infinity in an input are refused, in every form of it."""
+"""Input checks of quantized programs: NaN and infinity are refused, in every form."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from quantc.support.finite_tensors import EMPTY_ROW, why_not_finite
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """An input that is looked at."""
+    """An input that is checked."""
 
     place: int
-    """Among the flat inputs."""
+    """Index among the flat inputs."""
     name: str
     may_be_infinite: bool = False
-    """Whether it is a mask."""
+    """True for a mask."""
     masks_rows: bool = False
-    """Whether its rows go into a softmax that makes NaN of one that is masked out as a whole."""
+    """True if its rows go into a softmax that gives NaN for a fully masked row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The inputs of a program that must be finite: all that are floats, and read. A mask may hold infinities."""
+    """The inputs of a program that must be finite: all float inputs with users. Masks may hold infinities."""
 
     inputs: tuple[Watched, ...]
 
@@ -52,7 +52,7 @@ class Watch:
         return tuple(item.place for item in self.inputs)
 
     def check(self, leaves: Sequence[Any]) -> None:
-        """InputError, naming the input, where flat inputs hold NaN or infinity."""
+        """Raise InputError, naming the input, if flat inputs hold NaN or infinity."""
         for item in self.inputs:
             leaf = leaves[item.place]
             if isinstance(leaf, Tensor) and (
@@ -66,7 +66,7 @@ def _is_float(kind: torch.dtype) -> bool:
 
 
 def not_finite(what: str, why: str) -> InputError:
-    """The error for an input that is not finite."""
+    """The error for a non-finite input."""
     if why == EMPTY_ROW:
         return InputError(
             f"{what} holds {why}: softmax gives NaN for it",
@@ -111,7 +111,7 @@ def why_no_range(name: str, nodes: Iterable[fx.Node], error: RuntimeError) -> In
 
 
 def _finds_scales(node: fx.Node) -> bool:
-    """Whether a node chooses qparams as the program runs, told by the name of its op."""
+    """True if a node chooses qparams at run time, by the name of its op."""
     return isinstance(node.target, OpOverload) and node.target._schema.name.partition("::")[2].startswith(
         "choose_qparams"
     )

@@ -1,7 +1,7 @@
-"""Which tensors may hold infinities: those that take positions out of a softmax, and do nothing else.
+"""Detection of masks: tensors that may hold infinities, because all they do is exclude positions from a softmax.
 
-Minus infinity is what a mask is made of. It never meets a grid: rules keep away from masks, and behind the softmax all is
-finite again. In any other tensor infinity is a fault, as NaN is.
+Masks are made of minus infinity. It never reaches a grid: rules exclude masks, and the output of a softmax is finite.
+In any other tensor infinity is an error, as NaN is.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ HANDS_ON = frozenset(
     | {f"aten.{name}" for name in ("masked_fill.Tensor", "triu.default", "tril.default", "where.ScalarOther")}
     | {f"aten.{name}" for name in ("where.ScalarSelf", "lift_fresh_copy.default")}
 )
-"""Ops of which the result may be a mask where an operand is one, beside those that preserve values."""
+"""Ops that propagate masks from operand to result, beside the value-preserving ones."""
 ADDED = frozenset({"baddbmm", "addmm"})
-"""Products that add their first operand."""
+"""Matmuls that add their first operand."""
 BOUNDS = frozenset(
     {"maximum", "minimum", "amax", "amin", "max", "min", "topk", "sigmoid", "tanh"}
     | {f"aten.{name}.default" for name in ("exp", "exp2", "logsumexp", "max", "min")}
     | {f"aten.{name}.Tensor" for name in ("clamp", "clamp_min", "clamp_max")}
 )
-"""Ops that get rid of infinity where it is a constant: the beginning of a maximum, or what is masked out of one."""
+"""Ops that absorb an infinite constant: the initial value of a maximum, or positions masked out of one."""
 
 
 OF_ITS_SIZE = frozenset(
@@ -35,19 +35,20 @@ OF_ITS_SIZE = frozenset(
     | {f"aten.{name}_like.default" for name in ("zeros", "ones", "full", "empty", "rand", "randn")}
     | {f"aten.new_{name}.default" for name in ("zeros", "ones", "full", "empty")}
 )
-"""Ops that ask a tensor for its size or type, and read none of its numbers."""
+"""Ops that read the size or dtype of a tensor and none of its values."""
 ROW_BY_ROW = frozenset({"softmax", "log_softmax", "aten._softmax.default", "aten._log_softmax.default"})
-"""Softmaxes for which a row of minus infinity is NaN. The others, and attention, give zeros."""
+"""Softmaxes that give NaN for a row of minus infinity. The others, and attention, give zeros."""
 KEEPS_LAST_AXIS = frozenset(
     {"expand", "repeat", "cast", "contiguous", "clone", "detach", "aten.lift_fresh_copy.default"}
 )
-"""Ops of which the last axis is that of what they read, or one number of it in each place."""
+"""Ops that preserve the last axis, or broadcast a single element along it."""
 KEEPS_LAST_SIZE = frozenset({"reshape", "flatten", "unflatten", "squeeze", "aten.view.default", "aten.squeeze.dims"})
-"""Ops that lay tensors out in order: with the same size of the last axis they have the same rows."""
+"""Ops that keep the order of elements: an unchanged size of the last axis means unchanged rows."""
 
 
 def is_mask(node: fx.Node) -> bool:
-    """Whether all that is made of a tensor goes into softmaxes, or is no float. A constant may also be a bound."""
+    """True if everything computed from a tensor ends in softmaxes, or is not float. A constant may also end in
+    `BOUNDS`."""
     ends = SOFTMAX | BOUNDS if node.op == "get_attr" else SOFTMAX
     pending, seen = [node], {node}
     found = False
@@ -68,8 +69,8 @@ def is_mask(node: fx.Node) -> bool:
 
 
 def masks_rows(node: fx.Node) -> bool:
-    """Whether the rows of a tensor, along its last axis, are added to rows of which a softmax is made: one that is all
-    minus infinity makes NaN of them, and so does plus infinity."""
+    """True if the rows of a tensor, along its last axis, are added to the rows of a softmax: a row of minus infinity
+    alone, or plus infinity, makes them NaN."""
     pending, seen = [node], {node}
     while pending:
         value = pending.pop()

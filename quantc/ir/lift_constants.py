@@ -1,9 +1,9 @@
-"""A program as others want to run it: nested graphs are given their constants, instead of having them.
+"""Lifting of constants out of nested graphs, for the module that leaves quantc.
 
 Inside quantc a branch refers to its own weights, so that patterns can see them. torch.export traces a branch with the
-tensors it is given, and takes those it finds inside for examples without numbers: what it would make of such a program
-could not be run. So the module that leaves quantc hands constants over as operands, under the names they had. And its
-nested graphs say what they yield in torch's terms, which torch looks up when it runs them with gradients.
+operands of its call and treats tensors inside it as examples without data, so the exported program could not be run.
+The module that leaves quantc therefore passes constants as operands, under the names they had. Its nested graphs also
+carry torch's metadata (`val`), which torch reads when it runs them with gradients.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def with_checked_norms(graph: fx.Graph) -> fx.Graph:
 
 
 def spell_norms(graph: fx.Graph) -> None:
-    """Let norms that learn be called by torch's functions. These look at the size before they compute: of one value a
-    channel there is no variance, and ATen's ops would put NaN into the running statistics without a word."""
+    """Call norms by torch's functional API, which checks the size first: one value a channel has no variance, and
+    ATen's ops would silently write NaN to the running statistics."""
     for node in list(graph.nodes):
         if not is_op(node, "batch_norm", "instance_norm"):
             continue
@@ -76,7 +76,7 @@ def spell_norms(graph: fx.Graph) -> None:
 class _Lifting:
     def __init__(self, open_: set[int], learns: bool) -> None:
         self.open = open_
-        """The graphs (by id of their module) that can be changed along with their one call."""
+        """Graphs (by id of their module) with exactly one call, which can be changed along with it."""
         self.learns = learns
         self.copies: dict[int, fx.GraphModule] = {}
 
@@ -85,7 +85,7 @@ class _Lifting:
         self.copies[id(module)] = fx.GraphModule(parts, graph, class_name=type(module).__name__)
 
     def copied(self, graph: fx.Graph, owner: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
-        """A copy of a graph whose calls hand over the constants of the graphs they run, and what it refers to."""
+        """A copy of a graph whose calls pass the constants of the graphs they run, and the attributes it refers to."""
         new, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
         results = new.graph_copy(graph, nodes)
         new.output(results)
@@ -103,7 +103,7 @@ class _Lifting:
         return new, parts
 
     def _hand_over(self, node: fx.Node, owner: nn.Module) -> None:
-        """Let a call give each tensor that its graphs refer to, once; they take all of them, read or not."""
+        """Pass each tensor that the graphs of a call refer to as one operand; every graph takes all of them."""
         form = form_of(node)
         if form is None:
             return
@@ -126,7 +126,7 @@ class _Lifting:
 
 
 def _take(module: fx.GraphModule, given: dict[int, fx.Node]) -> None:
-    """Let a graph take tensors (by id) as inputs, in that order, and read those instead of its own."""
+    """Replace the graph's own reads of tensors (by id) by new inputs, in that order."""
     graph = module.graph
     own = {at: id(attribute(module, str(at.target))) for at in graph.find_nodes(op="get_attr")}
     first = next(node for node in graph.nodes if node.op != "placeholder" and own.get(node) not in given)
@@ -143,7 +143,7 @@ def _take(module: fx.GraphModule, given: dict[int, fx.Node]) -> None:
 
 
 def _example(kind: ValueType | None) -> Any:
-    """A value of a type, without numbers. torch asks for its kind alone, so a dynamic size can be any."""
+    """A value of a type, without data. torch reads only its kind, so a dynamic size may be any."""
     if isinstance(kind, TensorType):
         shape = [size if isinstance(size, int) else ANY_SIZE for size in kind.shape]
         return torch.empty(shape, dtype=kind.dtype, device="meta")

@@ -1,7 +1,6 @@
-"""How many multiply-adds an op makes, and of which tensors.
+"""Multiply-accumulate counts of ops, and the tensors they multiply.
 
-Counted from the types of a program. Sizes that are dynamic are those of the example inputs; where there are none,
-the count is not known.
+Counted from the types of a program. Dynamic sizes are those of the example inputs; without these the count is unknown.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from quantc.ir.types import tensor_type
 
 Sizes = Mapping[str, int]
 INSIDE = None
-"""Stands for a tensor that an op makes for itself, such as the hidden state of a recurrent layer."""
+"""Stands for a tensor internal to an op, such as the hidden state of a recurrent layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Multiply-adds of two tensors or more, by the nodes that yield them."""
+    """Multiply-adds of two or more tensors, given by the nodes that yield them."""
 
     count: int
     factors: tuple[fx.Node | None, ...]
 
 
 Count = Callable[[fx.Node, Sizes], "tuple[Product, ...]"]
-"""Counts the products of an op."""
+"""Counts the multiply-adds of an op."""
 
 
 def example_sizes(program: Program) -> dict[str, int]:
-    """The dynamic sizes of a program as its example inputs have them."""
+    """The values of a program's dynamic sizes in its example inputs."""
     sizes: dict[str, int] = {}
     inputs = program.graph.find_nodes(op="placeholder")
     for node, value in zip(inputs, program.example_inputs or (), strict=False):
@@ -49,7 +48,7 @@ def example_sizes(program: Program) -> dict[str, int]:
 
 
 def products(node: fx.Node, sizes: Sizes) -> tuple[Product, ...] | None:
-    """The products an op computes: none for most ops, None where their size is not known."""
+    """The multiply-adds of an op: empty for most ops, None if a size is unknown."""
     count = _COUNTS.get(op_name(node))
     if count is None:
         return ()
@@ -60,12 +59,12 @@ def products(node: fx.Node, sizes: Sizes) -> tuple[Product, ...] | None:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether an op multiplies tensors and sums up."""
+    """True if an op multiplies tensors and accumulates."""
     return op_name(node) in _COUNTS
 
 
 class _UnknownSizeError(Exception):
-    """A size that is not known; caught by `products`."""
+    """An unknown size; caught by `products`."""
 
 
 def _shape(value: Any, sizes: Sizes) -> tuple[int, ...]:
@@ -87,7 +86,7 @@ def _convolution(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
 
 
 def _transposed(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """Each element of the input meets the whole kernel once."""
+    """Each input element is multiplied with the whole kernel once."""
     x, w = argument(node, "x"), argument(node, "w")
     return (Product(math.prod(_shape(x, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
@@ -98,7 +97,7 @@ def _linear(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
 
 
 def _linear_weight_only(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """The weight may be stored with its outputs first or last; what it reads says how many it sums over."""
+    """The weight may be stored transposed, so the reduced size is read from `x`."""
     x, w = argument(node, "x"), argument(node, "w")
     return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
 
@@ -114,7 +113,7 @@ def _matmul(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
 
 
 def _einsum(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """One product of two tensors: every element of the result sums over the labels that are not in it."""
+    """A contraction of two tensors: each element of the result is summed over the labels that are not in it."""
     equation, operands = argument(node, "equation"), argument(node, "operands")
     if len(operands) == 1:
         return ()
@@ -145,7 +144,7 @@ def _attention(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
 
 
 def _recurrent(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """At every step each weight meets one vector: the input in the first layer, what the op made itself elsewhere."""
+    """At every step each weight multiplies one vector: the input in the first layer, an internal state elsewhere."""
     x, params = argument(node, "x"), argument(node, "params")
     directions = 2 if argument(node, "bidirectional") else 1
     steps = math.prod(_shape(x, sizes)[:-1])
@@ -168,8 +167,7 @@ def _cell(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
 
 
 def _quantizing(count: Count, stored: int = 1) -> Count:
-    """An op that quantizes what it reads in float itself, to 8 bits: what else there is to say of its factors is what
-    the stored ones are, which come last."""
+    """For an op that quantizes its float inputs to 8 bits itself: keep only the stored factors, which come last."""
 
     def counted(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
         found = count(node, sizes)
@@ -179,14 +177,14 @@ def _quantizing(count: Count, stored: int = 1) -> Count:
 
 
 def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """Input and hidden state are both quantized as they come."""
+    """Input and hidden state are both quantized dynamically."""
     steps = math.prod(_shape(argument(node, "x"), sizes)[:-1])
     weights = argument(node, "weights")
     return tuple(Product(steps * math.prod(_shape(weight, sizes)), (weight,)) for weight in weights)
 
 
 def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
-    """A product in the type its sums are in: `out_dtype(op, dtype, x, w, ...)`."""
+    """A matmul or convolution with the dtype of its accumulator: `out_dtype(op, dtype, x, w, ...)`."""
     given: tuple[Any, ...] = node.args
     inner, x, w = given[0], given[2], given[3]
     if short_name(inner) != "convolution":

@@ -1,7 +1,7 @@
-"""Copying the modules that hold a program's tensors.
+"""Fast copies of the modules that hold a program's tensors.
 
-`copy.deepcopy` rebuilds the dozen tables of hooks each module has; those of a program have none, and are copied here
-by hand. Whatever is more than a plain holder of tensors is left to `deepcopy`.
+`copy.deepcopy` rebuilds a dozen hook tables for each module; those of a program have no hooks, and are copied field by
+field. Anything but a plain container of tensors is left to `deepcopy`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HELD = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffe
 
 
 def copied(root: nn.Module) -> nn.Module:
-    """A copy that shares no tensor with `root`. Tensors and modules that have two names have them in the copy too."""
+    """A copy that shares no tensor with `root`. Tensors and modules with two names keep both in the copy."""
     memo: dict[int, Any] = {}
     pending: list[tuple[nn.Module, nn.Module]] = []
     result = _copy_one(root, memo, pending)
@@ -28,7 +28,7 @@ def copied(root: nn.Module) -> nn.Module:
 
 
 def _copy_one(old: nn.Module, memo: dict[int, Any], pending: list[tuple[nn.Module, nn.Module]]) -> nn.Module:
-    """A copy of a module and its tensors; its children are left for later."""
+    """A copy of a module and its tensors; its children are added to `pending`."""
     known = memo.get(id(old))
     if isinstance(known, nn.Module):
         return known
@@ -46,7 +46,7 @@ def _copy_one(old: nn.Module, memo: dict[int, Any], pending: list[tuple[nn.Modul
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a module is nothing but its tensors and children: no hooks, no attributes, no class of its own."""
+    """True if a module is a plain container of tensors and children: no hooks, no attributes, no subclass."""
     if type(module) is not nn.Module or module.__dict__.keys() != _PLAIN.__dict__.keys():
         return False
     return all(module.__dict__[name] == value for name, value in _PLAIN.__dict__.items() if name not in _HELD)

@@ -1,6 +1,6 @@
-"""The plan of a quantization: what has been decided about a program's tensors, kept beside its graph.
+"""The plan of a quantization: the decisions about a program's tensors, kept beside its graph.
 
-Quantizers write claims and outcomes, `share` resolves them into groups, calibration fills in the statistics, and
+Quantizers write claims and decisions, `share` resolves them into groups, calibration fills in the statistics, and
 `quantize` carries the plan out. Until then no node of the graph is touched.
 """
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class Part(StrEnum):
-    """What a rule makes of a node."""
+    """The effect of a rule on a node."""
 
     QUANTIZED = "quantized"
     """It computes on quantized tensors."""
     PROPAGATED = "propagated"
-    """It hands quantized tensors on, because it was given one."""
+    """It propagates quantized tensors, because it reads one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Which rule of which quantizer has taken a node, and the last node of that match."""
+    """The rule and quantizer that have taken a node, and the root node of the match."""
 
     quantizer: str
     rule: str
     root: str
     part: Part = Part.QUANTIZED
     timing: Timing = Timing.STATIC
-    """When the scales of what it reads are found, and whether it computes on integers."""
+    """The technique: when the scales of its inputs are found, and whether it computes on integers."""
 
     def __str__(self) -> str:
         how = "" if self.timing is Timing.STATIC else f" ({self.timing})"
@@ -49,7 +49,7 @@ class Claim:
 
 
 class Source(StrEnum):
-    """Where the qparams of a group come from."""
+    """The origin of a group's qparams."""
 
     DATA = "data"
     """Calibration."""
@@ -58,22 +58,22 @@ class Source(StrEnum):
     GIVEN = "given"
     """They are fixed."""
     DERIVED = "derived"
-    """Those of other groups."""
+    """The qparams of other groups."""
     RUN_TIME = "run-time"
     """The tensor at hand, each time the program runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Places that share one scale and zero point."""
+    """An equivalence class of sites that share one scale and zero point."""
 
     name: str
-    """The text of its first site. Statistics go by it."""
+    """The text of its first site; the key of its statistics."""
     outcome: Quantize | Fixed | Derived
     values: tuple[Site, ...]
-    """The tensors that are observed, as outputs; each once, in the order of the program."""
+    """The observed tensors, as output sites; each once, in program order."""
     places: tuple[Site, ...]
-    """Every output and operand in the group."""
+    """Every output and operand site in the group."""
     source: Source = Source.DATA
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Group:
 
 
 class Annotates(Protocol):
-    """Who decided: a `quantc.Quantizer`, as far as the IR knows it."""
+    """The author of a plan: a `quantc.Quantizer`, as far as the IR knows it."""
 
     @property
     def name(self) -> str: ...
@@ -94,28 +94,28 @@ class Annotates(Protocol):
 
 @dataclass
 class Plan:
-    """What has been decided so far; empty for a program nobody has annotated."""
+    """The decisions so far; empty for a program that has not been annotated."""
 
     quantizer: Annotates | None = None
-    """Who annotated the program. It explains what was left out."""
+    """The quantizer that annotated the program; it explains what was left out."""
     config: Any = None
-    """What the user asked for: a `QuantConfig`, or None."""
+    """The user's `QuantConfig`, or None."""
     claims: NodeTable[Claim] = field(default_factory=NodeTable[Claim])
     left_float: NodeTable[str] = field(default_factory=NodeTable[str])
-    """Why a node was left float, where the reason is known from annotating."""
+    """The reason why a node was left float, where annotation knows it."""
     lowered: NodeTable[str] = field(default_factory=NodeTable[str])
-    """In the integer form: the node of the Q/DQ form, by name, whose value a node has."""
+    """In the integer form: the node of the Q/DQ form, by name, that a node has the value of."""
     outcomes: dict[Site, TensorOutcome] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     statistics: dict[str, Observation] = field(default_factory=dict)
-    """By the name of the group."""
+    """By group name."""
     batches: int = 0
-    """How many batches the statistics are of."""
+    """The number of batches in the statistics."""
     qparams: dict[str, QParams] = field(default_factory=dict)
-    """By the name of the group, once `quantize` has run."""
+    """By group name, once `quantize` has run."""
     instruction_sets: dict[str, str] = field(default_factory=dict)
-    """Whose sums the numbers are for, by the name of the quantizer that claims a node. It stands here, and not with the
-    quantizer alone, because a file cannot hold every quantizer, and numbers must not depend on that."""
+    """The instruction set whose accumulation the numbers are for, by the name of the claiming quantizer. Kept here, and
+    not with the quantizer alone, because a file cannot hold every quantizer, and numbers must not depend on that."""
 
     @property
     def is_empty(self) -> bool:
@@ -123,21 +123,21 @@ class Plan:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether nobody has decided anything, not even to leave all as it is."""
+        """True if nothing has been decided, not even to leave everything float."""
         return self.quantizer is None and not (self.outcomes or self.claims.rows or self.left_float.rows)
 
     def decides_like(self, other: Plan) -> bool:
-        """Whether two plans for one graph come to the same decisions."""
+        """True if two plans for one graph make the same decisions."""
         mine, theirs = (self.claims.rows, self.left_float.rows), (other.claims.rows, other.left_float.rows)
         return self.outcomes == other.outcomes and mine == theirs
 
     @property
     def tables(self) -> tuple[NodeTable[Claim], NodeTable[str], NodeTable[str]]:
-        """The tables whose rows follow their nodes."""
+        """The node tables of the plan."""
         return self.claims, self.left_float, self.lowered
 
     def renamed(self, nodes: Mapping[fx.Node, fx.Node]) -> Plan:
-        """The plan for a copy of the graph; `nodes` maps old nodes to new ones. The statistics are the same objects."""
+        """The plan for a copy of the graph; `nodes` maps old nodes to new ones. The statistics objects are shared."""
         return Plan(
             self.quantizer,
             self.config,
@@ -161,7 +161,7 @@ class Plan:
 
 
 def spec_of(group: Group, qparams: QParams | None = None) -> QuantSpec:
-    """The spec of a group. What is derived has a scale for each channel if its qparams do."""
+    """The spec of a group. Derived groups are per channel if their qparams are."""
     if not isinstance(group.outcome, Derived):
         return group.outcome.spec
     by_channel = qparams is not None and qparams.scale.dim() > 0

@@ -1,8 +1,8 @@
 """Program: a captured model as one fx graph in one dialect, with typed side tables and the log of passes.
 
-Passes change a Program only through `emit`, `constant`, `replace` and `erase`: these keep the side tables in step
-with the graph, and note that the runnable module is out of date. It is rebuilt once, when it is next asked for,
-not once a pass (rebuilding costs 35-150 µs a node).
+Passes change a Program only through `emit`, `constant`, `replace` and `erase`: these keep the side tables in sync with
+the graph, and invalidate the runnable module. It is rebuilt lazily, on the next access, not once a pass (rebuilding
+costs 35-150 µs a node).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 MAX_REASONS = 8
 NO_GRADIENT = "out=... arguments don't support automatic differentiation"
-"""What torch says of writes with `out=` to what has a gradient."""
+"""torch's error for writes with `out=` to a tensor that requires grad."""
 TRAINED = "_fake_quantizers"
 """The submodule that holds the fake quantizers of a graph."""
 DumpFormat = Literal["text", "table", "json", "dot", "graphml"]
 
 
 class Stage(IntEnum):
-    """How far a Program has come. Passes say which stage they need and which they give."""
+    """The progress of a Program. Passes declare the stage they need and the one they give."""
 
     CAPTURED = 0
     CANONICAL = 1
@@ -67,7 +67,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of `Program.log`: what ran, how long it took, whether it changed anything, what it had to say."""
+    """One line of `Program.log`: the pass, its duration, whether it changed anything, and its notes."""
 
     name: str
     seconds: float
@@ -83,35 +83,35 @@ class LogEntry:
 class Program(GraphTree):
     """A captured model.
 
-    `graph` is the top graph and `root` the module that owns what graphs refer to: parameters, buffers, nested
-    graphs of higher-order ops, and modules kept opaque.
+    `graph` is the top graph and `root` the module that owns everything the graphs refer to: parameters, buffers, nested
+    graphs of higher-order ops, and opaque modules.
     """
 
     signature: Signature
     name: str = "program"
     method: str = "given"
-    """How it was captured: "export", "fx", "parsed" or "given"."""
+    """The capture method: "export", "fx", "parsed" or "given"."""
     training: bool = False
     stage: Stage = Stage.CAPTURED
     inference_only: tuple[str, ...] = ()
-    """Why `.train()` is no longer possible; empty while it is."""
+    """Reasons why `.train()` is no longer possible; empty while it is."""
     fixed_mode: str = ""
-    """Why neither `.train()` nor `.eval()` can change the mode; empty where they can."""
+    """The reason why neither `.train()` nor `.eval()` can change the mode; empty if they can."""
     log: list[LogEntry] = field(default_factory=list)
     origins: NodeTable[Origin] = field(default_factory=NodeTable[Origin])
     modes: NodeTable[ModeValue] = field(default_factory=NodeTable[ModeValue])
     counters: NodeTable[str] = field(default_factory=NodeTable[str])
     """For each batch norm: the buffer that counts its training batches."""
     set_aside: NodeTable[SetAside] = field(default_factory=NodeTable[SetAside])
-    """For convolutions and linears that are trained quantized: the batch norm behind them."""
+    """For convolutions and linears in quantization-aware training: the batch norm detached from them."""
     plan: Plan = field(default_factory=Plan)
-    """What has been decided about quantizing it."""
+    """The decisions about its quantization."""
     example_inputs: tuple[Any, ...] | None = None
     """The flat example inputs of the capture, for the numeric guard."""
     _module: fx.GraphModule | None = field(default=None, repr=False)
     _watched: tuple[fx.GraphModule, Watch] | None = field(default=None, repr=False)
     _taken: dict[str, int] = field(default_factory=dict, repr=False)
-    """How many constants were stored under each hint."""
+    """The number of constants stored under each hint."""
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -128,12 +128,12 @@ class Program(GraphTree):
         raise UnknownNameError(f"there is no node {name!r}", where=self.name, advice=suggest(name, names, noun="nodes"))
 
     def has_node(self, name: str) -> bool:
-        """Whether there is a node of that name."""
+        """True if there is a node of that name."""
         path, _, short = name.rpartition("/")
         return any(node.name == short for at, graph in self.graphs() if at == path for node in graph.nodes)
 
     def module_nodes(self, path: str) -> list[fx.Node]:
-        """The nodes that the module at a path made, and those inside it."""
+        """The nodes that originate from the module at a path or from its submodules."""
         rows = self.origins.rows
         return [
             node
@@ -158,7 +158,7 @@ class Program(GraphTree):
         return f"{node.name} ({origin})" if origin is not None and str(origin) else node.name
 
     def opaque(self) -> list[fx.Node]:
-        """Nodes that have no canonical form: no pattern can match them."""
+        """Nodes without a canonical form: no pattern matches them."""
         return [node for node in self.nodes() if is_opaque(node)]
 
     # -- running ---------------------------------------------------------------------------------------------
@@ -215,13 +215,13 @@ class Program(GraphTree):
             raise
 
     def _watch_of(self, module: fx.GraphModule) -> Watch:
-        """The inputs that are looked at for NaN, found once for each module: it is of the graph as it is now."""
+        """The inputs that are checked for NaN, cached for the current module."""
         if self._watched is None or self._watched[0] is not module:
             self._watched = module, Watch.of(self.graph, self.signature)
         return self._watched[1]
 
     def run_flat(self, leaves: Iterable[Any]) -> list[Any]:
-        """Run on flat inputs and give the flat outputs."""
+        """Run on flat inputs and return the flat outputs."""
         args, kwargs = pytree.tree_unflatten(list(leaves), self.signature.in_spec)
         return pytree.tree_leaves(self.module(*args, **kwargs))
 
@@ -259,12 +259,13 @@ class Program(GraphTree):
 
     @property
     def is_live(self) -> bool:
-        """Whether it was prepared with `qat=True`: fake quantizers stand in its graphs, and it follows the mode of its
-        module as it runs."""
+        """True if it was prepared with `qat=True`: fake quantizers are in its graphs, and it follows the mode of its
+        module at run time."""
         return TRAINED in self.root._modules
 
     def _switch_modules(self, mode: bool) -> Program:
-        """Nothing is rebuilt: whoever holds the module, compiled or distributed, goes on with the same one."""
+        """Switch the mode without a rebuild: the module, which may be compiled or distributed, stays the same
+        object."""
         self.training = mode
         self.root.train(mode)
         if self._module is not None:
@@ -272,20 +273,20 @@ class Program(GraphTree):
         return self
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What can be trained, for an optimizer. They stay the same tensors whatever is done to the program."""
+        """The trainable parameters, for an optimizer. Transformations of the program keep the tensor objects."""
         return self.root.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same with their names."""
+        """The trainable parameters with their names."""
         return self.root.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, buffers, and in training the ranges and what is frozen: all that `load_state_dict` takes to go on
-        from here."""
+        """Parameters, buffers, and in training the ranges and the frozen state: everything `load_state_dict` needs to
+        resume."""
         return self.root.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict` of this program, or of another that was prepared alike."""
+        """Resume from a `state_dict` of this program, or of another that was prepared alike."""
         try:
             self.root.load_state_dict(state)
         except RuntimeError as error:
@@ -296,7 +297,7 @@ class Program(GraphTree):
             ) from error
 
     def _switch_counters(self, training: bool) -> None:
-        """Batch norms count their batches in training, and only then."""
+        """Insert or remove the increments of the batch counters: batch norms count batches in training only."""
         add = torch.ops.aten.add_.Tensor
         nodes = {
             (id(graph), node.target): node for _, graph in self.graphs() for node in graph.find_nodes(op="get_attr")
@@ -318,7 +319,7 @@ class Program(GraphTree):
     # -- changing --------------------------------------------------------------------------------------------
 
     def touch(self) -> None:
-        """Say that the graph has changed; the module is rebuilt when next asked for."""
+        """Mark the graph as changed; the module is rebuilt lazily."""
         self._module = None
 
     def emit(
@@ -332,8 +333,8 @@ class Program(GraphTree):
         name: str | None = None,
         value: Any = None,
     ) -> fx.Node:
-        """Insert a call of a function, or of a module by its name, before a node. It takes its origin from `like` (by
-        default `before`), and its type from `value`, or from `like` if that is given."""
+        """Insert a call of a function, or of a module by its name, before a node. Its origin is that of `like` (by
+        default `before`), and its type that of `value`, or of `like` if that is given."""
         graph = before.graph
         if name is None and isinstance(target, OpOverload):
             name = short_name(target)
@@ -351,7 +352,7 @@ class Program(GraphTree):
         return node
 
     def read(self, target: str, *, before: fx.Node) -> fx.Node:
-        """A get_attr node for what is stored at `target`, placed before a node."""
+        """Insert a get_attr node for `target` before a node."""
         value = attribute(self.owner(before.graph), target)
         with before.graph.inserting_before(before):
             node = before.graph.create_node("get_attr", target)
@@ -361,9 +362,10 @@ class Program(GraphTree):
         return node
 
     def constant(self, hint: str, value: torch.Tensor, *, before: fx.Node) -> fx.Node:
-        """Store a new constant under a name like `hint` and give its get_attr node, placed before `before`.
+        """Store a new constant under a name like `hint` and insert its get_attr node before `before`.
 
-        A parameter stays a parameter, anything else becomes a buffer. The name may contain dots."""
+        A parameter stays a parameter, anything else becomes a buffer. The name may contain dots.
+        """
         owner = self.owner(before.graph)
         parent, _, leaf = hint.rpartition(".")
         holder = _submodule(owner, parent)
@@ -379,23 +381,23 @@ class Program(GraphTree):
         return self.read(f"{parent}.{name}" if parent else name, before=before)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let `new`, made for this, stand for `old` everywhere; move `old`'s rows to it, and erase `old`."""
+        """Replace all uses of `old` by the new node `new`, move `old`'s rows to it, and erase `old`."""
         old.replace_all_uses_with(new)
         self.inherit(old, new)
         self.erase(old)
 
     def inherit(self, old: fx.Node, new: fx.Node) -> None:
-        """Give `old`'s rows to `new`, made to stand for it."""
+        """Move `old`'s rows to its replacement `new`."""
         for table in self._tables:
             table.move(old, new)
 
     def forward(self, old: fx.Node, to: fx.Node) -> None:
-        """Let `to`, which was there before, stand for `old` everywhere; erase `old` and its rows."""
+        """Replace all uses of `old` by the existing node `to`; erase `old` and its rows."""
         old.replace_all_uses_with(to)
         self.erase(old)
 
     def erase(self, node: fx.Node) -> None:
-        """Remove a node nobody uses, and its rows."""
+        """Remove a node without users, and its rows."""
         node.graph.erase_node(node)
         for table in self._tables:
             table.drop(node)
@@ -403,11 +405,11 @@ class Program(GraphTree):
 
     @property
     def _tables(self) -> tuple[NodeTable[Any], ...]:
-        """The side tables whose rows follow their nodes."""
+        """The side tables keyed by node."""
         return (self.origins, self.modes, self.counters, self.set_aside, *self.plan.tables)
 
     def note_inference_only(self, reason: str) -> None:
-        """Note why the program cannot be trained any more; the first few reasons are enough."""
+        """Record why the program can no longer be trained; only the first few reasons are kept."""
         if len(self.inference_only) < MAX_REASONS and reason not in self.inference_only:
             self.inference_only = (*self.inference_only, reason)
 
@@ -424,13 +426,13 @@ class Program(GraphTree):
         return twin
 
     def __reduce__(self) -> Any:
-        """Pickled as the file that `save` writes: code is never part of it. SaveError if a file cannot hold it."""
+        """Pickle as the file that `save` writes: never contains code. SaveError if a file cannot hold the program."""
         from quantc.store.bytes_form import as_bytes, program_of
 
         return program_of, (as_bytes(self.save),)
 
     def draft(self) -> Program:
-        """A copy for somebody who only reads the statistics, which may be many: these are shared."""
+        """A copy that shares the statistics, which may be large: for callers that only read them."""
         root = copied(self.root)
         nodes: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
@@ -456,8 +458,8 @@ class Program(GraphTree):
         return twin
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the Program to a file that `qc.load` reads, whole or not at all. SaveError, naming the node, if it
-        holds something a file cannot."""
+        """Write the Program atomically to a file that `qc.load` reads. SaveError, naming the node, if a file cannot
+        hold it."""
         from quantc.store import save
 
         save(self, path)
@@ -471,26 +473,26 @@ class Program(GraphTree):
         return dump(self, format)
 
     def diff(self, other: Program) -> Diff:
-        """What changed from this Program to `other`."""
+        """The changes from this Program to `other`."""
         from quantc.text.diff import diff
 
         return diff(self, other)
 
     def coverage(self) -> Coverage:
-        """What became of every op once the program was prepared: quantized, handed on, or float and why."""
+        """The outcome for every op of a prepared program: quantized, propagated, or float with the reason."""
         from quantc.inspect.coverage import coverage
 
         return coverage(self)
 
     def explain(self, node: fx.Node | str) -> Explanation:
-        """What became of one node, or of the ops of a module given by its path, every rule tried on it, and the smallest
-        change that would make one fit."""
+        """The outcome for one node, or for the ops of a module given by its path; every rule tried on it, and the
+        smallest change that would make one fit."""
         from quantc.inspect.explain import explain
 
         return explain(self, node)
 
     def verify(self) -> None:
-        """Check every rule of the IR; raise one VerifyError that lists all faults."""
+        """Check every invariant of the IR; raise one VerifyError that lists all faults."""
         from quantc.verify.verify import verify
 
         verify(self)
@@ -509,7 +511,7 @@ class Program(GraphTree):
 
 
 def check_has_plan(program: Program, verb: str) -> None:
-    """Refuse a program that was prepared, and has lost what was decided: all of it would be taken for float."""
+    """Raise AnnotationError if a prepared program has lost its plan: all of it would be treated as float."""
     if Stage.ANNOTATED <= program.stage < Stage.LOWERED and program.plan.says_nothing:
         raise AnnotationError(
             f"{program.name} has no plan, so qc.{verb} would leave all of it float",
@@ -519,7 +521,7 @@ def check_has_plan(program: Program, verb: str) -> None:
 
 
 def check_program(given: object, verb: str, first: str) -> None:
-    """Refuse what is no Program, such as the model itself."""
+    """Raise InputError if `given` is not a Program, such as the model itself."""
     if not isinstance(given, Program):
         raise InputError(
             f"qc.{verb} was given a {type(given).__name__}, and takes a Program",
@@ -533,7 +535,7 @@ def _has_submodule(root: nn.Module, path: str) -> bool:
 
 
 def _submodule(root: nn.Module, path: str) -> nn.Module:
-    """The submodule at a path, made of plain modules where it does not exist."""
+    """The submodule at a path, created from plain modules if missing."""
     module = root
     for part in path.split(".") if path else ():
         child = getattr(module, part, None)

@@ -1,4 +1,4 @@
-"""What a Program takes and gives: the flat inputs with their types, and the trees they came in."""
+"""The calling convention of a Program: flat inputs with their types, and the pytree specs of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ADVICE = (
 )
 
 MAX_SHOWN = 40
-"""How many values an arrangement is written out for, in messages."""
+"""Maximum number of values for which messages write out a pytree structure."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One flat input. A tensor has a `type` (None: anything goes); anything else is a constant of the capture."""
+    """One flat input. A tensor has a `type` (None: any); anything else is a constant fixed at capture."""
 
     name: str
     type: TensorType | None = None
@@ -33,18 +33,19 @@ class Input:
 
 @dataclass(frozen=True)
 class Signature:
-    """The calling convention. `ranges` bounds the symbols that stand for dynamic sizes."""
+    """The calling convention. `ranges` bounds the symbols of dynamic sizes."""
 
     inputs: tuple[Input, ...]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     opened: frozenset[str] = frozenset()
-    """The symbols that capture left open of its own accord: a target that wants fixed sizes takes those of the example."""
+    """Symbols that capture made dynamic on its own: a target that needs fixed sizes uses those of the example
+    inputs."""
 
     @property
     def parameters(self) -> list[str]:
-        """The names of the arguments, positional ones first; a tree whose values do not tell has a made-up name."""
+        """The parameter names, positional ones first; generated where the leaves of a pytree do not reveal one."""
         positional, keywords = self.in_spec.children()
         names: list[str] = []
         leaf = 0
@@ -59,13 +60,13 @@ class Signature:
 
     @property
     def call(self) -> str:
-        """How it is called: `(x, mask=mask)`."""
+        """The call syntax: `(x, mask=mask)`."""
         positional = self.in_spec.children()[0].num_children
         names = self.parameters
         return f"({', '.join([*names[:positional], *(f'{name}={name}' for name in names[positional:])])})"
 
     def _other_arrangement(self, spec: pytree.TreeSpec) -> InputError:
-        """Says what is different about the arguments of a call."""
+        """The error for arguments of another structure."""
         (given, keywords), (taken, named) = spec.children(), self.in_spec.children()
         names = self.parameters
         if given.num_children != taken.num_children or keywords.context != named.context:
@@ -93,14 +94,14 @@ class Signature:
         )
 
     def flatten(self, args: Any, kwargs: Any) -> tuple[list[Any], pytree.TreeSpec]:
-        """The flat inputs of a call, and their arrangement. Keywords and dicts may have their keys in any order."""
+        """The flat inputs of a call, and their pytree spec. Keywords and dicts may be in any order."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec == self.in_spec:
             return leaves, spec
         return pytree.tree_flatten(_in_order((args, kwargs), self.in_spec))
 
     def check(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
-        """Raise InputError unless flat inputs fit: a program specialised to a size must not run on another."""
+        """Raise InputError unless flat inputs fit: a program specialized to a size must not run on another."""
         if spec != self.in_spec:
             raise self._other_arrangement(spec)
         sizes: dict[str, int] = {}
@@ -130,7 +131,7 @@ class Signature:
 
 
 def _in_order(value: Any, spec: pytree.TreeSpec) -> Any:
-    """A tree whose dicts have the order of keys that a tree of such an arrangement has; as it is where it is another."""
+    """A pytree with the key order of `spec` in its dicts; unchanged where the structure differs."""
     if spec.is_leaf() or type(value) is not spec.type or type(value) not in (dict, list, tuple):
         return value
     if isinstance(value, dict):
@@ -143,14 +144,14 @@ def _in_order(value: Any, spec: pytree.TreeSpec) -> Any:
 
 
 def as_tensors(leaves: Sequence[Any]) -> list[Any] | None:
-    """Flat inputs with NumPy arrays as tensors on the same memory; None if there are no arrays."""
+    """Flat inputs with NumPy arrays as tensors that share memory; None if there are no arrays."""
     if not any(_is_array(leaf) for leaf in leaves):
         return None
     return [_as_tensor(leaf) if _is_array(leaf) else leaf for leaf in leaves]
 
 
 def tensors_in_place_of_arrays(tree: Any) -> Any:
-    """The same for any tree."""
+    """The same for any pytree."""
     leaves, spec = pytree.tree_flatten(tree)
     made = as_tensors(leaves)
     return tree if made is None else pytree.tree_unflatten(made, spec)
@@ -162,7 +163,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _as_tensor(array: Any) -> Any:
-    """An array that torch cannot read as it lies is copied; one of strings or objects stays what it is."""
+    """Copy an array that is read-only or has negative strides; leave one of strings or objects as it is."""
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     try:
@@ -172,7 +173,7 @@ def _as_tensor(array: Any) -> Any:
 
 
 def _name_of_tree(spec: pytree.TreeSpec, names: Sequence[str]) -> str | None:
-    """What the parameter is called whose values are called so: `batch` for `batch_x` and `batch_mask`."""
+    """The parameter name that leaf names imply: `batch` for `batch_x` and `batch_mask`."""
     found = set()
     for name, path in zip(names, _paths(spec), strict=False):
         if path is None or not name.lower().endswith(path.lower()):
@@ -183,7 +184,7 @@ def _name_of_tree(spec: pytree.TreeSpec, names: Sequence[str]) -> str | None:
 
 
 def _paths(spec: pytree.TreeSpec) -> Iterator[str | None]:
-    """The way to each value of a tree, as names have it: `_pair_0`."""
+    """The path to each leaf of a pytree, in the form names have: `_pair_0`."""
     if spec.is_leaf():
         yield ""
         return
@@ -195,7 +196,7 @@ def _paths(spec: pytree.TreeSpec) -> Iterator[str | None]:
 
 
 def _shape_of(spec: pytree.TreeSpec) -> str:
-    """How values are nested, in short: `*`, `(*, *)`, `{x: *, y: *}`."""
+    """The structure of a pytree in short: `*`, `(*, *)`, `{x: *, y: *}`."""
     if spec.is_leaf():
         return "*"
     if spec.num_leaves > MAX_SHOWN:

@@ -1,7 +1,7 @@
-"""From nodes to sites and back, for one state of a program.
+"""Index between nodes and sites, for one state of a program.
 
-A site names an output of a node, or one of its operands: the nodes among its arguments are counted from 0 in the order
-they are written, keywords last, each time they occur.
+A site names an output of a node, or one of its operands: the nodes among its arguments, numbered from 0 in the order
+they are written, keywords last, counting repetitions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from quantc.ir.types import TupleType, type_of
 
 
 def operand_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes among a node's arguments, one for each time they occur."""
+    """The nodes among a node's arguments, with repetitions."""
     found: list[fx.Node] = []
     map_arg((node.args, node.kwargs), found.append)
     return tuple(found)
 
 
 def rewire(program: Program, node: fx.Node, operands: Mapping[int, fx.Node]) -> None:
-    """Let a node read other nodes at some of its operands."""
+    """Replace some operands of a node, by operand index."""
     numbers = count()
 
     def at_next(old: fx.Node) -> fx.Node:
@@ -40,7 +40,7 @@ def rewire(program: Program, node: fx.Node, operands: Mapping[int, fx.Node]) -> 
 
 
 def after(value: fx.Node) -> fx.Node:
-    """The node before which what follows a tensor is put: at once, but constants where they are first read."""
+    """Insertion point for a consumer of `value`: right after its definition; for constants, before the first use."""
     if value.op == "get_attr":
         return min(value.users)
     node = value.next
@@ -50,7 +50,7 @@ def after(value: fx.Node) -> fx.Node:
 
 
 def outputs_of(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes that stand for what a node yields: itself, or its items if it yields several tensors."""
+    """The nodes of a node's outputs: itself, or its getitem users if it yields several tensors."""
     if not isinstance(type_of(node), TupleType) and not any(_is_item(user) for user in node.users):
         yield node
         return
@@ -62,7 +62,7 @@ def _is_item(node: fx.Node) -> bool:
 
 
 class Places:
-    """The sites of a program. Made anew after the graph has changed."""
+    """The site index of a program. Invalid after the graph has changed."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -83,11 +83,11 @@ class Places:
         return found
 
     def reads(self, value: fx.Node) -> list[tuple[fx.Node, int]]:
-        """Every reader of what a node yields, and at which operand."""
+        """Every consumer of a value, with the operand index."""
         return self._reads.get(value, [])
 
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """`operand_nodes`, once a node: one that joins thousands is asked for each of them."""
+        """`operand_nodes`, cached by node: a join of thousands is queried for each operand."""
         if node not in self._operands:
             self._operands[node] = operand_nodes(node)
         return self._operands[node]
@@ -99,7 +99,7 @@ class Places:
         return Site(self.paths[node.graph], node.name, operand=operand)
 
     def node(self, site: Site) -> fx.Node:
-        """The node a site is at."""
+        """The node of a site."""
         found = self._nodes.get((site.graph, site.node))
         if found is None:
             names = (name for path, name in self._nodes if path == site.graph)
@@ -107,7 +107,7 @@ class Places:
         return found
 
     def value(self, site: Site) -> fx.Node:
-        """The node that makes the tensor at a site: the node itself, or the one an operand refers to."""
+        """The node that produces the tensor at a site: the node itself, or the operand."""
         node = self.node(site)
         if site.operand is None:
             return node

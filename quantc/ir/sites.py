@@ -1,7 +1,7 @@
-"""Places in a Program, and the typed tables that hold facts about them.
+"""Sites in a Program, origins, and the typed tables of facts about nodes.
 
-Passes talk to each other through these tables. A table's rows follow its nodes: `Program.replace` moves them and
-`Program.erase` drops them, so a fact can be neither lost nor left behind by a rewrite.
+Passes communicate through these tables. Rows follow their nodes: `Program.replace` moves them and `Program.erase` drops
+them, so a rewrite can neither lose a fact nor leave a stale one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Site:
-    """A place where a tensor lives: an output of a node, or one of a node's operands.
+    """The location of a tensor: an output of a node, or one of a node's operands.
 
-    `graph` is the path of the nested graph ("" is the top one). Exactly one of `out` and `operand` is set.
-    The text form is `conv2d:out0`, `conv2d:in1` or `true_graph_0/conv2d:in1`.
+    `graph` is the path of the nested graph ("" is the top one). Exactly one of `out` and `operand` is set. The text
+    form is `conv2d:out0`, `conv2d:in1` or `true_graph_0/conv2d:in1`.
     """
 
     graph: str
@@ -35,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where in the user's code a node comes from."""
+    """The location in the user's code that a node comes from."""
 
     module_path: str = ""
     module_type: str = ""
@@ -54,7 +54,7 @@ class Origin:
         return self.module_type.rsplit(".", 1)[-1]
 
     def __str__(self) -> str:
-        """`layer1.0.conv : Conv2d @ model.py:12`; parts that are unknown are left out."""
+        """`layer1.0.conv : Conv2d @ model.py:12`; unknown parts are omitted."""
         text = self.module_path
         if self.class_name:
             text = f"{text} : {self.class_name}" if text else f": {self.class_name}"
@@ -77,8 +77,8 @@ class ModeValue:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A batch norm that was taken out of the graph behind a convolution or linear, for training: the names of its
-    tensors, and what it does with them."""
+    """A batch norm detached from the graph behind a convolution or linear, for training: the names of its tensors, and
+    its options."""
 
     gamma: str | None
     beta: str | None
@@ -89,17 +89,17 @@ class SetAside:
     counter: str | None
     """The buffer that counts its batches."""
     follows_mode: bool
-    """Whether it learns from the data in training; else its statistics are fixed."""
+    """True if it updates its statistics in training; else they are fixed."""
     name: str
-    """What its node was called."""
+    """The name of its node."""
 
 
 @dataclass(slots=True)
 class NodeTable(Generic[V]):
     """Facts about nodes, one row a node.
 
-    Keyed by the node itself rather than its name: a name can be given to another node after a rewrite, a node
-    object cannot.
+    Keyed by the node itself rather than its name: after a rewrite a name may belong to another node, a node object may
+    not.
     """
 
     rows: dict[fx.Node, V] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class NodeTable(Generic[V]):
         return self.rows.get(node)
 
     def move(self, old: fx.Node, new: fx.Node) -> None:
-        """Give `old`'s row to `new` unless `new` has one of its own."""
+        """Move `old`'s row to `new` unless `new` has one already."""
         if old in self.rows:
             self.rows.setdefault(new, self.rows.pop(old))
 

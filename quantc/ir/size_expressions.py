@@ -1,6 +1,6 @@
-"""Size expressions such as `s0` or `2*s0 + 1`, evaluated without ever executing text.
+"""Size expressions such as `s0` or `2*s0 + 1`, evaluated without executing text.
 
-Dumps and archives carry these as strings. They are parsed with `ast` and only arithmetic is accepted.
+Dumps and archives carry these as strings. They are parsed with `ast`, and only arithmetic is accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _tree(expression: str) -> ast.expr:
 
 
 def evaluate(expression: str, sizes: Mapping[str, int]) -> int | None:
-    """The value of an expression; None if it uses a symbol without a size or anything but integer arithmetic."""
+    """The value of an expression; None if it has an unbound symbol or anything but integer arithmetic."""
     try:
         return _value(_tree(expression), sizes)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, KeyError):
@@ -34,7 +34,7 @@ def evaluate(expression: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def least(expression: str, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
-    """A number that an expression over sizes is never below; None where that cannot be told from their ranges."""
+    """A lower bound of a size expression; None if the ranges of its symbols do not give one."""
     try:
         return _least(_tree(expression), ranges)
     except (SyntaxError, ValueError, RecursionError):
@@ -42,7 +42,7 @@ def least(expression: str, ranges: Mapping[str, tuple[int, int | None]]) -> int 
 
 
 def _least(tree: ast.expr, ranges: Mapping[str, tuple[int, int | None]]) -> int:
-    """What only grows with its parts is never below what their least values give."""
+    """Lower bound by monotonicity: a monotone expression of the lower bounds of its parts."""
     match tree:
         case ast.Constant(value=int(number)):
             return number

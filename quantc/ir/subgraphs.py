@@ -1,4 +1,4 @@
-"""The graphs of higher-order ops: where a call holds them, what it gives them, and whether the two fit."""
+"""Nested graphs of higher-order ops: their positions among the arguments, their operands, and consistency checks."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from quantc.ir.graph_tree import GraphTree, attribute
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a higher-order op is called: the positions of its graphs, and of the operands all of them are given."""
+    """The calling convention of a higher-order op: the positions of its graphs, and of the operands passed to all of
+    them."""
 
     graphs: tuple[int, ...]
     lists: tuple[int, ...] = ()
     """The arguments that are lists of operands, in the order the graphs take them."""
     rest: int | None = None
-    """Where the operands begin, if they are arguments of their own."""
+    """The position of the first operand, if operands are separate arguments."""
     outputs_agree: bool = False
 
     def operands(self, args: tuple[Any, ...]) -> list[Any]:
-        """What a call gives its graphs, one for each of their inputs."""
+        """The operands of a call, one for each input of its graphs."""
         if self.rest is not None:
             return list(args[self.rest :])
         return [operand for position in self.lists if position < len(args) for operand in args[position]]
 
     def captured(self, args: tuple[Any, ...]) -> range:
-        """Which of the operands are only read: they are neither carried from step to step nor taken apart. A call can
-        do without them."""
+        """The range of operands that are only read: neither carried from step to step nor sliced. A call can omit
+        them."""
         count = len(self.operands(args))
         if self.rest is not None:
             return range(count)
@@ -40,7 +41,7 @@ class Form:
         return range(count - len(args[last]) if last < len(args) else count, count)
 
     def without(self, args: tuple[Any, ...], dropped: set[int]) -> tuple[Any, ...]:
-        """The arguments of a call that no longer gives some of the captured operands."""
+        """The arguments of a call without some of its captured operands."""
         kept = [index for index in self.captured(args) if index not in dropped]
         operands = self.operands(args)
         if self.rest is not None:
@@ -49,7 +50,7 @@ class Form:
         return (*args[:last], type(args[last])(operands[index] for index in kept), *args[last + 1 :])
 
     def with_more(self, args: tuple[Any, ...], more: list[fx.Node]) -> tuple[Any, ...]:
-        """The arguments of a call that gives further operands, after the others."""
+        """The arguments of a call with further operands appended."""
         if self.rest is not None:
             return (*args, *more)
         last = self.lists[-1]
@@ -67,7 +68,7 @@ FORMS: dict[str, Form] = {
 
 
 def form_of(node: fx.Node) -> Form | None:
-    """How a node calls its graphs; None if it calls none, or in a way that is not known."""
+    """The calling convention of a node's op; None if it calls no graphs, or the op is unknown."""
     if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator) or node.kwargs:
         return None
     return FORMS.get(target_name(node.target).removeprefix("higher_order."))
@@ -100,7 +101,7 @@ def run_in_unknown_ways(tree: GraphTree) -> dict[fx.Graph, str]:
 
 
 def why_not_nested(node: fx.Node, target: HigherOrderOperator, owner: nn.Module) -> Iterator[str]:
-    """Every way in which a call of a higher-order op does not fit its graphs. Ops we do not know pass."""
+    """Every mismatch between a call of a higher-order op and its graphs. Unknown ops pass."""
     op = target_name(target).removeprefix("higher_order.")
     form = form_of(node)
     if form is None:

@@ -1,7 +1,7 @@
-"""What a node yields: dtype and shape, read from `val`, in a form that is comparable and prints.
+"""Types of nodes: dtype and shape, read from `val`, in a comparable and printable form.
 
-`node.meta["val"]` is the one entry of `meta` that quantc reads. It may hold a (fake) tensor, a symbolic number, a
-tuple of those, or, in programs parsed from text, one of the types below.
+`node.meta["val"]` is the one entry of `meta` that quantc reads. It may hold a (fake) tensor, a symbolic number, a tuple
+of those, or, in programs parsed from text, one of the types below.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class TupleType:
-    """Several outputs: `(f32[2,4], i64[2,4])`; an item that is unknown prints as `?`."""
+    """Several outputs: `(f32[2,4], i64[2,4])`; an unknown item prints as `?`."""
 
     items: tuple[ValueType | None, ...]
 
@@ -81,7 +81,7 @@ ValueType = TensorType | ScalarType | TupleType
 
 
 def type_of_value(value: Any) -> ValueType | None:
-    """The type of a tensor, number, or sequence of them; None where there is nothing to say."""
+    """The type of a tensor, number, or sequence of them; None for anything else."""
     if isinstance(value, TensorType | ScalarType | TupleType):
         return value
     if isinstance(value, torch.Tensor):
@@ -99,7 +99,7 @@ def type_of_value(value: Any) -> ValueType | None:
 
 
 def type_of(node: fx.Node) -> ValueType | None:
-    """The type of what `node` yields, or None if the program was captured without shapes."""
+    """The type of a node's value, or None if the program was captured without shapes."""
     value = node.meta.get("val")
     return None if value is None else type_of_value(value)
 
@@ -113,7 +113,7 @@ def tensor_type(node: Any) -> TensorType | None:
 
 
 def is_empty(node: Any) -> bool:
-    """Whether `node` is known to yield a tensor without elements."""
+    """True if `node` is known to yield a tensor without elements."""
     kind = tensor_type(node)
     return kind is not None and 0 in kind.shape
 
@@ -147,7 +147,7 @@ def _dimension(text: str) -> int | str:
 
 
 def parse_type(text: str) -> ValueType | None:
-    """Read what `str(type)` wrote; `?` is the unknown type. Raises ValueError on anything else."""
+    """The inverse of `str(type)`; `?` is the unknown type. Raises ValueError on anything else."""
     text = text.strip()
     if text == "?":
         return None
@@ -162,5 +162,5 @@ def parse_type(text: str) -> ValueType | None:
 
 
 def same_types(left: Sequence[fx.Node], right: Sequence[fx.Node]) -> bool:
-    """Whether two lists of nodes yield the same types, one by one."""
+    """True if two lists of nodes yield the same types, one by one."""
     return len(left) == len(right) and all(type_of(a) == type_of(b) for a, b in zip(left, right, strict=True))
