@@ -1,4 +1,4 @@
-"""Folding what follows a convolution or linear into its weight and bias: `scale[c] * x + shift[c]` by output channel.
+"""Folding of per-channel affine maps `scale[c] * x + shift[c]` into the preceding convolution or linear.
 
 In float64, rounded once. Training folds with the same functions as the pass `fuse`, so that both give the same bits.
 """
@@ -15,7 +15,7 @@ from quantc.ir.dialect import argument, op_name
 
 @dataclass(frozen=True)
 class Affine:
-    """What a folded node does to channel c of its input: `scale[c] * x + shift[c]`, in float64."""
+    """The per-channel affine map of a folded node: `scale[c] * x + shift[c]`, in float64."""
 
     scale: Tensor
     shift: Tensor
@@ -23,14 +23,14 @@ class Affine:
 
 @dataclass(frozen=True)
 class Channels:
-    """Where a weight has its output channels: on axis 0; on axis 1, and by group, where the op is transposed."""
+    """Layout of a weight's output channels: axis 0; axis 1, and by group, for transposed convolutions."""
 
     transposed: bool = False
     groups: int = 1
 
     @staticmethod
     def of(producer: fx.Node) -> Channels:
-        """Those of a convolution or linear."""
+        """The channel layout of a convolution or linear."""
         if not op_name(producer).startswith("conv_transpose"):
             return Channels()
         return Channels(True, int(argument(producer, "groups")))
@@ -39,7 +39,7 @@ class Channels:
         return weight.shape[1] * self.groups if self.transposed else weight.shape[0]
 
     def along(self, weight: Tensor, values: Tensor) -> Tensor:
-        """One value a channel, shaped to go with the weight."""
+        """One value a channel, broadcast to the weight."""
         if not self.transposed:
             return values.reshape(-1, *[1] * (weight.dim() - 1))
         inputs_a_group = weight.shape[0] // self.groups
@@ -50,7 +50,7 @@ class Channels:
 def affine_of_norm(
     gamma: Tensor | None, beta: Tensor | None, mean: Tensor | None, var: Tensor | None, eps: float, channels: int
 ) -> Affine:
-    """What a batch norm with fixed statistics does."""
+    """The affine map of a batch norm with fixed statistics."""
 
     def read(value: Tensor | None, absent: float) -> Tensor:
         return torch.full((channels,), absent, dtype=torch.float64) if value is None else value.double()
@@ -60,7 +60,7 @@ def affine_of_norm(
 
 
 def folded(weight: Tensor, bias: Tensor | None, affine: Affine, channels: Channels) -> tuple[Tensor, Tensor]:
-    """Weight and bias that also do what an affine does."""
+    """Weight and bias with an affine map folded in."""
     new_weight = (weight.double() * channels.along(weight, affine.scale)).to(weight.dtype)
     old_bias = torch.zeros_like(affine.shift) if bias is None else bias.double()
     return new_weight, (old_bias * affine.scale + affine.shift).to(weight.dtype)

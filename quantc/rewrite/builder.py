@@ -1,7 +1,7 @@
-"""Writing a few calls into a program, each with the type of its result: what passes that take ops apart are made of.
+"""Builder for calls with known result types, for passes that decompose ops.
 
-The tensors given must have known types. Sizes may be symbols; a size that a call needs as an argument is then read
-from the tensor when the program runs.
+The operands must have known types. Sizes may be symbols; a size needed as an argument is then read from the tensor at
+run time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def known_type(node: fx.Node) -> TensorType:
 
 
 def broadcast(left: Sequence[Size], right: Sequence[Size]) -> tuple[Size, ...]:
-    """The shape of an elementwise result."""
+    """The broadcast shape of two operands."""
     rank = max(len(left), len(right))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (left, right)]
     return tuple(_wider(*pair) for pair in zip(*padded, strict=True))
@@ -53,14 +53,14 @@ def times(sizes: Sequence[Size]) -> Size:
 
 
 class Calls:
-    """Writes calls before a node, in its name: they have its origin."""
+    """Inserts calls before a node, with its origin."""
 
     def __init__(self, program: Program, before: fx.Node) -> None:
         self.program = program
         self.before = before
 
     def call(self, target: OpOverload | str, *args: Any, kind: TensorType | ScalarType) -> fx.Node:
-        """Any op, by its short name or overload, with the type of its result."""
+        """A call of any op, by short name or overload, with the type of its result."""
         found = BY_NAME[target].target if isinstance(target, str) else target
         return self.program.emit(found, args, before=self.before, value=kind)
 
@@ -84,13 +84,13 @@ class Calls:
         return self.call("linear", x, w, kind=TensorType(kind.dtype, shape))
 
     def transpose(self, x: fx.Node) -> fx.Node:
-        """The last two axes swapped."""
+        """Swap the last two axes."""
         kind = known_type(x)
         shape = (*kind.shape[:-2], kind.shape[-1], kind.shape[-2])
         return self.call("transpose", x, kind.rank - 2, kind.rank - 1, kind=TensorType(kind.dtype, shape))
 
     def permute(self, x: fx.Node, dims: Sequence[int]) -> fx.Node:
-        """The axes in another order; nothing is written if it is the same."""
+        """Permute the axes; no call for the identity."""
         kind = known_type(x)
         if list(dims) == list(range(kind.rank)):
             return x
@@ -100,7 +100,7 @@ class Calls:
         return self.call("permute", x, list(dims), kind=TensorType(kind.dtype, shape))
 
     def merge(self, x: fx.Node, start: int, count: int) -> fx.Node:
-        """`count` axes from `start` on as one; an axis of size 1 where there are none."""
+        """Merge `count` axes from `start` on into one; for none, an axis of size 1."""
         kind = known_type(x)
         if count == 1:
             return x
@@ -111,7 +111,7 @@ class Calls:
         return self.call("flatten", x, start, start + count - 1, kind=TensorType(kind.dtype, shape))
 
     def part(self, x: fx.Node, dim: int, sizes: Sequence[int | fx.Node], shape: Sequence[Size]) -> fx.Node:
-        """What `merge` made one, as several again: `sizes` as arguments, `shape` as they are known."""
+        """The inverse of `merge`: split an axis; `sizes` as arguments, `shape` as known."""
         kind = known_type(x)
         if len(sizes) == 1:
             return x
@@ -121,7 +121,7 @@ class Calls:
         return self.call("unflatten", x, dim, list(sizes), kind=whole)
 
     def elementwise(self, target: OpOverload | str, x: fx.Node, *args: Any) -> fx.Node:
-        """An op whose result has the dtype of its first operand, and the shape all its operands come to."""
+        """An elementwise op: the dtype of its first operand, the broadcast shape of all."""
         shape: tuple[Size, ...] = known_type(x).shape
         for other in args:
             if isinstance(other, fx.Node):

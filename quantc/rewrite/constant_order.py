@@ -1,4 +1,4 @@
-"""Constants: where they stand in a graph (behind the inputs, in order of first use), and which are still needed."""
+"""Canonical order of constants (behind the inputs, by first use), and removal of unread ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantc.ir.program import Program, attribute
 
 
 def order_constants(program: Program, graph: fx.Graph) -> Counter[str]:
-    """Bring the get_attr nodes of a graph into that order; says what was done."""
+    """Sort the get_attr nodes of a graph into canonical order; returns a summary of the changes."""
     done: Counter[str] = Counter()
     wanted, anchor = _merged(program, graph, done)
     if anchor is None or _is_ordered(graph, wanted):
@@ -27,7 +27,7 @@ def order_constants(program: Program, graph: fx.Graph) -> Counter[str]:
 
 
 def _merged(program: Program, graph: fx.Graph, done: Counter[str]) -> tuple[list[fx.Node], fx.Node | None]:
-    """The constants in order of first use, and the first node that computes. Names of one tensor become one."""
+    """The constants in order of first use, and the first computing node. Names of one tensor are merged."""
     owner = program.owner(graph)
     first_names = {id(tensor): name for name, tensor in [*owner.named_parameters(), *owner.named_buffers()]}
     first_use: dict[fx.Node, None] = {}
@@ -65,7 +65,7 @@ def _is_ordered(graph: fx.Graph, wanted: list[fx.Node]) -> bool:
 
 
 def forget_unread(program: Program) -> None:
-    """Drop the constants that nobody reads any more, nodes and tensors, and bring the others into order."""
+    """Remove constants without users, nodes and tensors, and sort the others."""
     for _, graph in program.graphs():
         for node in reversed(graph.find_nodes(op="get_attr")):
             if not node.users:
@@ -75,7 +75,7 @@ def forget_unread(program: Program) -> None:
 
 
 def _forget(program: Program) -> None:
-    """Drop the tensors that no graph reads any more: of a nested graph too, and under the names others had for it."""
+    """Remove the tensors that no graph reads: those of nested graphs too, and under all their names."""
     used: set[int] = set()
     whole: set[nn.Module] = set()
     for _, graph in program.graphs():

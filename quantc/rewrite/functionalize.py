@@ -1,4 +1,4 @@
-"""The functional form of an op that writes: `relu_` → `relu`, `add(..., out=y)` → `add`."""
+"""Functionalization of ops that write: `relu_` → `relu`, `add(..., out=y)` → `add`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TESTS = frozenset({*COMPARISONS, "logical_and", "logical_or", "logical_xor", "lo
 
 @cache
 def functional_overload(target: OpOverload) -> OpOverload | None:
-    """The overload of the same arguments that returns a new tensor."""
+    """The overload with the same arguments that returns a new tensor."""
     if target is aten.transpose_.default:
         return aten.transpose.int
     name = target._schema.name.removeprefix("aten::")
@@ -45,7 +45,7 @@ def _takes(target: OpOverload) -> list[tuple[str, bool]]:
 
 @cache
 def reshaping_form(target: OpOverload) -> OpOverload | None:
-    """For `unsqueeze_`, `transpose_` and the like, which change a tensor's shape and not its data: the view op."""
+    """The view op for `unsqueeze_`, `transpose_` and the like, which change a tensor's shape but not its data."""
     if torch.Tag.inplace_view not in target.tags:
         return None
     view = functional_overload(target)
@@ -54,7 +54,7 @@ def reshaping_form(target: OpOverload) -> OpOverload | None:
 
 @cache
 def returning_overload(target: OpOverload) -> OpOverload | None:
-    """For `add.out` and the like: the overload that takes all but `out=`, and returns a new tensor."""
+    """For `add.out` and the like: the overload without `out=`, which returns a new tensor."""
     rows = arguments(target)
     if not rows or not (rows[-1].is_written and rows[-1].keyword_only) or sum(row.is_written for row in rows) != 1:
         return None
@@ -67,7 +67,8 @@ def returning_overload(target: OpOverload) -> OpOverload | None:
 
 
 def _returned(program: Program, node: fx.Node, target: OpOverload) -> fx.Node | None:
-    """What a call with `out=` writes, as a new tensor; None unless it is known to be of the type of the one written to."""
+    """The result of a call with `out=` as a new tensor; None unless it is known to have the type of the one written
+    to."""
     functional, (name, out) = returning_overload(target), next(reversed(node.kwargs.items()), ("", None))
     rest = {key: value for key, value in node.kwargs.items() if value is not out}
     written = tensor_type(out)
@@ -79,7 +80,7 @@ def _returned(program: Program, node: fx.Node, target: OpOverload) -> fx.Node | 
 
 
 def _dtype_by_running(target: OpOverload, args: Any, kwargs: Any) -> torch.dtype | None:
-    """The dtype of what an op gives for operands of these types; sizes that vary are some size."""
+    """The result dtype of an op for operands of these types, found by running it; dynamic sizes are arbitrary."""
 
     def hollow(operand: fx.Node) -> Any:
         kind = tensor_type(operand)
@@ -97,7 +98,7 @@ def _dtype_by_running(target: OpOverload, args: Any, kwargs: Any) -> torch.dtype
 
 
 def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
-    """A node that yields what `node` leaves in the tensor it writes to; None if that cannot be shown."""
+    """A node with the value that `node` leaves in the tensor it writes to; None if that cannot be shown."""
     target = node.target
     if not isinstance(target, OpOverload):
         return None
@@ -114,7 +115,7 @@ def functional_form(program: Program, node: fx.Node) -> fx.Node | None:
 
 
 def _copied(program: Program, node: fx.Node) -> fx.Node | None:
-    """Overwriting the whole of a tensor by one of the same type leaves a copy of that one."""
+    """Overwriting a whole tensor with one of the same type is a copy of the latter."""
     destination, source = node.args[:2]
     if (
         isinstance(source, fx.Node)
@@ -126,7 +127,7 @@ def _copied(program: Program, node: fx.Node) -> fx.Node | None:
 
 
 def _keeps_dtype(node: fx.Node) -> bool:
-    """Whether the functional op would give the dtype of the tensor written to, rather than promote it."""
+    """True if the functional op yields the dtype of the written tensor, rather than promoting it."""
     tensors = node.all_input_nodes
     written = node.args[0]
     dtype = proven_dtype(written)
@@ -144,12 +145,12 @@ def _keeps_dtype(node: fx.Node) -> bool:
 
 
 def _is_test(node: fx.Node) -> bool:
-    """Whether the functional op answers true or false, where the op in place writes ones and zeros."""
+    """True if the functional op returns booleans, where the in-place op writes ones and zeros."""
     return short_name(node.target) in TESTS
 
 
 def _is_index(node: fx.Node, operand: fx.Node) -> bool:
-    """Index and mask operands take no part in promotion."""
+    """True for index and mask operands, which take no part in type promotion."""
     if operand is node.args[0]:
         return False
     name, dtype = str(node.target), dtype_of(operand)

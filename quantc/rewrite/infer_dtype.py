@@ -1,8 +1,7 @@
-"""Dtypes that follow from the weights, for programs captured without example inputs.
+"""Dtype inference from weights, for programs captured without example inputs.
 
-A convolution takes an input of its weight's dtype and of no other, so what it is fed and what it gives are of that
-dtype, and so is whatever the ops around it merely pass on. A few steps back from a value, and a few of its users,
-are all that is looked at.
+A convolution accepts only an input of its weight's dtype, so its input and output have that dtype, and so do the
+results of dtype-preserving ops around it. The search covers a few steps back from a value, and a few of its users.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ PRODUCTS = (
     *(f"conv_transpose{n}d" for n in (1, 2, 3)),
     "linear",
 )
-"""Ops that refuse an input of another dtype than their weight's."""
+"""Ops that reject an input of another dtype than their weight's."""
 PASSING = ("relu", "batch_norm", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "gelu", "silu", "clamp")
-"""Ops that give a floating-point tensor's dtype back."""
+"""Ops that preserve the dtype of a floating-point tensor."""
 
 
 def proven_dtype(node: Any) -> torch.dtype | None:
-    """The dtype a value has in every run that does not raise; None where that is not known."""
+    """The dtype of a value in every run that does not raise; None if unknown."""
     for _ in range(STEPS):
         if not isinstance(node, fx.Node):
             return None
@@ -47,7 +46,7 @@ def _weight_dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def _fed_dtype(node: fx.Node) -> torch.dtype | None:
-    """The dtype that one of the first users of a value asks of it."""
+    """The dtype that one of the first users of a value requires."""
     for user in islice(node.users, USERS):
         if is_op(user, *PRODUCTS) and user.args[0] is node:
             return dtype_of(user.args[1])

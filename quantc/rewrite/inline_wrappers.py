@@ -1,4 +1,4 @@
-"""Regions that only set a mode (`no_grad`, `autocast` switched off) put back into the graph around them."""
+"""Inlining of regions that only set a mode (`no_grad`, `autocast` switched off)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from quantc.ir.subgraphs import called_graphs, form_of
 GRAD_MODE = "wrap_with_set_grad_enabled"
 AUTOCAST = "wrap_with_autocast"
 AUTOCAST_ENABLED = 2
-"""The argument that says whether a region switches autocast on."""
+"""The position of the argument `enabled` of an autocast region."""
 GRADIENTS_LOST = "a no_grad region was inlined, so gradients would differ"
 
 
 def _wrapped_graph(
     program: Program, node: fx.Node, autocast: bool
 ) -> tuple[fx.GraphModule, tuple[Argument, ...]] | None:
-    """The graph and the operands of a `no_grad`/`enable_grad` region, or of one that switches autocast off where it
-    is off anyway."""
+    """The graph and the operands of a `no_grad`/`enable_grad` region, or of one that switches autocast off where it is
+    off anyway."""
     name = _region(node)
     form = form_of(node)
     if not name or form is None or form.rest is None:
@@ -41,7 +41,7 @@ def _region(node: fx.Node) -> str:
 
 
 def inline_wrappers(program: Program) -> int:
-    """Inline the regions of a program that is not training which only set a mode; return how many there were."""
+    """Inline the mode-only regions of a program that is not training; returns their number."""
     if program.training:
         return 0
     count = 0
@@ -64,7 +64,7 @@ def inline_wrappers(program: Program) -> int:
 
 
 def _inline(program: Program, call: fx.Node, module: fx.GraphModule, operands: tuple[Argument, ...]) -> list[fx.Node]:
-    """Put what a region computes in the place of its call; the nodes that do."""
+    """Replace the call of a region by its body; returns the inserted nodes."""
     values: dict[fx.Node, Argument] = {}
     inputs = iter(operands)
     made: list[fx.Node] = []
@@ -98,7 +98,7 @@ def _inline(program: Program, call: fx.Node, module: fx.GraphModule, operands: t
 
 
 def _moved(program: Program, node: fx.Node, module: fx.GraphModule, call: fx.Node) -> fx.Node:
-    """A node of the graph around a region for what one in the region refers to, under a name that is free there."""
+    """The outer node for an attribute that a node in the region refers to, under a free name."""
     value = attribute(module, str(node.target))
     if isinstance(value, torch.Tensor):
         return program.constant(str(node.target), value, before=call)

@@ -1,7 +1,7 @@
-"""Calls that give back what they are given, and so can go: casts to the same type, reshapes to the same shape, …
+"""Calls that are the identity: casts to the same type, reshapes to the same shape, …
 
-Each function answers for one op: the operand the node is the same as, or None. Whether the node may really go also
-depends on writes in place; `quantc.aliasing` knows about those.
+Each function handles one op: the operand the node is equal to, or None. Removal also depends on in-place writes: see
+`quantc.ir.alias_analysis`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from quantc.ir.dialect import argument, aten
 from quantc.ir.types import dtype_of, is_empty, rank_of, tensor_type
 
 END = 9223372036854775807
-"""How ATen writes "to the end" of a slice."""
+"""ATen's encoding of "to the end" of a slice."""
 
 
 class Memory(Enum):
-    """How the result of an identity relates to its operand's memory."""
+    """Relation of an identity's result to its operand's memory."""
 
     SHARED = "the operand itself or a view of it"
     OWN = "a copy"
@@ -46,7 +46,8 @@ def _unless_layout(node: fx.Node) -> fx.Node | None:
 
 
 def _same_type(node: fx.Node) -> fx.Node | None:
-    """For reshape, expand and the like: the result has the type of the operand. A size expression stands for one number."""
+    """For reshape, expand and the like: the result has the type of the operand. Equal size expressions are equal
+    sizes."""
     x = _operand(node)
     before, after = tensor_type(x), tensor_type(node)
     return x if before is not None and before == after else None
@@ -67,7 +68,7 @@ def _no_repeat(node: fx.Node) -> fx.Node | None:
 
 
 def _others_empty(node: fx.Node) -> fx.Node | None:
-    """For cat: all but one of the parts have no elements, as a cache that holds nothing yet."""
+    """For cat: all but one of the parts have no elements, as an empty cache."""
     filled = [part for part in node.args[0] if not is_empty(part)]  # type: ignore[union-attr]
     found = filled[0] if len(filled) == 1 and isinstance(filled[0], fx.Node) else None
     return found if found is not None and tensor_type(found) == tensor_type(node) is not None else None
@@ -78,7 +79,7 @@ def _same_dims(node: fx.Node) -> fx.Node | None:
 
 
 def cast_dtype(node: fx.Node) -> torch.dtype | None:
-    """The dtype a conversion asks for, if that is all it asks for."""
+    """The target dtype of a conversion that changes nothing else."""
     target = node.target
     kwargs = dict(node.kwargs)
     if not _default_format(node) or (

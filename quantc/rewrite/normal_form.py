@@ -1,4 +1,4 @@
-"""One way to write a call: arguments in schema order, defaults left out, lone numbers widened, dims counted from 0."""
+"""Normal form of a call: arguments in schema order, defaults omitted, lone numbers widened, non-negative dims."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from quantc.ir.types import dtype_of, rank_of
 DIMS = frozenset({"dim", "dim0", "dim1", "dims", "start_dim", "end_dim"})
 ADDS_A_DIM = frozenset({aten.unsqueeze.default, aten.stack.default})
 STRIDE_IS_KERNEL = frozenset(getattr(aten, f"{kind}_pool{n}d").default for kind in ("max", "avg") for n in (1, 2, 3))
-"""Pools whose stride, left empty, is the size of the kernel."""
+"""Pools whose stride, if empty, is the kernel size."""
 NUMBERS_LIKE_TENSOR = frozenset({aten.clamp.default, aten.fill_.Scalar, aten.fill.Scalar, aten.masked_fill.Scalar})
-"""Ops whose numbers end up among the tensor's: on a float tensor they are floats."""
+"""Ops whose numbers take the dtype of the tensor: on a float tensor they are floats."""
 IRRELEVANT_KEYWORDS: dict[str, tuple[Any, ...]] = {
     "pin_memory": (False, None),
     "layout": (torch.strided, None),
     "device": (torch.device("cpu"), None),
 }
-"""Keywords of tensor factories that say what is so anyway."""
+"""Keywords of tensor factories with values that are the default behaviour anyway."""
 
 
 @cache
@@ -39,7 +39,7 @@ def _rows(target: OpOverload) -> tuple[tuple[Argument, ...], tuple[Argument, ...
 
 
 def normalize(node: fx.Node) -> bool:
-    """Bring a call of an ATen op into its normal form; True if that changed it."""
+    """Normalize a call of an ATen op; True if that changed it."""
     target = node.target
     if not isinstance(target, OpOverload):
         return False
@@ -68,7 +68,7 @@ def normalize(node: fx.Node) -> bool:
 
 
 def _same(left: list[Any], right: tuple[Any, ...]) -> bool:
-    """Equality that tells 1, 1.0 and True apart, as the dump does."""
+    """Equality that distinguishes 1, 1.0 and True, as the dump does."""
     return len(left) == len(right) and all(map(_identical, left, right))
 
 
@@ -105,7 +105,7 @@ def _value(target: OpOverload, row: Argument, value: Any, rank: int | None) -> A
 
 
 def _lone(row: Argument, value: fx.Node) -> Any:
-    """A symbolic number given for a whole list; a node that is itself a shape stays as it is."""
+    """A symbolic number given for a whole list; a node that is itself a shape is left."""
     kind = value.meta.get("val")
     return [value] * (row.width or 1) if getattr(kind, "kind", None) == "int" else value
 
@@ -152,5 +152,5 @@ def _is_idle(target: OpOverload, name: str, value: Any) -> bool:
 
 
 def is_item(node: fx.Node, index: int) -> bool:
-    """Whether a node takes output `index` of a node with several outputs."""
+    """True if a node is output `index` of a node with several outputs."""
     return node.target is operator.getitem and bool(node.args[1] == index)

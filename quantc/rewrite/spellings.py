@@ -1,8 +1,7 @@
-"""ATen's many spellings, each rewritten to the one the dialect uses.
+"""Canonicalization of ATen's alternative spellings to those of the dialect.
 
-`SPELLINGS` maps an overload to a function `(program, node) -> node | None`: the node that stands for it from now
-on, or None where the spelling cannot be changed without knowing more. Operands have been rewritten already when a
-node's turn comes.
+`SPELLINGS` maps an overload to a function `(program, node) -> node | None`: the replacement, or None if the spelling
+cannot be changed without more information. Operands have been rewritten already when a node's turn comes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ LITERAL = re.compile(r"^(lifted_tensor_|_tensor_constant|const_)\d+$")
 
 
 def is_literal(target: str) -> bool:
-    """Whether a constant was written in the code, rather than being state of the model."""
+    """True if a constant was written in the code, rather than being state of the model."""
     return LITERAL.match(target) is not None
 
 
@@ -47,7 +46,7 @@ def argument(node: fx.Node, index: int, default: Any = None) -> Any:
 
 
 def respell(program: Program, node: fx.Node, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call that yields the same type as `node`, put in its place."""
+    """Insert a call with the same result type as `node`."""
     return program.emit(target, args, kwargs, before=node, like=node)
 
 
@@ -85,7 +84,7 @@ ALIASES: dict[str, str] = {
     "unsafe_split_with_sizes": "split_with_sizes",
 }
 OVERLOADS: dict[str, str] = {"swapaxes": "int", "swapdims": "int"}
-"""Where the overload is called something else on the other side."""
+"""Overload names that differ in the canonical op."""
 
 
 def _renamed(target: OpOverload) -> Spelling:
@@ -97,7 +96,7 @@ def _renamed(target: OpOverload) -> Spelling:
 
 
 def _copied(target: OpOverload) -> Spelling:
-    """A copying variant is the view and a copy of it; the copy goes if nobody can tell."""
+    """Rewrite a copying variant as the view and a copy of it; the copy is removed if it is not observable."""
 
     def rewrite(program: Program, node: fx.Node) -> fx.Node:
         view = respell(program, node, target, *node.args, **node.kwargs)
@@ -107,7 +106,7 @@ def _copied(target: OpOverload) -> Spelling:
 
 
 COPIED_PARTS: set[OpOverload] = set()
-"""Variants that return copies of several parts. Spelled as views they are the same only if nothing is written."""
+"""Variants that return copies of several parts. As views they are equivalent only if nothing is written."""
 
 
 def _register_copies() -> None:
@@ -157,7 +156,7 @@ def _reversed_sub(program: Program, node: fx.Node) -> fx.Node | None:
 
 @spelling(aten.fill_.Tensor, aten.fill.Tensor)
 def _fill(program: Program, node: fx.Node) -> fx.Node | None:
-    """Filling with a number written in the code, which export stores as a tensor."""
+    """Fill with a number written in the code, which export stores as a tensor."""
     source = node.args[1]
     value = program.tensor(source) if isinstance(source, fx.Node) else None
     if value is None or value.dim() or not is_literal(str(source.target)):  # type: ignore[union-attr]
@@ -249,7 +248,7 @@ def _convolution(program: Program, node: fx.Node) -> fx.Node | None:
 
 @spelling(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
 def _padded_convolution(program: Program, node: fx.Node) -> fx.Node | None:
-    """`padding="same"` needs the kernel's size; an even kernel pads one side more, which ATen does by a pad."""
+    """`padding="same"` needs the kernel size; an even kernel pads one side more, which ATen does by a pad."""
     x, w = node.args[:2]
     dims = int(node.target._schema.name[-2])  # type: ignore[union-attr]
     stride = argument(node, 3, [1] * dims)
@@ -320,7 +319,7 @@ def _moved(program: Program, node: fx.Node) -> fx.Node | None:
 
 @spelling(aten.permute.default)
 def _permute(program: Program, node: fx.Node) -> fx.Node | None:
-    """A permutation that swaps two dimensions is a transpose; one that moves nothing is nothing."""
+    """A permutation that swaps two dimensions is a transpose; the identity is removed."""
     dims = node.args[1]
     if not isinstance(dims, list | tuple) or not all(isinstance(dim, int) for dim in dims):
         return None
@@ -432,7 +431,7 @@ def _upsample(program: Program, node: fx.Node) -> fx.Node | None:
 
 
 def _first_output_only(program: Program, node: fx.Node, target: OpOverload, *args: Any) -> fx.Node | None:
-    """Replace `getitem(node, 0)`, the only output in use, by one call; the node itself then has no users."""
+    """Replace `getitem(node, 0)`, the only output in use, by one call; the node then has no users."""
     if not node.users or not all(is_item(user, 0) for user in node.users):
         return None
     first = next(iter(node.users))
@@ -459,12 +458,12 @@ CUDNN: dict[Any, tuple[int, bool]] = {
     aten.layer_norm.default: (5, True),
     aten.group_norm.default: (5, True),
 }
-"""The argument that lets a norm use cuDNN, and what the dialect has there."""
+"""The cuDNN argument of a norm, and its value in the dialect."""
 
 
 @spelling(*CUDNN)
 def _norm_without_cudnn(program: Program, node: fx.Node) -> fx.Node | None:
-    """Whether cuDNN may be used is a setting of the machine at capture, not of the model."""
+    """Normalize the cuDNN flag: a setting of the machine at capture, not of the model."""
     index, usual = CUDNN[node.target]
     if argument(node, index, usual) is usual:
         return None

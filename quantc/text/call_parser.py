@@ -1,4 +1,4 @@
-"""The parts of a call in dump text: its arguments, put in the places its schema gives them, and its attributes."""
+"""Parser of a call in dump text: arguments, bound to the positions of the op's schema, and attributes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTAINERS = (tuple, list, dict)
 
 
 def read_arguments(reader: Reader) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as written: by position, then by name."""
+    """The arguments as written: positional, then by name."""
     reader.require("(")
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def read_mode(reader: Reader, rows: dict[str, Any]) -> ModeValue | None:
 
 
 def read_attributes(reader: Reader, *allowed: str) -> dict[str, Any]:
-    """`{key=value, ...}` at the end of a line."""
+    """Parse `{key=value, ...}` at the end of a line."""
     rows: dict[str, Any] = {}
     if not reader.accept("{"):
         return rows
@@ -71,7 +71,7 @@ def read_attributes(reader: Reader, *allowed: str) -> dict[str, Any]:
 
 
 def read_origin(text: str) -> Origin:
-    """An origin from its text; text of another form is kept whole, so that it prints the same again."""
+    """Parse an origin; text of another form is kept as the module path, so that it prints the same again."""
     found = _ORIGIN.fullmatch(text)
     if found is not None:
         line = int(found["line"] or 0)
@@ -88,7 +88,7 @@ def is_method(name: str) -> bool:
 
 
 def check_getattr(reader: Reader, callee: Token, args: tuple[Any, ...]) -> None:
-    """Text may read a tensor's public attributes and no others."""
+    """Raise ParseError unless a `getattr` reads a public tensor attribute."""
     name = args[1] if len(args) > 1 else None
     if not isinstance(name, str) or name.startswith("_") or not hasattr(torch.Tensor, name):
         reader.fail(f"getattr may only read what a tensor has, not {name!r}", at=callee.start)
@@ -96,7 +96,7 @@ def check_getattr(reader: Reader, callee: Token, args: tuple[Any, ...]) -> None:
 
 @cache
 def _positions(target: OpOverload) -> dict[str, int]:
-    """Where each argument goes, by dialect name and by ATen name."""
+    """Argument positions by dialect name and by ATen name."""
     rows = arguments(target)
     names = {row.aten_name: index for index, row in enumerate(rows)}
     names.update({row.name: index for index, row in enumerate(rows)})
@@ -106,7 +106,7 @@ def _positions(target: OpOverload) -> dict[str, int]:
 def by_schema(
     reader: Reader, callee: Token, target: OpOverload, given: tuple[Any, ...], named: dict[str, Any], at_least: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments in their places: defaults fill the gaps, and only keyword-only ones go by keyword."""
+    """Arguments bound by schema: defaults fill gaps, and only keyword-only arguments stay keywords."""
     rows = arguments(target)
     if len(given) > len(rows):
         reader.fail(f"{callee.text} takes {len(rows)} arguments, not {len(given)}", at=callee.start)

@@ -1,8 +1,8 @@
-"""What changed from one Program to another, in lines of the text dump.
+"""Structural diff of two Programs, in lines of the text dump.
 
-Nodes are paired in one walk over the second program. A node is first looked for by what it computes (same op, same
-arguments, operands that are already paired): that sees through renames. Failing that, a node of the same name is taken
-to be the same node, changed; failing that, the next node of the same op, if its name is gone. The cost is linear.
+Nodes are paired in one walk over the second program. A node is first looked up by its computation (same op, same
+arguments, operands that are already paired), which is independent of names. Failing that, a node of the same name is
+taken to be the same node, changed; failing that, the next node of the same op, if its name is gone. The cost is linear.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class Change:
     before: str | None = None
     after: str | None = None
     follows: str | None = None
-    """The unchanged line above it, to find the place."""
+    """The unchanged line above it, for context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The changes from one program to another; false if there are none.
+    """The changes from one program to another; falsy if there are none.
 
-    Renamed and moved nodes compute what they did before; `str()` only counts and names them.
+    Renamed and moved nodes compute the same as before; `str()` only counts and names them.
     """
 
     before: str
     after: str
     header: tuple[tuple[str, str, str], ...]
-    """Facts about the whole program that differ: (fact, before, after)."""
+    """Program-level facts that differ: (fact, before, after)."""
     changes: tuple[Change, ...]
     same: int
 
@@ -97,7 +97,7 @@ def _few(names: list[str], shown: int = 8) -> str:
 
 
 def diff(before: Program, after: Program) -> Diff:
-    """What changed from `before` to `after`. Origins and the log do not count."""
+    """The changes from `before` to `after`. Origins and the log are ignored."""
     old_graphs, new_graphs = dict(before.graphs()), dict(after.graphs())
     old_constants, new_constants = Constants(before), Constants(after)
     changes: list[Change] = []
@@ -180,7 +180,7 @@ class _Pairing:
         self.new.refs = plain
 
     def _next(self, previous: int, node: fx.Node, new_names: set[str], taken: set[fx.Node]) -> fx.Node | None:
-        """The old node after the last paired one, if it does the same and its name is gone."""
+        """The old node after the last paired one, if it has the same op and its name is gone."""
         if previous + 1 >= len(self.old_nodes):
             return None
         candidate = self.old_nodes[previous + 1]
@@ -188,7 +188,7 @@ class _Pairing:
         return candidate if fits and candidate not in taken and candidate.name not in new_names else None
 
     def changes(self) -> Iterator[Change]:
-        """Changes in the order of the new graph; what was removed stands where it was."""
+        """Changes in the order of the new graph; removed nodes at their old position."""
         kept = set(self.pairs.values())
         gone = deque(node for node in self.old_nodes if node not in kept)
         stays = _longest_increasing([self.index[old] for old in self.pairs.values()])
@@ -235,7 +235,7 @@ def _first_free(nodes: deque[fx.Node] | None, taken: set[fx.Node]) -> fx.Node | 
 
 
 def _longest_increasing(values: list[int]) -> set[int]:
-    """The members of one longest increasing run within `values`: what did not move."""
+    """The members of one longest increasing subsequence of `values`: the nodes that did not move."""
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []

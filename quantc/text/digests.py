@@ -1,7 +1,7 @@
-"""What a Program's get_attr nodes refer to, described without its numbers: kind, type, digest, and ties.
+"""Descriptions of a Program's constants without their data: kind, type, digest, and ties.
 
-Digests are computed from the bytes each time they are asked for. Nothing is cached: a tensor may change in place
-between two dumps, and a digest that is out of date would be worse than a slow one.
+Digests are computed from the bytes on every call. Nothing is cached: a tensor may change in place between two dumps,
+and a stale digest would be worse than a slow one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from quantc.ir.types import TensorType, type_of_value
 from quantc.text.literals import quote
 
 REMEMBERED = "_quantc_digests"
-"""On the owner of a parsed graph: the digests of constants whose numbers were not given."""
+"""Attribute of the owner of a parsed graph: the digests of constants whose data was not supplied."""
 
 
 def digest(tensor: torch.Tensor) -> str | None:
-    """Eight hex digits that depend on the elements in order, or None for a tensor without storage."""
+    """Eight hex digits over the elements in order, or None for a tensor without storage."""
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return None
     return _hash(tensor).hexdigest()
@@ -41,13 +41,13 @@ def _hash(tensor: torch.Tensor) -> blake2b:
 
 def raw_bytes(tensor: torch.Tensor) -> Any:
     """The bytes of a tensor's elements in order, as an array. A tensor of one element counts as contiguous whatever its
-    stride, so that is set."""
+    stride, so the stride is set."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
 
 
 def state_digest(module: nn.Module) -> str | None:
-    """One digest for all a module's parameters and buffers; None if it has none, or one has no storage."""
+    """One digest over all of a module's parameters and buffers; None if it has none, or one has no storage."""
     total = blake2b(digest_size=4)
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
@@ -60,10 +60,10 @@ def state_digest(module: nn.Module) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One tensor that a graph refers to.
+    """Description of one tensor that a graph refers to.
 
-    `kind` is "param", "param frozen", "buffer", "buffer transient" (left out of the state dict) or "tensor" (a
-    plain attribute). `tied` is the name of the other constant that is the same tensor.
+    `kind` is "param", "param frozen", "buffer", "buffer transient" (not in the state dict) or "tensor" (a plain
+    attribute). `tied` is the name of the other constant that is the same tensor.
     """
 
     type: TensorType
@@ -84,19 +84,19 @@ def state_name(path: str, target: str) -> str:
 
 
 def owner_of(program: Program, graph: fx.Graph) -> nn.Module:
-    """Like `program.owner`, but a graph that has lost its module yields an empty one, for dumping what is broken."""
+    """Like `program.owner`, but an empty module for a graph without one, so that broken programs can be dumped."""
     if graph is program.graph:
         return program.root
     return graph.owning_module if graph.owning_module is not None else nn.Module()
 
 
 def constants(program: Program) -> dict[str, torch.Tensor]:
-    """Every tensor the text of a program names: what `parse(text, constants)` needs to restore it."""
+    """Every tensor named in the text of a program: the `constants` that `parse` needs to restore it."""
     return {state_name(path, target): tensor for path, _, target, tensor in _tensors(program)}
 
 
 def counter_targets(program: Program, graph: fx.Graph) -> list[str]:
-    """Buffers that only the table of batch counters refers to, in order of use."""
+    """Buffers referred to by the table of batch counters alone, in order of use."""
     if not len(program.counters):
         return []
     owner = owner_of(program, graph)
@@ -117,7 +117,7 @@ def _tensors(program: Program) -> Iterator[tuple[str, nn.Module, str, torch.Tens
 
 
 class Constants:
-    """The constants of one program, described on demand."""
+    """The constants of one program, described lazily."""
 
     def __init__(self, program: Program) -> None:
         names: dict[int, set[str]] = {}

@@ -1,10 +1,10 @@
 """A program's text in a file, with its tensors beside it.
 
     program.txt                  the text
-    program.safetensors          its constants; without them the program reads back on the meta device
-    program.inputs.safetensors   its example inputs, so that it can be run and its numbers guarded
+    program.safetensors          its constants; without them the program is read onto the meta device
+    program.inputs.safetensors   its example inputs, for running it and for the numeric guard
 
-All three are sealed: what was damaged is refused. Reading them executes nothing.
+All three are sealed: damaged files are refused. Reading them executes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TENSORS = Kind("quantc.tensors", (VERSION,), "tensors of a dump", "write it agai
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A program as it is now: its text and the tensors it refers to, which are not copied."""
+    """A program at one moment: its text and the tensors it refers to, which are not copied."""
 
     text: str
     constants: Mapping[str, torch.Tensor]
@@ -53,7 +53,7 @@ class Snapshot:
 
 
 def read_text(path: Path) -> Program:
-    """The program of a text file, with the constants and example inputs that lie beside it."""
+    """The program of a text file, with the constants and example inputs stored beside it."""
     try:
         text = unsealed_text(read_file(path, "give a file that program.dump() wrote"))
     except LoadError as error:
@@ -67,12 +67,12 @@ def read_text(path: Path) -> Program:
 
 
 def constants_file(path: Path) -> Path:
-    """Where the constants of a text lie."""
+    """The path of the constants of a text file."""
     return path.with_suffix(".safetensors")
 
 
 def inputs_file(path: Path) -> Path:
-    """Where the example inputs of a text lie."""
+    """The path of the example inputs of a text file."""
     return path.with_suffix(".inputs.safetensors")
 
 

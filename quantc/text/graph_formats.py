@@ -1,4 +1,4 @@
-"""Programs for other tools: networkx, Graphviz, GraphML, JSON, and a table to read.
+"""Export of programs to other formats: networkx, Graphviz, GraphML, JSON, and a readable table.
 
 The JSON document has these keys, and will only gain others:
 
@@ -38,12 +38,12 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def vertex(path: str, node: fx.Node) -> str:
-    """The name of a node among all graphs: `conv2d`, or `true_graph_0/conv2d`."""
+    """The qualified name of a node: `conv2d`, or `true_graph_0/conv2d`."""
     return f"{path}/{node.name}" if path else node.name
 
 
 def operation(node: fx.Node) -> str:
-    """What a node does, under the name the text dump gives it."""
+    """The operation of a node, under its name in the text dump."""
     return callee_name(node.target) if node.op == "call_function" else node.op
 
 
@@ -71,7 +71,7 @@ def to_networkx(program: Program) -> nx.MultiDiGraph[str]:
 
 
 def dump_graphml(program: Program) -> str:
-    """GraphML. Characters that XML cannot hold become `?`."""
+    """GraphML. Characters invalid in XML become `?`."""
     graph = to_networkx(program)
     for _, row in graph.nodes(data=True):
         row.update({key: _NOT_XML.sub("?", value) for key, value in row.items()})
@@ -85,7 +85,7 @@ def _dot(text: str) -> str:
 
 
 def dump_dot(program: Program) -> str:
-    """Graphviz: a box a node, nested graphs as clusters."""
+    """Graphviz: one box a node, nested graphs as clusters."""
     rows = [f"digraph {_dot(program.name)} {{", '  node [shape=box, fontname="monospace"];']
     for index, (path, graph) in enumerate(program.graphs()):
         if path:
@@ -105,7 +105,7 @@ def _dot_rows(path: str, graph: fx.Graph) -> Iterator[str]:
 
 
 def dump_json(program: Program) -> str:
-    """One JSON document; the keys are in this module's docstring."""
+    """One JSON document; see this module's docstring for the keys."""
     document = {
         "format": 1,
         "name": program.name,

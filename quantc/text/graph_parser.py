@@ -1,4 +1,4 @@
-"""The lines of one graph in dump text: inputs, constants, calls and the output."""
+"""Parser of one graph in dump text: inputs, constants, calls and the output."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from quantc.text.pytree_text import is_name
 from quantc.text.rebuild_modules import ConstantText, Place, check_target
 
 _KINDS = {"param": "frozen", "buffer": "transient", "tensor": ""}
-"""Kinds of constants, and the word that may follow each."""
+"""Kinds of constants, and the modifier that may follow each."""
 _INPUT_NAME = re.compile(r"[\w.\[\]'/-]+", re.ASCII)
 
 
 class GraphReader:
-    """Reads the statements of one graph into an fx graph; also the scope its names live in."""
+    """Parses the statements of one graph into an fx graph; also the scope of its names."""
 
     def __init__(self, path: str, place: Place) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class GraphReader:
         return node
 
     def graph_node(self, name: str, reader: Reader, at: int) -> fx.Node:
-        """A nested graph is a node of its own, made where it is first used."""
+        """The get_attr node of a nested graph, created at its first use."""
         node = self.nodes.get(name)
         if node is not None and node.op == "get_attr" and node.target == name:
             return node
@@ -111,7 +111,7 @@ class GraphReader:
         return node
 
     def _finish_line(self, reader: Reader, node: fx.Node | None) -> None:
-        """The comment that says where a node comes from, and the end of the line."""
+        """Parse the origin comment and the end of the line."""
         token = reader.peek()
         if token.kind != "comment":
             reader.end()
@@ -185,7 +185,7 @@ class GraphReader:
         self._finish_line(reader, None)
 
     def _described(self, reader: Reader, target: str, place: Place, node: fx.Node) -> None:
-        """What a get_attr node refers to: a tensor, or what there is instead."""
+        """Parse the description of a get_attr target: a tensor, or another value."""
         if reader.accept(":"):
             _set_type(node, self._tensor(reader, target, place))
             return

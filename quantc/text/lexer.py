@@ -1,6 +1,6 @@
-"""A tokenizer and a recursive descent parser for the literals of dump text, one line at a time.
+"""Tokenizer and recursive descent parser for the literals of dump text, one line at a time.
 
-Nothing is ever evaluated: a token is looked up or converted, or it is an error with its line and column.
+Nothing is evaluated: a token is looked up or converted, or it is an error with its line and column.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from quantc.text.literals import Opaque
 from quantc.text.target_names import resolve
 
 DEPTH = 50
-"""How deep brackets may nest. Real programs stay below ten."""
+"""Maximum nesting of brackets. Real programs stay below ten."""
 
 DIGITS = 4000
-"""Python refuses to convert much longer ones."""
+"""Maximum length of an integer literal; Python refuses to convert much longer ones."""
 
 _TOKEN = re.compile(
     r"""
@@ -53,7 +53,7 @@ class Token:
 
 
 class Scope(Protocol):
-    """What names in a line refer to. Both raise through `reader.fail` when there is no such thing."""
+    """Name resolution for a line. Both methods raise through `reader.fail` for unknown names."""
 
     def node(self, name: str, reader: Reader, at: int) -> Any: ...
 
@@ -61,7 +61,7 @@ class Scope(Protocol):
 
 
 class NoScope:
-    """For places where only literals may stand."""
+    """For contexts where only literals are allowed."""
 
     def node(self, name: str, reader: Reader, at: int) -> NoReturn:
         reader.fail(f"%{name} may not stand here: only literals may", at=at)
@@ -72,7 +72,7 @@ class NoScope:
 
 @dataclass
 class Reader:
-    """Reads one line. `text` is the whole dump, for messages."""
+    """Parses one line. `text` is the whole dump, for messages."""
 
     text: str
     line: str
@@ -81,7 +81,7 @@ class Reader:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     position: int = 0
     _ahead: tuple[int, Token] | None = None
-    """The position last looked at and the token found there: most tokens are looked at several times."""
+    """The last position peeked at and its token: most tokens are peeked at several times."""
 
     def fail(self, what: str, *, at: int | None = None, advice: str | None = None) -> NoReturn:
         column = (self.position if at is None else at) + 1
@@ -111,7 +111,7 @@ class Reader:
         return token
 
     def expect(self, *kinds: str, what: str) -> Token:
-        """The next token, which must be of one of these kinds."""
+        """Consume the next token, which must be of one of these kinds."""
         token = self.peek()
         if token.kind not in kinds:
             self._unexpected(what, token)
@@ -122,7 +122,7 @@ class Reader:
         self.fail(f"expected {what}, but {found}", at=token.start)
 
     def accept(self, text: str) -> bool:
-        """Take the next token if it reads so."""
+        """Consume the next token if its text matches."""
         token = self.peek()
         if token.text != text:
             return False
@@ -146,14 +146,14 @@ class Reader:
             self.fail(f"{token.text} is not a string", at=token.start, advice="strings are quoted as in JSON")
 
     def reference(self) -> str:
-        """`@name` or `@"any name"`."""
+        """Parse `@name` or `@"any name"`."""
         return self._name(self.expect("reference", what="a reference such as @true_graph_0"))
 
     def _name(self, token: Token) -> str:
         return self._unquote(token) if token.text.startswith('@"') else token.text[1:]
 
     def type(self) -> ValueType | None:
-        """A type; it ends at the first space outside brackets."""
+        """Parse a type; it ends at the first space outside brackets."""
         start = self.peek().start
         depth = 0
         end = start
@@ -174,7 +174,7 @@ class Reader:
     # -- literals --------------------------------------------------------------------------------------------
 
     def value(self, depth: int = 0) -> Any:
-        """One literal, node or reference."""
+        """Parse one literal, node or reference."""
         token = self.take()
         if depth > DEPTH:
             self.fail("values nest too deeply", at=token.start)
@@ -223,7 +223,7 @@ class Reader:
         return tuple(items)
 
     def _items(self, closing: str, depth: int) -> tuple[list[Any], bool]:
-        """Values up to a bracket, and whether the last was followed by a comma."""
+        """Values up to a bracket, and whether there was a trailing comma."""
         items: list[Any] = []
         while not self.accept(closing):
             items.append(self.value(depth + 1))

@@ -1,6 +1,6 @@
-"""Literals in dump text: how each value that fx accepts as an argument is written.
+"""Literals in dump text: the syntax of every value that fx accepts as an argument.
 
-`quantc.reader` reads them back. Every kind has one spelling, so equal text means equal value.
+`quantc.text.lexer` parses them. Every kind has one spelling, so equal text means equal value.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Refer = Callable[[fx.Node], str]
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Stands, in a parsed Program, for a value that text cannot carry. `kind` says what it was."""
+    """Placeholder, in a parsed Program, for a value that text cannot represent. `kind` describes it."""
 
     kind: str
 
 
 def no_nodes(node: fx.Node) -> str:
-    """For values that hold no nodes; one that does prints under its name."""
+    """`refer` for values without nodes; a node prints under its name."""
     return f"%{node.name}"
 
 
 def quote(text: str) -> str:
-    """A string literal; ASCII only, so no character can be mistaken for the end of a line."""
+    """A string literal; ASCII only, so that no character can be taken for a line break."""
     return json.dumps(text)
 
 
@@ -107,14 +107,14 @@ def _unusual(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What an unprintable value is, without addresses: the text must be the same in every run."""
+    """A description of an unprintable value, without addresses: the text must be the same in every run."""
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     kind = type_of_value(value)
     return name if kind is None else f"{name} {kind}"
 
 
 def used_nodes(value: Any) -> Iterator[fx.Node]:
-    """Every node in an argument, in order, repeated where it is used twice. Iterative: values may nest."""
+    """Every node in an argument, in order, with repetitions. Iterative: values may nest."""
     pending = [value]
     while pending:
         item = pending.pop()

@@ -1,7 +1,7 @@
-"""The text line of a node. Dumps are made of these, and errors and diffs quote them.
+"""Printer for one node. Dumps consist of these lines, and errors and diffs quote them.
 
-A line is `keyword %name tail  # origin`. The tail says everything but the node's own name, so two nodes with equal
-tails (under the same names for their operands) compute the same thing: diffs rest on that.
+A line is `keyword %name tail  # origin`. The tail has everything but the node's own name, so two nodes with equal tails
+(under the same operand names) compute the same thing: diffs rely on that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class OpaqueModule(nn.Module):
-    """Stands, in a parsed Program, for a module that text cannot carry."""
+    """Placeholder, in a parsed Program, for a module that text cannot represent."""
 
     def __init__(self, target: str, kind: str | None, state: str | None) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class OpaqueModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """How one argument of an op is printed."""
+    """Print format of one argument of an op."""
 
     name: str
     aten_name: str
@@ -56,7 +56,8 @@ class Slot:
 
 @cache
 def slots(target: OpOverload) -> tuple[Slot, ...]:
-    """The operands, or for ops outside the dialect's table the leading arguments without a default, go by position."""
+    """The print format of an op's arguments: operands, or outside the dialect's table the leading ones without a
+    default, are positional."""
     op = BY_TARGET.get(target)
     rows = arguments(target)
     required = next((index for index, row in enumerate(rows) if row.has_default or row.keyword_only), len(rows))
@@ -85,15 +86,15 @@ def module_facts(module: nn.Module) -> tuple[str | None, str | None]:
 
 
 def default_type(node: fx.Node) -> TensorType | None:
-    """The type a signature gives an input unless the line says otherwise."""
+    """The type of an input in the signature unless its line says otherwise."""
     kind = type_of(node)
     return kind if isinstance(kind, TensorType) else None
 
 
 def inline_nodes(graph: fx.Graph, owner: nn.Module) -> set[fx.Node]:
-    """The nested graphs that stand right before the call that uses them, in the order it mentions them.
+    """The nested graphs directly before the call that uses them, in the order it mentions them.
 
-    Only those can be written inside the call: reading the text back puts them exactly there again.
+    Only those can be written inside the call: the parser inserts them exactly there.
     """
     nested = {
         node
@@ -114,9 +115,9 @@ def inline_nodes(graph: fx.Graph, owner: nn.Module) -> set[fx.Node]:
 
 
 class GraphLines:
-    """Writes the lines of one graph, once: make a new one after a change.
+    """Prints the lines of one graph. Invalid after a change to it.
 
-    `refs` says how each node is referred to; a caller may change it.
+    `refs` maps each node to its reference; a caller may change it.
     """
 
     def __init__(self, program: Program, path: str, graph: fx.Graph, constants: Constants) -> None:
@@ -135,14 +136,14 @@ class GraphLines:
         self.refs.update({node: at(str(node.target)) for node in self._inline})
 
     def is_inline(self, node: fx.Node) -> bool:
-        """Whether a node has no line of its own: a nested graph, written where it is used."""
+        """True if a node has no line of its own: a nested graph, written at its use."""
         return node in self._inline
 
     def refer(self, node: fx.Node) -> str:
         return self.refs.get(node) or f"%{node.name}"
 
     def line(self, node: fx.Node) -> str:
-        """The whole line, with the node's name and origin."""
+        """The complete line, with the node's name and origin."""
         return self.line_without_origin(node) + self._comment(node)
 
     def line_without_origin(self, node: fx.Node) -> str:
@@ -151,7 +152,7 @@ class GraphLines:
         return f"{keyword}{name}{self.tail(node)}"
 
     def tail(self, node: fx.Node) -> str:
-        """What follows the name."""
+        """The part after the name."""
         match node.op:
             case "placeholder":
                 return self._input(node)
@@ -163,17 +164,17 @@ class GraphLines:
                 return f"{_typed(node)} = {self.call(node)}{self._facts(node)}"
 
     def output(self, node: fx.Node) -> str:
-        """The values a graph gives."""
+        """The returned values of a graph."""
         return self._value(node.args[0]) if node.args else "()"
 
     def type_and_constant(self, node: fx.Node) -> str:
-        """What an input is: its type, and its value if the capture fixed one."""
+        """The type of an input, and its value if capture fixed one."""
         given = self.inputs.get(node)
         constant = f" = {self._value(given.constant)}" if given is not None and given.is_constant else ""
         return _typed(node) + constant
 
     def constant(self, target: str) -> str:
-        """`"c.weight" : f32[8,3,3,3] param #9f2c01ab`, or what there is instead of a tensor."""
+        """`"c.weight" : f32[8,3,3,3] param #9f2c01ab`, or a description of a value that is not a tensor."""
         if target not in self._described:  # a large tensor takes long to digest
             self._described[target] = self._describe(target)
         return self._described[target]

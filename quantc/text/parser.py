@@ -1,7 +1,7 @@
-"""Reads the text that `dump` writes.
+"""Parser of the text that `dump` writes.
 
-Text is data: ops are looked up, never imported or evaluated, and names that would end up in generated code are
-checked first. Anything that does not read is a ParseError with its line and column.
+Text is data: ops are looked up, never imported or evaluated, and names that would end up in generated code are checked
+first. Any syntax error is a ParseError with its line and column.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def parse(
     functions: Mapping[str, Callable[..., Any]] | None = None,
     modules: Mapping[str, nn.Module] | None = None,
 ) -> Program:
-    """The Program that a text dump describes.
+    """Parse a text dump into a Program.
 
-    `constants` holds its tensors by state-dict name (`quantc.text.digests.constants(program)` gives them); they are used
-    as they are, not copied, and must have the digests that the text says. Without them the Program is on the meta
-    device: it can be inspected, transformed and dumped, but not run. `functions` and `modules` supply Python
-    functions and opaque modules that text cannot carry.
+    `constants` holds its tensors by state-dict name (see `quantc.text.digests.constants(program)`); they are used
+    without a copy, and must have the digests in the text. Without them the Program is on the meta device: it can be
+    inspected, transformed and dumped, but not run. `functions` and `modules` supply Python functions and opaque modules
+    that text cannot represent.
     """
     if not isinstance(text, str):
         raise ParseError(f"a dump is a string, not a {type(text).__name__}")
@@ -211,7 +211,7 @@ class _ProgramReader:
         return program
 
     def _nest(self, owners: dict[str, nn.Module]) -> None:
-        """Hang each nested graph below the graph that uses it, and check that every @name has one."""
+        """Attach each nested graph to the graph that uses it, and check that every @name is defined."""
         places = {path: graph.place for path, graph in self.graphs.items() if path}
         places.update({alias: place for alias, (_, place) in self.aliases.items()})
         for alias, (path, place) in self.aliases.items():
@@ -230,7 +230,7 @@ class _ProgramReader:
                     place.fail(f"there is no graph {path!r}", suggest(path, places, noun="graphs"))
 
     def _values(self, graph: GraphReader, owner: nn.Module) -> None:
-        """Opaque modules and plain values, outermost first."""
+        """Install opaque modules and plain values, outermost first."""
         for target, (kind, state, place) in sorted(graph.modules.items(), key=lambda item: item[0].count(".")):
             install(owner, target, opaque_module(target, kind, state, self.modules, place), place)
         for target, (value, place) in graph.values.items():

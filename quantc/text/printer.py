@@ -1,4 +1,4 @@
-"""Programs as text.
+"""Text dumps of programs.
 
 The "text" format is line by line, stable, and `quantc.parse` reads it back:
 
@@ -8,10 +8,10 @@ The "text" format is line by line, stable, and `quantc.parse` reads it back:
       %conv2d : f32[2,8,8,8] = conv2d(%x, %c_weight, padding=[1, 1])  # c : Conv2d @ model.py:12
       output (%conv2d,)
 
-Operands come first, other arguments follow under their names, and arguments that equal the default are left out.
-Constants are name, dtype, shape and a digest of their bytes. A nested graph is written `@name` where it is used and
-follows under its own `graph @name` line. Other lines, where there is something to say: `in_spec` and `out_spec` (how inputs and outputs are
-arranged, as in `((*,), {"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"`,
+Operands come first, other arguments follow by name, and arguments that equal the default are omitted. Constants are
+name, dtype, shape and a digest of their bytes. A nested graph is written `@name` where it is used and follows under its
+own `graph @name` line. Optional lines: `in_spec` and `out_spec` (pytree specs of inputs and outputs, such as `((*,),
+{"mask": *})`, unless they are plain positional tensors), `size s0 in 2..64` (a dynamic size), `inference_only "why"`,
 `fixed_mode "why"` and `state` (a buffer that no node reads).
 """
 
@@ -35,10 +35,10 @@ INDENT = "  "
 
 
 def dump(program: Program, format: DumpFormat = "text") -> str:  # noqa: A002 - the keyword users know
-    """The program in one of five formats.
+    """Print a program in one of five formats.
 
-    "text" parses back; "table" is for reading; "json" for machines (keys in `quantc.graphs`); "dot" for Graphviz;
-    "graphml" for graph editors.
+    "text" parses back; "table" is for reading; "json" for machines (keys in `quantc.text.graph_formats`); "dot" for
+    Graphviz; "graphml" for graph editors.
     """
     match format:
         case "text":
@@ -64,17 +64,17 @@ def node_line(program: Program, node: fx.Node) -> str:
 
 
 def default_in_spec(count: int) -> pytree.TreeSpec:
-    """How inputs are arranged unless the text says otherwise: all positional."""
+    """The pytree spec of inputs unless the text gives one: all positional."""
     return pytree.tree_structure(((0,) * count, {}))
 
 
 def default_out_spec(count: int) -> pytree.TreeSpec:
-    """One output is given as it is, several as a tuple."""
+    """The pytree spec of outputs unless the text gives one: a single value as it is, several as a tuple."""
     return pytree.tree_structure(0 if count == 1 else (0,) * count)
 
 
 def output_count(graph: fx.Graph) -> int:
-    """How many values a graph gives."""
+    """The number of values a graph returns."""
     for node in graph.find_nodes(op="output"):
         value = node.args[0] if node.args else ()
         return len(value) if isinstance(value, tuple | list) else 1
@@ -97,7 +97,7 @@ def _text(program: Program) -> Iterator[str]:
 
 
 def _header(program: Program) -> Iterator[str]:
-    """The lines that describe the program as a whole."""
+    """The program-level lines."""
     yield from (f"{INDENT}inference_only {quote(reason)}" for reason in program.inference_only)
     if program.fixed_mode:
         yield f"{INDENT}fixed_mode {quote(program.fixed_mode)}"
@@ -115,7 +115,7 @@ def _signature(signature: Signature, outputs: int) -> Iterator[str]:
 
 
 def _aliases(program: Program) -> Iterator[tuple[str, str]]:
-    """Nested graphs that go by a second name: (second name, the name it is printed under)."""
+    """Nested graphs with a second name: (second name, name it is printed under)."""
     printed = {id(graph): path for path, graph in program.graphs()}
     for path, graph in program.graphs():
         owner = graph.owning_module if path else program.root
@@ -127,10 +127,10 @@ def _aliases(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def numbered(program: Program) -> str:
-    """The text without what capture is free to choose: node names, order of constants, origins, the model's name.
+    """The text without the free choices of capture: node names, order of constants, origins, the model's name.
 
-    Nodes are numbered in order; constants go by their names in the state dict (tied ones by the first of theirs).
-    Two programs with the same text compute the same thing in the same canonical form.
+    Nodes are numbered in order; constants go by their names in the state dict (tied ones by their first). Two programs
+    with the same text compute the same thing in the same canonical form.
     """
     constants = Constants(program)
     graph_names = {path: f"@{index}" for index, (path, _) in enumerate(program.graphs())}
@@ -147,7 +147,7 @@ def numbered(program: Program) -> str:
 
 
 def _nameless_header(program: Program) -> Iterator[str]:
-    """The header without the reasons, which name nodes and source lines."""
+    """The header without reasons, which name nodes and source lines."""
     if program.inference_only:
         yield f"{INDENT}inference_only"
     yield from (line for line in _header(program) if not line.startswith(f"{INDENT}inference_only"))
@@ -177,7 +177,7 @@ def _numbered_graph(lines: GraphLines, graph_names: dict[str, str]) -> Iterator[
 
 
 def _nameless(lines: GraphLines, node: fx.Node) -> str:
-    """The tail without the names that inputs and outputs carry."""
+    """The tail without the names of inputs and outputs."""
     if node.op == "placeholder":
         return lines.type_and_constant(node)
     if node.op == "output":

@@ -1,8 +1,8 @@
-"""How inputs and outputs are arranged (pytree specs) as text: `((*, [*]), {"mask": *})`, where `*` is one value.
+"""Pytree specs of inputs and outputs as text: `((*, [*]), {"mask": *})`, where `*` is a leaf.
 
-A class other than tuple, list and dict is written `module:Class[context](parts)`. Reading looks classes up among those
-that pytree knows and the modules that are loaded; it imports nothing, whatever the text names. (torch's own reader of
-specs imports modules that the text names.)
+A class other than tuple, list and dict is written `module:Class[context](parts)`. Reading resolves classes among those
+registered with pytree and the modules already loaded; it imports nothing, whatever the text names. (torch's own reader
+of specs imports modules that the text names.)
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def keyword_names(spec: pytree.TreeSpec) -> list[Any]:
 
 
 def is_name(text: object) -> bool:
-    """Whether generated code may hold this as an identifier."""
+    """True if generated code may use this text as an identifier."""
     return isinstance(text, str) and text.isidentifier() and not keyword.iskeyword(text)
 
 
 def read_spec(reader: Reader, depth: int = 0) -> pytree.TreeSpec:
-    """The spec that `write_spec` wrote."""
+    """The inverse of `write_spec`."""
     token = reader.take()
     if depth > DEPTH:
         reader.fail("the arrangement nests too deeply", at=token.start)
@@ -119,7 +119,7 @@ def _instance(reader: Reader, token: Token, depth: int) -> pytree.TreeSpec:
 
 
 def _loaded_namedtuple(name: str) -> type | None:
-    """A namedtuple class of a module that is already loaded; looked up without running any code."""
+    """A namedtuple class of an already loaded module, resolved without running any code."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):

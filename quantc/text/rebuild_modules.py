@@ -1,4 +1,4 @@
-"""The module tree of a parsed Program: constants, nested graphs and opaque modules put where the graphs expect them."""
+"""Reconstruction of the module tree of a parsed Program: constants, nested graphs and opaque modules."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _COMPILE_ERRORS = (
     LookupError,
     AssertionError,
 )
-"""What fx's code generator is known to raise on calls that are not well formed."""
+"""Exceptions that fx's code generator raises on malformed calls."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the text something was said, for messages."""
+    """A location in the text, for messages."""
 
     reader: Reader
     at: int
@@ -64,7 +64,7 @@ class ConstantText:
 
 
 def check_target(target: str, place: Place) -> str:
-    """Targets end up in generated code, so they may hold nothing that could leave a string or an identifier."""
+    """Raise ParseError unless a target is safe in generated code: nothing in it may end a string or an identifier."""
     parts = target.split(".")
     if not _SAFE_TARGET.fullmatch(target) or any(not part or part.startswith("__") for part in parts):
         place.fail(f"{target!r} cannot be the name of a parameter, buffer or module")
@@ -72,7 +72,7 @@ def check_target(target: str, place: Place) -> str:
 
 
 def holder_of(owner: nn.Module, target: str, place: Place) -> tuple[nn.Module, str]:
-    """The module that holds `target`, made of plain modules where there is none, and the last part of the name."""
+    """The module that holds `target`, created from plain modules if missing, and the last part of the name."""
     *parents, leaf = target.split(".")
     module = owner
     for part in parents:
@@ -87,7 +87,7 @@ def holder_of(owner: nn.Module, target: str, place: Place) -> tuple[nn.Module, s
 
 
 def install(owner: nn.Module, target: str, value: object, place: Place) -> None:
-    """Put a module or a plain value at a path where nothing is yet."""
+    """Set a module or a plain value at a free path."""
     holder, leaf = holder_of(owner, target, place)
     if hasattr(holder, leaf):
         place.fail(f"{target!r} is defined twice, or is a name that every module has")
@@ -97,7 +97,7 @@ def install(owner: nn.Module, target: str, value: object, place: Place) -> None:
 def opaque_module(
     target: str, kind: str | None, state: str | None, given: Mapping[str, nn.Module], place: Place
 ) -> nn.Module:
-    """The module the caller gave for `target`, or one that raises when it is run."""
+    """The module supplied for `target`, or a placeholder that raises when it is run."""
     module = given.get(target)
     if module is None:
         return OpaqueModule(target, kind, state)
@@ -111,7 +111,7 @@ def opaque_module(
 
 
 class ConstantInstaller:
-    """Makes the tensors of a program and registers them; tied names get one tensor."""
+    """Creates and registers the tensors of a program; tied names share one tensor."""
 
     def __init__(self, rows: list[ConstantText], given: Mapping[str, torch.Tensor] | None) -> None:
         self.given = given
@@ -197,12 +197,12 @@ def _as_kind(row: ConstantText, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def empty_graph_module() -> fx.GraphModule:
-    """A module for a nested graph that is still being read."""
+    """A module for a nested graph that is still being parsed."""
     return fx.GraphModule(nn.Module(), fx.Graph())
 
 
 def compile_nested(module: fx.GraphModule, graph: fx.Graph, place: Place) -> None:
-    """Give a nested graph to its module, which makes it runnable."""
+    """Assign a nested graph to its module and compile it."""
     try:
         module.graph = graph
     except _COMPILE_ERRORS as error:

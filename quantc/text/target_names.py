@@ -1,7 +1,7 @@
-"""Names of what a node calls, and the way back from a name to the callable.
+"""Names of call targets, and resolution of a name to the callable.
 
-The way back is a closed list. Text never imports a module and never reaches an attribute that is not listed, so
-parsing a file from a stranger cannot name anything but tensor ops and arithmetic.
+Resolution uses a closed list. Text never imports a module and never reaches an attribute that is not listed, so an
+untrusted file can name nothing but tensor ops and arithmetic.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Callee = Callable[..., Any]
 
 _BUILTINS: tuple[Callee, ...] = (getattr, len, abs, max, min, round, sum, pow, divmod, int, float, bool)
 _REACHES_OUTSIDE = frozenset({"from_file"})
-"""Tensor functions that touch files."""
+"""Tensor functions that access files."""
 ON_DEMAND: dict[str, Callable[[], object]] = {}
-"""Namespaces of `torch.ops` whose ops are registered when text first names one, each with what registers them."""
+"""Namespaces of `torch.ops` that are registered lazily, when text first names one, each with its registration
+function."""
 _OP = re.compile(r"[A-Za-z]\w*\.\w+\.\w+", re.ASCII)
 
 
@@ -40,7 +41,7 @@ def _routines(module: ModuleType, homes: frozenset[str]) -> Iterator[tuple[str, 
 
 
 def _torch_functions() -> Iterator[tuple[str, Callee]]:
-    """`torch.relu` and its like; not `torch.load`, `torch.compile` and the rest of the library's front door."""
+    """`torch.relu` and the like; not `torch.load`, `torch.compile` and other entry points of the library."""
     for name, value in _routines(torch, frozenset({"torch", "torch.functional"})):
         is_tensor_function = getattr(value, "__qualname__", "").startswith("_VariableFunctionsClass.")
         if is_tensor_function or value.__module__ == "torch.functional" or name.startswith("torch:sym_"):
@@ -74,7 +75,7 @@ def _names() -> dict[Callee, str]:
 
 @cache
 def callee_name(target: Any) -> str:
-    """The name of a call target in dump text. Functions that are re-exported go by their public name."""
+    """The name of a call target in dump text. Re-exported functions go by their public name."""
     if isinstance(target, OpOverload | HigherOrderOperator):
         return target_name(target)
     public = _names().get(target)
@@ -87,7 +88,7 @@ def callee_name(target: Any) -> str:
 
 
 def resolve(name: str, extra: Mapping[str, Callee]) -> Callee:
-    """The callable of that name. Raises UnknownNameError, with advice, for anything that is not on the list."""
+    """The callable of that name. UnknownNameError, with advice, for anything not on the list."""
     if name in extra:
         return extra[name]
     op = BY_NAME.get(name)

@@ -1,1 +1,1 @@
-"""The verifier of programs."""
+"""Verification of programs: IR invariants, schemas, finite constants."""

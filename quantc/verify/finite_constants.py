@@ -1,4 +1,4 @@
-"""What a program is made of: weights, biases and statistics are finite when it is converted, or named."""
+"""Finiteness of constants: weights, biases and statistics with NaN or infinity are refused, by name, at conversion."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from quantc.ir.program import Program
 
 HELD = ("_fake_quantizers", "_norms", "_modes", "_observers")
-"""Submodules that hold what finds scales, which are looked at as scales: before they are found, ranges are infinite."""
+"""Submodules that hold observers and ranges, which are checked as scales: ranges are infinite until they are found."""
 LAYERS = tuple(
     f"aten.{name}"
     for name in ("conv", "linear", "addmm", "mm", "bmm", "batch_norm", "_native_batch_norm", "layer_norm")
 )
-"""How the calls of products and norms begin."""
+"""Name prefixes of the functions for matmul-like ops and norms."""
 
 
 def refuse_unsound(program: Program) -> None:
-    """Raise, naming the first of them, if a tensor that the program reads holds NaN or infinity. Masks may be infinite."""
+    """Raise, naming the first, if a tensor that the program reads holds NaN or infinity. Masks may be infinite."""
     for name, tensor, where, may_be_infinite in _read(program):
         if why_not_finite(tensor, may_be_infinite=may_be_infinite) is not None:
             raise _fault(name, tensor, where, learns=program.is_live)
 
 
 def refuse_unsound_module(module: nn.Module) -> None:
-    """The same for the tensors of a module, but for those of observers: their scales are looked at as they are found.
+    """The same for the tensors of a module, except those of observers: their scales are checked when they are found.
 
-    Buffers of the model's own may be masks. Those that layers of torch have may not, nor those that products and norms of
-    a graph read.
+    The model's own buffers may be masks. Buffers of torch's layers may not, nor may those that matmul-like ops and
+    norms of a graph read.
     """
     observers = [
         f"{path}." for path, part in module.named_modules() if callable(getattr(part, "calculate_qparams", None))
@@ -78,7 +78,7 @@ def _read(program: Program) -> Iterator[tuple[str, Tensor, str, bool]]:
 
 
 def _multiplies_by_zero(user: fx.Node, value: fx.Node) -> bool:
-    """Whether a product adds nothing of a tensor: then torch does not read it."""
+    """True if an op scales a tensor by zero: torch does not read it then."""
     is_added = user.args[:1] == (value,) and value not in user.args[1:]
     return is_added and op_name(user) in ADDED and argument(user, "beta") == 0
 

@@ -1,4 +1,4 @@
-"""Whether a call fits its op's schema: how many arguments, under which names, tensors where tensors belong."""
+"""Schema check of calls: number and names of arguments, and tensors where tensors belong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WhyNot = Callable[[Any], str | None]
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a call of one op must look like; made once an op."""
+    """The constraints on a call of one op; computed once an op."""
 
     name: str
     rows: tuple[Argument, ...]
@@ -47,7 +47,7 @@ def _shape(target: OpOverload) -> _Shape:
 
 
 def why_not_call(node: fx.Node, target: OpOverload) -> Iterator[str]:
-    """Every way in which a call does not fit."""
+    """Every mismatch between a call and its schema."""
     shape, args, kwargs = _shape(target), node.args, node.kwargs
     count = len(args)
     if count > shape.positional:
@@ -69,7 +69,7 @@ def why_not_call(node: fx.Node, target: OpOverload) -> Iterator[str]:
 
 
 def _check(kind: str, takes_numbers: bool) -> WhyNot | None:
-    """The check for one argument type; None where anything that is not a tensor may stand."""
+    """The check for one argument type; None if any non-tensor is allowed."""
     one = _number_or_tensor if takes_numbers else _tensor
     match kind:
         case "Tensor":
@@ -85,13 +85,13 @@ def _check(kind: str, takes_numbers: bool) -> WhyNot | None:
 
 
 def _may_be_tensor(node: fx.Node) -> bool:
-    """Reads `val` as it is: this is asked of every operand, and printing shapes would be slow."""
+    """Reads `val` directly: this runs on every operand, and formatting shapes would be slow."""
     fact = node.meta.get("val")
     return fact is None or isinstance(fact, torch.Tensor | TensorType)
 
 
 def _tensor(value: Any) -> str | None:
-    """Why this is not a tensor; a node of unknown type is given the benefit of the doubt."""
+    """The reason why a value is not a tensor; a node of unknown type passes."""
     if isinstance(value, fx.Node):
         if _may_be_tensor(value):
             return None

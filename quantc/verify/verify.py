@@ -1,7 +1,7 @@
-"""Checks every rule of the IR and reports all faults at once.
+"""Checks every invariant of the IR and reports all faults at once.
 
-One walk over the nodes, nothing that looks at the users of a node, and the text of a line is made only for nodes at
-fault: a sound program of 100 000 nodes is checked in about a second.
+One walk over the nodes, without visits to users, and lines are printed only for nodes at fault: a sound program of 100
+000 nodes is checked in about a second.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Verifier:
                 yield node, f"out_spec arranges {signature.out_spec.num_leaves} outputs, not {len(value)}"
 
     def _tables(self) -> Iterator[str]:
-        """Rows of the side tables that do not fit."""
+        """Inconsistent rows of the side tables."""
         program = self.program
         for table, rows in (("origins", program.origins), ("modes", program.modes), ("counters", program.counters)):
             yield from (
@@ -149,7 +149,7 @@ def _order(graph: fx.Graph) -> Iterator[tuple[fx.Node | None, str]]:
 
 @dataclass
 class _NodeChecks:
-    """The rules about one node, apart from where it stands."""
+    """The invariants of a single node, independent of its position."""
 
     owner: nn.Module
 
