@@ -1,4 +1,4 @@
-"""A moving average of each batch's range: it forgets, so the order of the batches matters."""
+"""Moving average of per-batch ranges: it forgets, so the order of the batches matters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DEFAULT_RATE = 0.01
 
 @dataclass(eq=False, slots=True)
 class MovingAverage:
-    """Ranges that follow the data: each batch moves them by `rate` of the way to its own.
+    """Exponential moving average of ranges: each batch moves them by `rate` of the way to its own.
 
-    Two that have both seen data cannot be merged: there is no telling what the other order would have given.
+    Two averages that have both seen data cannot be merged: the result would depend on the order.
     """
 
     statistics: ClassVar[str] = "moving-average"

@@ -1,8 +1,7 @@
-"""Buckets by the top bits of a float32: sign, exponent and six bits of mantissa.
+"""Histogram buckets by the top bits of a float32: sign, exponent and six bits of mantissa.
 
-There is no range to choose, the relative resolution is 1.6 % at every magnitude, and finding a bucket is a shift.
-Index 0 is -0.0, going up in magnitude to minus infinity at the middle; the other half is the same for positive
-numbers.
+There is no range to choose, the relative resolution is 1.6 % at every magnitude, and finding a bucket is a shift. Index
+0 is -0.0, going up in magnitude to minus infinity at the middle; the other half is the same for positive numbers.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Floats = NDArray[np.float64]
 MANTISSA_BITS = 6
 SHIFT = 23 - MANTISSA_BITS
 HALF = 1 << (8 + MANTISSA_BITS)
-"""How many buckets there are of each sign."""
+"""The number of buckets of each sign."""
 BUCKETS = 2 * HALF
 FINITE = 255 << MANTISSA_BITS
 """Magnitude buckets from here on hold infinity and NaN."""
 NORMAL = 1 << MANTISSA_BITS
-"""Magnitude buckets below here hold zero and the numbers too small for a full mantissa."""
+"""Magnitude buckets below here hold zero and subnormals."""
 CHUNK = 1 << 18
-"""Elements taken at a time: their buckets stay in the cache."""
+"""Elements processed at a time: their buckets stay in the cache."""
 
 
 def bucket_of(x: Tensor) -> Tensor:
@@ -37,9 +36,9 @@ def bucket_of(x: Tensor) -> Tensor:
 
 
 def count_buckets(flat: Tensor, *, is_positive: bool) -> tuple[Tensor, Tensor]:
-    """The buckets that float32 numbers fall into, in ascending order, and how many fall into each.
+    """The non-empty buckets of float32 numbers, in ascending order, and their counts.
 
-    Where no number is below zero, as after a relu, that is known beforehand and saves a third of the time.
+    `is_positive` promises that no number is below zero, as after a relu, and saves a third of the time.
     """
     total = _count_positive(flat) if is_positive else None
     first = HALF
@@ -50,7 +49,7 @@ def count_buckets(flat: Tensor, *, is_positive: bool) -> tuple[Tensor, Tensor]:
 
 
 def _count_positive(flat: Tensor) -> Tensor | None:
-    """How many numbers fall into each bucket of the upper half; None if there is a -0.0, which does not."""
+    """The counts of the upper half of the buckets; None if there is a -0.0, which lies in the lower half."""
     try:
         return _count(flat, lambda part: part.view(torch.int32) >> SHIFT, HALF)
     except RuntimeError:  # torch counts nothing below zero
@@ -65,7 +64,7 @@ def _count(flat: Tensor, index: Callable[[Tensor], Tensor], buckets: int) -> Ten
 
 
 def is_finite_bucket(buckets: Tensor) -> Tensor:
-    """Which of some buckets hold ordinary numbers."""
+    """Mask of the buckets that hold finite numbers."""
     return _magnitude_index(buckets) < FINITE
 
 
@@ -76,24 +75,24 @@ def _magnitude_index(buckets: Tensor) -> Tensor:
 
 @cache
 def edges() -> Floats:
-    """The magnitude at which each bucket of a sign begins; one more than there are finite buckets."""
+    """The lower magnitude of each bucket of a sign; one more entry than there are finite buckets."""
     bits = np.arange(FINITE, dtype=np.uint32) << SHIFT
     return np.append(bits.view(np.float32).astype(np.float64), 2.0**128)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """A histogram ready for searching: where each cell that holds something begins and ends, in ascending order, and
-    how many elements are in it. The outermost cells end at the exact extremes of the data."""
+    """A histogram ready for range search: left and right edge of each non-empty cell, in ascending order, and its
+    count. The outermost cells end at the exact extremes of the data."""
 
     left: Floats
     right: Floats
     mass: Floats
     is_tiny: NDArray[np.bool_]
-    """Zero, and numbers next to it."""
+    """True for zero and subnormals."""
 
     def only(self, which: NDArray[np.bool_]) -> Cells:
-        """Some of the cells."""
+        """The cells selected by a mask."""
         return Cells(self.left[which], self.right[which], self.mass[which], self.is_tiny[which])
 
     @property

@@ -1,4 +1,4 @@
-"""Statistics of one kind from those of another that says more."""
+"""Conversion of statistics to a kind that they determine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from quantc.spec.spec import QuantSpec
 
 
 def derived(observation: Observation, spec: QuantSpec, *, where: str = "") -> Observation:
-    """What a spec asks to be observed, from what was. ObservationError if that cannot be told from it."""
+    """The observation that a spec asks for, computed from another. ObservationError if that one does not determine
+    it."""
     wanted = start(spec)
     if isinstance(observation, Recording):
         for tensor in observation.tensors:
@@ -41,7 +42,7 @@ def derived(observation: Observation, spec: QuantSpec, *, where: str = "") -> Ob
 
 
 def why_not_derived(observation: Observation, spec: QuantSpec) -> str | None:
-    """Why what a spec asks to be observed cannot be told from an observation; None if it can."""
+    """The reason why the observation of a spec cannot be derived from another; None if it can."""
     try:
         derived(observation, spec)
     except QuantcError as error:

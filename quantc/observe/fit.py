@@ -20,10 +20,10 @@ from quantc.spec.spec import Option, QuantSpec
 
 @dataclass(eq=False, slots=True)
 class Fit(WithExtremes):
-    """Scale and zero point with the least squared error of the numbers seen, for each group that shares them.
+    """Qparams of least squared error on the observed numbers, for each set that shares a scale.
 
-    It keeps every number, so it is for weights, and specs of anything else refuse it. Min-max is among the
-    candidates: no group is worse off than with it.
+    It keeps every number, so it is for weights only; specs of other roles refuse it. Min-max is among the candidates:
+    no set has a larger error than with it.
     """
 
     statistics: ClassVar[str] = "fit"
@@ -31,7 +31,8 @@ class Fit(WithExtremes):
 
     extremes: MinMax = field(default_factory=MinMax)
     rows: Tensor | None = None
-    """The numbers, a row for each group. Those of several tensors are sorted, so that their order leaves no trace."""
+    """The numbers, a row for each set. Those of several tensors are sorted, so that the result is independent of their
+    order."""
 
     @classmethod
     def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:

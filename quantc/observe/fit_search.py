@@ -1,9 +1,9 @@
-"""The search behind `fit`: for each row of weights, the scale and zero point of least squared error.
+"""The search behind `fit`: for each row of weights, the qparams of least squared error.
 
-A scale that clips cannot be too small: what it cuts off alone would cost more than min-max does. Between that bound
-and a little above min-max a coarse grid is tried, with the two zero points that split the clipping evenly, then finer
-ones around the best; last, the scale is the least squares one for the levels as they are, a few times over. Each
-scale is rounded as the spec has it before it is tried. Errors are measured in steps of min-max, so that neither tiny
+A clipping scale is bounded from below: the clipping error alone would exceed the error of min-max. Between that bound
+and a little above min-max a coarse grid is searched, with the two zero points that split the clipping evenly, then
+finer grids around the best; finally the scale is refined by least squares for the current levels, a few times. Each
+scale is rounded as the spec requires before it is tried. Errors are measured in steps of min-max, so that neither tiny
 nor huge weights leave the range of float32.
 """
 
@@ -21,24 +21,24 @@ from quantc.spec.numerics import QParams, fake_quantize, to_significant_bits
 from quantc.spec.spec import QuantSpec
 
 BLOCK = 1 << 18
-"""How many weights are looked at together: what is computed on the way stays in the cache."""
+"""The number of weights processed together, so that intermediates stay in the cache."""
 HEIGHT = 64
-"""Rows are cut into columns of at most this many weights. Numbers that go with a column then lie side by side, which
-is twice as fast as broadcasting them along it."""
+"""Rows are cut into columns of at most this many weights. Per-column values are then contiguous, which is twice as fast
+as broadcasting them along it."""
 
 COARSE, FINE = 4, (2, 1)
-"""How often the space between two scales is halved: in the first grid, then between the best and its neighbours."""
+"""Bisections of the interval between two scales: in the first grid, then around the best."""
 LEAST_SQUARES = 2
-"""How often the scale is fitted to the levels."""
+"""The number of least squares refinements."""
 ON_A_LEVEL = 4
-"""How many scales are tried at which an end lies on a level."""
+"""The number of scales tried at which an extreme lies on a level."""
 NARROWEST, WIDEST = 2.0**-8, 1.25
-"""Between which multiples of min-max's scale the first grid lies, if no closer bound is known. A few weights may
-happen to lie near the levels of a coarser scale."""
+"""Bounds of the first grid in multiples of min-max's scale, if no tighter bound is known. A few weights may happen to
+lie near the levels of a coarser scale."""
 
 
 def best_qparams(rows: Tensor, start: QParams, spec: QuantSpec) -> QParams:
-    """Scale and zero point for each row of a matrix. `start` are those of min-max; no row is worse off than with them."""
+    """Qparams for each row of a matrix. `start` are those of min-max; no row has a larger error than with them."""
     scale, zero_point = start.scale.clone(), start.zero_point.clone()
     count = max(1, BLOCK // rows.shape[1])
     for first in range(0, rows.shape[0], count):
@@ -52,7 +52,7 @@ def best_qparams(rows: Tensor, start: QParams, spec: QuantSpec) -> QParams:
 
 
 def _squared_error(rows: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
-    """The squared error of each row as the program will have it, in float64."""
+    """The squared error of each row as the program will compute it, in float64."""
     total = torch.zeros(rows.shape[0], dtype=torch.float64)
     like_program = _by_row(qparams, spec)
     for piece in _pieces(rows):
@@ -61,8 +61,8 @@ def _squared_error(rows: Tensor, qparams: QParams, spec: QuantSpec) -> Tensor:
 
 
 def _by_row(qparams: QParams, spec: QuantSpec) -> tuple[QParams, QuantSpec]:
-    """Qparams and a spec with which the rows of a matrix are rounded like the tensor they are taken from: with the
-    zero point added before rounding where there are groups, and after it elsewhere."""
+    """Qparams and a spec with which the rows of a matrix are rounded like the tensor they are taken from: with the zero
+    point added before rounding for groups, and after it otherwise."""
     spec = spec.but(observe=None, timing=Timing.STATIC)
     if not isinstance(spec.granularity, PerGroup):
         return qparams, spec.but(granularity=PerChannel(axis=0))
@@ -71,18 +71,18 @@ def _by_row(qparams: QParams, spec: QuantSpec) -> tuple[QParams, QuantSpec]:
 
 
 def _pieces(rows: Tensor) -> Iterator[Tensor]:
-    """Rows longer than a block in pieces that fit one."""
+    """Rows longer than a block, split into pieces that fit one."""
     for first in range(0, rows.shape[1], BLOCK):
         yield rows[:, first : first + BLOCK]
 
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """A matrix turned on its side: each row becomes one column, or several if it is long."""
+    """A transposed matrix: each row becomes one column, or several if it is long."""
 
     weights: Tensor
     each: int
-    """How many columns a row takes."""
+    """The number of columns of a row."""
 
     @staticmethod
     def of(rows: Tensor) -> _Columns:
@@ -126,7 +126,7 @@ class _Columns:
 
 
 def _halves(x: Tensor, axis: int) -> list[tuple[Tensor, Tensor]]:
-    """Parts of a tensor to add to one another, in place and in this order, so that its first slice is the sum of all.
+    """Halves of a tensor to add to one another, in place and in this order, until the first slice is the total.
 
     torch's own sums depend on the number of threads and on the machine. These have the same bits everywhere.
     """
@@ -139,14 +139,14 @@ def _halves(x: Tensor, axis: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _total(x: Tensor, axis: int) -> Tensor:
-    """The sums along an axis, in place."""
+    """The sums along an axis, computed in place."""
     for left, right in _halves(x, axis):
         left.add_(right)
     return x.select(axis, 0)
 
 
 class _Search:
-    """The search for some rows. Zero points are counted from the lowest level: `below` levels lie below zero."""
+    """The search for a block of rows. Zero points are counted from the lowest level: `below` levels lie below zero."""
 
     def __init__(self, rows: Tensor, start: QParams, spec: QuantSpec) -> None:
         self.spec = spec
@@ -171,7 +171,7 @@ class _Search:
         return QParams(self.scale, self.below.to(torch.int64) + self.spec.qmin)
 
     def _norm(self, rows: Tensor) -> tuple[Tensor, float]:
-        """The length of each row as a vector, in steps, and the root of the number of its elements."""
+        """The Euclidean norm of each row, in steps, and the square root of its number of elements."""
         inverse = (1.0 / self.unit).unsqueeze(1)
         total = torch.zeros(rows.shape[0], dtype=torch.float64)
         for piece in _pieces(rows):
@@ -179,11 +179,10 @@ class _Search:
         return total.sqrt(), rows.shape[1] ** 0.5
 
     def _narrowest(self) -> Tensor:
-        """Below this many times the scale of min-max nothing can be better than min-max.
+        """Lower bound on the scale, in multiples of min-max's: nothing below can be better than min-max.
 
-        With d and u cut off at the ends the error is at least d^2 + u^2, so d + u is at most the root of twice the
-        error of min-max. And a row of length (as a vector) l whose n elements are clipped to c is at least
-        l - c root(n) away.
+        With d and u clipped at the ends the error is at least d^2 + u^2, so d + u is at most the square root of twice
+        the error of min-max. And a row of norm l whose n elements are clipped to c is at least l - c sqrt(n) away.
         """
         norm, root = self.norm
         by_ends = (self.down + self.up).double() - (2 * self.error).sqrt()
@@ -191,8 +190,8 @@ class _Search:
         return (torch.maximum(by_ends, by_norm) / self.steps).clamp(NARROWEST, 1.0).float()
 
     def _with_an_end_on_a_level(self) -> Tensor:
-        """The finest scales at which the end farther from zero is exact. Among them is that of weights which lie on a
-        lattice, as those of a model that was quantized before do."""
+        """The finest scales at which the extreme farther from zero is exact. Among them is the scale of weights on a
+        lattice, such as those of a model that was quantized before."""
         reach = torch.maximum(self.down, self.up)
         finest = (reach + 2.0**-8).floor()  # as wide as all levels, but for rounding
         return torch.stack([reach * self.unit / (finest - fewer).clamp(min=1) for fewer in range(ON_A_LEVEL)])
@@ -206,11 +205,11 @@ class _Search:
         return total * (scale / self.unit).double().square()
 
     def _rounded(self, scale: Tensor) -> Tensor:
-        """Scales as the spec allows them."""
+        """Scales rounded as the spec requires."""
         return to_significant_bits(scale.clamp(min=self.spec.eps), self.spec.scale_bits)
 
     def _try(self, scale: Tensor) -> None:
-        """Try scales (first axis), each with the zero points that suit it."""
+        """Try scales (first axis), each with its candidate zero points."""
         scale = self._rounded(scale)
         if self.spec.scheme is Scheme.SYMMETRIC:
             return self._keep(scale, self.below.expand_as(scale))
@@ -220,13 +219,13 @@ class _Search:
         return self._keep(torch.cat([scale, scale]), below)
 
     def _try_near(self, ratio: Tensor, count: int) -> None:
-        """Try some scales on either side of the best, each `ratio` times the one before."""
+        """Try some scales on either side of the best, in steps of a factor `ratio`."""
         sides = [_powers(self.scale, factor, count)[1:] for factor in (ratio, 1 / ratio)]
         scale = self._rounded(torch.cat(sides))
         self._keep(scale, self.below.expand_as(scale))
 
     def _try_least_squares(self) -> None:
-        """Try the scale that suits the levels best which the weights have now."""
+        """Try the least squares scale for the current levels."""
         inverse, below = (1.0 / self.scale).unsqueeze(0), self.below.unsqueeze(0)
         products = [columns.products(inverse, below, self.steps) for columns in self.columns]
         weight_level, level_level = (_total(torch.stack(list(part)), 0) for part in zip(*products, strict=True))
@@ -234,7 +233,7 @@ class _Search:
         self._keep(self._rounded(self.scale * factor).unsqueeze(0), below)
 
     def _keep(self, scale: Tensor, below: Tensor) -> None:
-        """Keep the best of some candidates for each row, if it is better than what there is."""
+        """Keep the best candidate of each row, if it improves on the current one."""
         error, index = self._errors(scale, below).min(0)
         better = error < self.error
         self.error = torch.where(better, error, self.error)
@@ -250,7 +249,7 @@ def _root(x: Tensor, halvings: int) -> Tensor:
 
 
 def _powers(first: Tensor, ratio: Tensor, count: int) -> Tensor:
-    """A number and `count` more, each `ratio` times the one before."""
+    """A geometric series: `first` and `count` more terms."""
     found = [first]
     for _ in range(count):
         found.append(found[-1] * ratio)

@@ -1,4 +1,4 @@
-"""Qparams that are known beforehand, whatever the data."""
+"""Qparams known beforehand, independent of the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELP = "write it as fixed{scale=0.00390625 zero_point=0}"
 
 @dataclass(eq=False, slots=True)
 class FixedQParams:
-    """A scale and a zero point, as for the output of a sigmoid. Counts the data and otherwise ignores it."""
+    """A fixed scale and zero point, as for the output of a sigmoid. Counts the data and otherwise ignores it."""
 
     statistics: ClassVar[str] = "fixed"
     order: ClassVar[Order] = Order.FREE

@@ -1,6 +1,6 @@
-"""A histogram whose buckets are the top bits of the numbers themselves; see `quantc.observe.buckets`.
+"""A histogram over float32 bit patterns; see `quantc.observe.buckets`.
 
-One pass over the data serves every range method and every bit width. Merging adds whole numbers, so it is exact.
+One pass over the data serves every range method and every bit width. Merging adds integers, so it is exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quantc.spec.spec import Option, QuantSpec
 class Histogram(WithExtremes):
     """Exact counts of the data by magnitude, and its exact extremes.
 
-    `counts` has a row for each group that shares a scale and a column for each bucket in `columns`: those that have
+    `counts` has a row for each set that shares a scale and a column for each bucket in `columns`: only those that have
     been hit, since all of them would take 256 kB a row.
     """
 
@@ -88,7 +88,7 @@ class Histogram(WithExtremes):
         return merged
 
     def cells(self, *, where: str = "") -> list[Cells]:
-        """The histogram of each group that shares a scale, for range methods."""
+        """The histogram of each set that shares a scale, for range methods."""
         low, high = self.extremes.range(where=where)
         if self.columns is None or self.counts is None:
             raise DataError("nothing was observed here", where=where or None)

@@ -1,4 +1,4 @@
-"""The smallest and the largest value seen."""
+"""Minimum and maximum of the data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quantc.spec.spec import Option, QuantSpec
 
 
 def as_float32(x: Tensor, where: str) -> Tensor:
-    """A floating-point tensor as float32, without its history."""
+    """A floating-point tensor as float32, detached."""
     if not x.is_floating_point():
         raise DataError(
             f"a tensor of {x.dtype} was to be observed, and only floating-point ones can be",
@@ -44,7 +44,7 @@ def _is_finite(low: Tensor, high: Tensor) -> bool:
 
 @dataclass(eq=False, slots=True)
 class MinMax:
-    """The exact range of the data, for each group that shares a scale."""
+    """The exact range of the data, for each set that shares a scale."""
 
     statistics: ClassVar[str] = "minmax"
     order: ClassVar[Order] = Order.FREE
@@ -96,7 +96,7 @@ class MinMax:
         return merged
 
     def range(self, *, where: str = "") -> tuple[Tensor, Tensor]:
-        """The range seen. Refused if nothing was, or if there was NaN."""
+        """The observed range. Raises if there is no data, or if there was NaN."""
         refuse_empty(self, where)
         if self.low is None or self.high is None:
             raise DataError("nothing was observed here", where=where or None)
@@ -125,7 +125,7 @@ class MinMax:
 
 
 class WithExtremes:
-    """What observations that keep the extremes besides their own statistics say of themselves."""
+    """Mixin of observations that keep the extremes besides their own statistics."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Observers as modules, for graphs that somebody else runs."""
+"""Observers as modules, for graphs that are run outside quantc."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from quantc.spec.observation import Observation
 
 
 class ObserverModule(nn.Module):
-    """Gives back what it is given, and shows it to an observation while `enabled`.
+    """The identity, which updates an observation while `enabled`.
 
-    All observers of a group have one observation. It sees numbers only: while torch exports, compiles or traces, an
-    observer is the identity and nothing else.
+    All observers of a group share one observation. It is updated with real data only: while torch exports, compiles or
+    traces, an observer is the identity and nothing else.
     """
 
     _is_impure = True  # fx must not drop the call, even where nobody reads its result
@@ -63,7 +63,7 @@ def observers_in(module: nn.Module) -> Iterator[ObserverModule]:
 
 @contextmanager
 def observers_off(module: nn.Module) -> Iterator[None]:
-    """Run a prepared module in here without observing."""
+    """Disable the observers of a module in this context."""
     enabled = [observer for observer in observers_in(module) if observer.enabled]
     for observer in enabled:
         observer.enabled = False
@@ -87,7 +87,7 @@ def observer_nodes(program: Program) -> dict[fx.Node, ObserverModule]:
 
 
 def behind(node: Any, observers: Container[fx.Node]) -> Any:
-    """What an operand is once observers are looked through."""
+    """The operand with observers skipped."""
     while node in observers:
         node = node.args[0]
     return node

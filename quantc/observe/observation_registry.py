@@ -1,4 +1,4 @@
-"""Observations by name. quantc's own come in through the entry points `quantc.observations`, like anybody's."""
+"""Registry of observations. quantc's own are entry points in `quantc.observations`, like those of any package."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OBSERVATIONS: Registry[type[Observation]] = Registry("observation", "observation
 
 
 def register_observation(kind: type[Observation]) -> type[Observation]:
-    """Make an observation known for this process, under its `statistics` name. Works as a decorator."""
+    """Register an observation for this process, under its `statistics` name. Works as a decorator."""
     return OBSERVATIONS.register(getattr(kind, "statistics", ""), kind)
 
 
 def start(spec: QuantSpec) -> Observation:
-    """The empty observation a spec asks for."""
+    """The empty observation of a spec."""
     return OBSERVATIONS[spec.observe.name].empty(spec.granularity, dict(spec.observe.options))
 
 
@@ -44,8 +44,8 @@ _ABSENT: ContextVar[list[str] | None] = ContextVar("absent observations", defaul
 
 @contextmanager
 def absent_allowed() -> Iterator[list[str]]:
-    """In here, specs may name observations that nobody offers: what was converted has its scales, and observes no more.
-    Gives why each that was met cannot be had."""
+    """Allow specs to name unavailable observations in this context: a converted program has its scales and observes no
+    more. Yields the list of reasons why each one met is unavailable."""
     absent: list[str] = []
     token = _ABSENT.set(absent)
     try:
@@ -55,7 +55,7 @@ def absent_allowed() -> Iterator[list[str]]:
 
 
 def why_not_choice(name: str, options: Mapping[str, Option]) -> str | None:
-    """Why a spec cannot ask for this: nobody offers it, or it has no such option."""
+    """The reason why a spec cannot name this observation: it is unavailable, or has no such option."""
     try:
         kind = OBSERVATIONS[name]
         if kind is Histogram and name in METHODS:

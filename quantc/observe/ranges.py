@@ -1,7 +1,7 @@
-"""Ranges from histograms: percentile, mean squared error, and entropy.
+"""Range methods on histograms: percentile, mean squared error, and entropy.
 
-Each takes the cells of a histogram and a spec and gives the range to quantize. All are arithmetic on the counts, so
-bit width, scheme and method can be chosen after calibration, again and again, without the data.
+Each maps the cells of a histogram and a spec to the range to quantize. All are arithmetic on the counts, so bit width,
+scheme and method can be chosen after calibration, repeatedly, without the data.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from quantc.spec.spec import Option, QuantSpec
 from quantc.support.validated import Frozen
 
 COARSE, FINE, FINEST = 32, 12, 8
-"""How many thresholds are tried: over all there is, then twice between the neighbours of the best."""
+"""The number of thresholds tried: over the whole interval, then twice between the neighbours of the best."""
 SPARSE, CHECKS = 4, 2
-"""How many places are tried for each of two ends, and how often, once there is an estimate."""
+"""The number of candidates for each of two ends, and of rounds, once there is an estimate."""
 NARROW = 0.05
-"""Cells narrower than this, in steps, are taken as points: the exact formula would cancel."""
+"""Cells narrower than this, in steps, are treated as points: the exact formula would cancel."""
 
 
 class RangeMethod(Frozen, ABC, frozen=True):
-    """A way to choose the range from a histogram; its fields are the options."""
+    """A method to choose the range from a histogram; its fields are the options."""
 
     noun: ClassVar[str] = "range method"
 
@@ -43,14 +43,14 @@ class RangeMethod(Frozen, ABC, frozen=True):
 
 
 class Extremes(RangeMethod, frozen=True):
-    """All that was seen."""
+    """The full observed range."""
 
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
         return cells.low, cells.high
 
 
 class Percentile(RangeMethod, frozen=True):
-    """What lies between two percentiles: of 99.99, one element in 10 000 is clipped at either end."""
+    """The interval between two percentiles: 99.99 clips one element in 10 000 at either end."""
 
     percentile: float = Field(default=99.99, gt=50, le=100)
 
@@ -61,7 +61,7 @@ class Percentile(RangeMethod, frozen=True):
 
 
 class MeanSquaredError(RangeMethod, frozen=True):
-    """The range with the least squared error, rounding and clipping together."""
+    """The range of least squared error, rounding and clipping together."""
 
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
         _refuse_float(self, spec)
@@ -76,7 +76,7 @@ class MeanSquaredError(RangeMethod, frozen=True):
 
 
 class Entropy(RangeMethod, frozen=True):
-    """The range that keeps most of the information: least Kullback-Leibler divergence from the data."""
+    """The range of least Kullback-Leibler divergence from the data."""
 
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
         _refuse_float(self, spec)
@@ -97,11 +97,11 @@ METHODS: Mapping[str, type[RangeMethod]] = {
     "histogram": MeanSquaredError,
     "entropy": Entropy,
 }
-"""Range methods by the name a spec's `observe` has. `l2norm` and `histogram` are other names of `mse`."""
+"""Range methods by their name in a spec's `observe`. `l2norm` and `histogram` are aliases of `mse`."""
 
 
 def method_of(name: str, options: Mapping[str, Option], *, where: str = "") -> RangeMethod:
-    """The range method a spec asks for."""
+    """The range method of a spec."""
     if name not in METHODS:
         raise ObservationError(
             f"a histogram gives no {name} range",
@@ -115,11 +115,11 @@ def method_of(name: str, options: Mapping[str, Option], *, where: str = "") -> R
 
 
 def squared_error(cells: Cells, low: Floats, high: Floats, spec: QuantSpec) -> Floats:
-    """The sum of squared errors for each range, with elements spread evenly within their cell.
+    """The sum of squared errors for each range, with elements uniformly distributed within their cell.
 
-    Measured in steps, the error at t is t - clamp(round(t)). Its square has the antiderivative n/12 + r^3/3, where n
-    is the level t goes to and r what is left: inside the range and outside, so one formula serves for rounding
-    and for clipping.
+    Measured in steps, the error at t is t - clamp(round(t)). Its square has the antiderivative n/12 + r^3/3, where n is
+    the level of t and r the remainder: inside the range and outside, so one formula serves for rounding and for
+    clipping.
     """
     scale, first, last = _levels(low, high, spec)
     is_wide = cells.right - cells.left >= NARROW * scale.min()
@@ -140,8 +140,8 @@ def _antiderivative(t: Floats, first: Floats, last: Floats) -> Floats:
 def divergence(cells: Cells, low: Floats, high: Floats, spec: QuantSpec) -> Floats:
     """The Kullback-Leibler divergence of each range's levels from the data.
 
-    What is clipped is added to the outermost cells inside, and each level spreads what it holds over its cells by
-    their width. Cells of zero are left out: zero is exact in any range.
+    Clipped mass is added to the outermost cells inside, and each level distributes its mass over its cells by their
+    width. Cells of zero are left out: zero is exact in any range.
     """
     scale, first, last = _levels(low, high, spec)
     steps = cells.middle / scale
@@ -163,7 +163,7 @@ def divergence(cells: Cells, low: Floats, high: Floats, spec: QuantSpec) -> Floa
 
 
 def _clipped(cells: Cells, steps: Floats, inside: Any) -> Floats:
-    """What is clipped, at the outermost cells inside."""
+    """The clipped mass, at the outermost cells inside."""
     rows = np.arange(len(steps))
     extra = np.zeros_like(steps)
     first_inside = inside.argmax(1)
@@ -175,7 +175,7 @@ def _clipped(cells: Cells, steps: Floats, inside: Any) -> Floats:
 
 
 def _levels(low: Floats, high: Floats, spec: QuantSpec) -> tuple[Floats, Floats, Floats]:
-    """Scale, first and last level (counted from zero) of each range, as the quantizer will have them."""
+    """Scale, first and last level (relative to the zero point) of each range, as quantization computes them."""
     found = qparams_from_range(torch.from_numpy(low).float(), torch.from_numpy(high).float(), spec)
     zero_point = found.zero_point.double().numpy()[:, None]
     return found.scale.double().numpy()[:, None], spec.qmin - zero_point, spec.qmax - zero_point
@@ -194,7 +194,7 @@ def _search(cost: Callable[[Floats], Floats], least: float, most: float) -> floa
 
 
 def _reaches(cells: Cells) -> tuple[float, float]:
-    """The least and the greatest magnitude worth clipping at: the median of what is not next to zero, and all."""
+    """The least and the greatest candidate threshold: the median magnitude of what is not tiny, and the maximum."""
     most = max(abs(cells.low), abs(cells.high))
     return _median(cells.magnitude, np.where(cells.is_tiny, 0.0, cells.mass)), most
 
@@ -214,7 +214,7 @@ def _clip(cells: Cells, reach: Floats) -> tuple[Floats, Floats]:
 
 
 def _one_reach(cells: Cells, kept: Cells, least: float, most: float, spec: QuantSpec) -> tuple[float, float]:
-    """The best range that reaches as far to either side: estimated, then exact around the estimate and over all."""
+    """The best symmetric range: estimated, then exact around the estimate and on the whole grid."""
     estimate = smooth.best_reach(kept, grid_of(most, least, smooth.COARSE), spec)
     reaches = np.unique(np.append(grid_of(most, least, COARSE), _around(estimate, most)))[::-1]
     found = most
@@ -226,7 +226,7 @@ def _one_reach(cells: Cells, kept: Cells, least: float, most: float, spec: Quant
 
 
 def _two_ends(cells: Cells, kept: Cells, spec: QuantSpec) -> tuple[float, float]:
-    """The best range: estimated, then exact around the estimate and over all."""
+    """The best asymmetric range: estimated, then exact around the estimate and on the whole grid."""
     down, up = max(-cells.low, 0.0), max(cells.high, 0.0)
     below, above = kept.only(kept.middle < 0), kept.only(kept.middle > 0)
     least_down, least_up = _median(below.magnitude, below.mass), _median(above.magnitude, above.mass)
@@ -244,13 +244,13 @@ def _two_ends(cells: Cells, kept: Cells, spec: QuantSpec) -> tuple[float, float]
 
 
 def _around(estimate: float, most: float) -> Floats:
-    """An estimate and places next to it."""
+    """An estimate and its neighbours."""
     places: Floats = np.minimum(np.array([estimate * 0.97, estimate, estimate * 1.03]), most)
     return places
 
 
 def _value_at(cells: Cells, ends: Floats, count: float) -> float:
-    """The value below which `count` elements lie; evenly spread within a cell."""
+    """The value below which `count` elements lie; uniformly distributed within a cell."""
     cell = min(int(np.searchsorted(ends, count)), len(ends) - 1)
     begin = ends[cell] - cells.mass[cell]
     share = (count - begin) / cells.mass[cell]

@@ -1,4 +1,4 @@
-"""Keep the tensors themselves, to look at."""
+"""Recording of the tensors themselves, for inspection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quantc.spec.spec import Option, QuantSpec
 
 @dataclass(eq=False, slots=True)
 class Recording(WithExtremes):
-    """Every tensor that was seen; its range is their extremes. Takes as much memory as the data."""
+    """Every observed tensor; its range is their extremes. Takes as much memory as the data."""
 
     statistics: ClassVar[str] = "recording"
     order: ClassVar[Order] = Order.FREE
@@ -61,7 +61,7 @@ class Recording(WithExtremes):
 
 @dataclass(eq=False, slots=True)
 class Nothing:
-    """Counts what passes and keeps nothing, for places whose qparams come from elsewhere."""
+    """Counts the data and keeps nothing, for sites whose qparams come from elsewhere."""
 
     statistics: ClassVar[str] = "none"
     order: ClassVar[Order] = Order.FREE

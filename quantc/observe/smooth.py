@@ -1,7 +1,7 @@
-"""A quick estimate of what a range costs: inside it every element has the error of even rounding, outside of clipping.
+"""Fast estimate of the cost of a range: uniform rounding error inside it, clipping error outside.
 
-Sums over the cells up to a threshold are made once; then a whole plane of ranges costs a few additions each. The
-estimate is wrong for data on a few values only, so whoever uses it checks a few candidates by the exact formula.
+Cumulative sums over the cells are computed once; a whole plane of ranges then costs a few additions each. The estimate
+is wrong for data on a few values only, so callers check a few candidates by the exact formula.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from quantc.observe.buckets import Cells, Floats
 from quantc.spec.spec import QuantSpec
 
 COARSE, FINE = 48, 10
-"""How many places are tried for an end: over all there is, then twice between the neighbours of the best."""
+"""The number of candidates for an end: over the whole interval, then twice between the neighbours of the best."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """One side of the data as magnitudes: how much lies beyond a threshold, and by how much."""
+    """One side of the data as magnitudes: mass and moments beyond a threshold."""
 
     edges: Floats
     beyond: Floats
-    """Three rows: count, sum and sum of squares of what lies beyond each edge."""
+    """Three rows: count, sum and sum of squares of the elements beyond each edge."""
 
     @staticmethod
     def of(left: Floats, right: Floats, mass: Floats) -> Tail:
-        """Of cells in ascending order of magnitude."""
+        """The tail of cells in ascending order of magnitude."""
         sums = np.stack([mass, mass * (left + right) / 2, mass * (left * left + left * right + right * right) / 3])
         after = np.cumsum(sums[:, ::-1], 1)[:, ::-1]
         edges = np.stack([left, right], 1).reshape(-1)
@@ -35,7 +35,7 @@ class Tail:
         return Tail(edges, beyond)
 
     def __call__(self, reach: Floats) -> tuple[Floats, Floats]:
-        """How many elements are clipped at some magnitudes, and the sum of their squared errors."""
+        """The number of elements clipped at some magnitudes, and the sum of their squared errors."""
         if not len(self.edges):
             return np.zeros_like(reach), np.zeros_like(reach)
         count, total, squares = (np.interp(reach, self.edges, row) for row in self.beyond)
@@ -43,7 +43,7 @@ class Tail:
 
 
 def two_tails(cells: Cells) -> tuple[Tail, Tail]:
-    """What is below zero, by magnitude, and what is above."""
+    """The tails below and above zero, by magnitude."""
     below, above = cells.only(cells.middle < 0), cells.only(cells.middle > 0)
     return Tail.of(-below.right[::-1], -below.left[::-1], below.mass[::-1]), Tail.of(
         above.left, above.right, above.mass
@@ -51,7 +51,7 @@ def two_tails(cells: Cells) -> tuple[Tail, Tail]:
 
 
 def best_ends(cells: Cells, downs: Floats, ups: Floats, spec: QuantSpec) -> tuple[float, float]:
-    """How far the range of least estimated cost reaches below and above zero. The places to try come widest first."""
+    """The extents below and above zero of the range of least estimated cost. Candidates come widest first."""
     below, above = two_tails(cells)
     size = float(cells.mass.sum())
     down, up = 0, 0
@@ -68,7 +68,7 @@ def best_ends(cells: Cells, downs: Floats, ups: Floats, spec: QuantSpec) -> tupl
 
 
 def best_reach(cells: Cells, reaches: Floats, spec: QuantSpec) -> float:
-    """The same for ranges that reach as far to either side."""
+    """The same for symmetric ranges."""
     below, above = two_tails(cells)
     size = float(cells.mass.sum())
     best = 0
@@ -83,12 +83,12 @@ def best_reach(cells: Cells, reaches: Floats, spec: QuantSpec) -> float:
 
 
 def between_neighbours(grid: Floats, best: int, count: int) -> Floats:
-    """A finer grid around the best of a coarse one."""
+    """A finer grid around the best point of a coarse one."""
     return grid_of(float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)]), count)
 
 
 def grid_of(most: float, least: float, count: int) -> Floats:
-    """Thresholds in equal ratios, the widest first."""
+    """A geometric grid of thresholds, the widest first."""
     if most <= least or least <= 0:
         return np.array([most])
     return most * (least / most) ** (np.arange(count) / (count - 1))

@@ -1,4 +1,5 @@
-"""Statistics in a sealed tensor file (`quantc.files.sealed_tensors`), one of whose tensors is a JSON document, as bytes. Reading it executes nothing.
+"""Statistics in a sealed tensor file (`quantc.files.sealed_tensors`), with a JSON document as one of its tensors.
+Reading it executes nothing.
 
     {"notes": {...}, "sites": {"conv2d:out0": {"statistics": "minmax", "share": {"kind": "per-tensor"},
      "values": {"seen": 64, "non_finite": 0}, "tensors": ["high", "low"]}}}
@@ -56,7 +57,7 @@ class SiteRecord(BaseModel):
         return record, state.tensors
 
     def restore(self, tensors: Mapping[str, Tensor], where: str) -> Observation:
-        """The observation, given its tensors. LoadError, naming the field, if they do not fit."""
+        """Restore the observation from its tensors. LoadError, naming the field, if they do not fit."""
         for key in self.tensors:
             if key not in tensors:
                 raise LoadError(f"the tensor {key!r} is missing", where=where, advice=ADVICE)
@@ -77,32 +78,32 @@ class _Document(BaseModel):
 
 @dataclass(frozen=True)
 class Statistics:
-    """The observations of a program by site, and notes of the caller's (JSON), such as how many batches are in."""
+    """The observations of a program by site, and the caller's notes (JSON), such as the number of batches."""
 
     sites: Mapping[str, Observation]
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path | str) -> None:
-        """Write a file, whole or not at all: an interruption leaves the file that was there before."""
+        """Write a file atomically: an interruption leaves the previous file."""
         place = as_path(path, SaveError)
         check_ending(place, (".safetensors",), "statistics")
         self.write(place)
 
     def write(self, path: Path) -> None:
-        """Write a file under whatever name."""
+        """Write a file, without a check of its name."""
         sealed_tensors.write(path, STATISTICS, self._encoded(), VERSION)
 
     def to_bytes(self) -> bytes:
-        """What `from_bytes` reads, to send it to another process."""
+        """The file as bytes, to send to another process; see `from_bytes`."""
         return sealed_tensors.to_bytes(STATISTICS, self._encoded(), VERSION)
 
     @staticmethod
     def from_bytes(data: bytes) -> Statistics:
-        """What `to_bytes` wrote."""
+        """The inverse of `to_bytes`."""
         return _decoded("bytes", sealed_tensors.from_bytes(data, STATISTICS))
 
     def _encoded(self) -> dict[str, Tensor]:
-        """All tensors by name, among them the JSON that says what they are."""
+        """All tensors by name, including the JSON that describes them."""
         tensors: dict[str, Tensor] = {}
         sites: dict[str, Any] = {}
         for name, observation in sorted(self.sites.items()):
@@ -123,7 +124,7 @@ class Statistics:
         return _decoded(path, tensors)
 
     def merge(self, other: Statistics) -> Statistics:
-        """The statistics of both, for data that was split. The notes are this one's."""
+        """The merged statistics of both, for data that was split. The notes are this one's."""
         merged = dict(self.sites)
         for name, observation in other.sites.items():
             merged[name] = _merge_at(name, merged[name], observation) if name in merged else observation

@@ -1,4 +1,4 @@
-"""Scales that training has found, in the place of statistics."""
+"""Qparams found by training, in place of statistics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantc.spec.spec import Option, QuantSpec
 
 @dataclass(eq=False, slots=True)
 class Trained:
-    """Scale and zero point as a fake quantizer had them at the end. It can be neither asked for nor added to."""
+    """The final qparams of a fake quantizer. It can be neither requested nor updated."""
 
     statistics: ClassVar[str] = "trained"
     order: ClassVar[Order] = Order.MATTERS
@@ -63,13 +63,13 @@ def _fixed(where: str) -> ObservationError:
 
 
 class Lsq(MinMax):
-    """Scales that are learned by gradient (LSQ). They start where training begins; there is nothing to collect."""
+    """Scales learned by gradient (LSQ). They are initialized when training begins; there is nothing to collect."""
 
     statistics: ClassVar[str] = "lsq"
 
 
 class LsqPlus(MinMax):
-    """Scales and zero points that are learned by gradient (LSQ+)."""
+    """Scales and zero points learned by gradient (LSQ+)."""
 
     statistics: ClassVar[str] = "lsq-plus"
 

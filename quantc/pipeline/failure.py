@@ -1,4 +1,4 @@
-"""What to tell of an exception in a pass: what it says, and which node the pass was at."""
+"""Formats a pass failure and recovers the node being visited from the traceback."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import fx
 from quantc.errors import QuantcError, VerifyError
 
 FAULTS = 5
-"""How many faults of a broken program are told; the error's cause has them all."""
+"""Maximum number of verification faults in the message; the error's cause has them all."""
 
 
 def told(error: Exception) -> str:
-    """The message of an exception. Of our own errors the parts, the first faults of a broken program included."""
+    """The message of an exception; for quantc's errors with location and the first verification faults."""
     if not isinstance(error, QuantcError):
         return str(error)
     lines = [error.what]
@@ -25,10 +25,10 @@ def told(error: Exception) -> str:
 
 
 def node_at_fault(error: BaseException) -> fx.Node | None:
-    """The node held by the variable `node` of the innermost function that has one.
+    """The node in the variable `node` of the innermost frame that has one.
 
-    A pass walks the graph with a variable of that name (as all of quantc does), so an exception that says nothing
-    of nodes, such as an IndexError, can still be traced to one.
+    A pass walks the graph with a variable of that name (as all of quantc does), so an exception without mention of a
+    node, such as an IndexError, can still be attributed to one.
     """
     found: fx.Node | None = None
     trace = error.__traceback__

@@ -1,4 +1,4 @@
-"""The numeric guard: a pass that promises to keep the numbers is held to it on the example inputs."""
+"""The numeric guard: checks on the example inputs that a pass which promises to preserve the numbers does so."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from quantc.pipeline.pipeline import Hook, Pass, Preserves
 from quantc.pipeline.tolerance import Gap, Tolerance, gap
 
 SMALL = 2000
-"""How many nodes a program may have to be guarded unless asked for."""
+"""Maximum number of nodes of a program that is guarded by default."""
 
 
 @dataclass
 class Trace:
-    """What a program did on its example inputs."""
+    """The results of a program on its example inputs."""
 
     outputs: list[Any]
     written: dict[str, torch.Tensor]
-    """The buffers, parameters and inputs it wrote to, with what they held afterwards."""
+    """The buffers, parameters and inputs it wrote to, with their values afterwards."""
     values: dict[str, Any] = field(default_factory=dict)
-    """What each node of the top graph gave."""
+    """The value of each node of the top graph."""
 
 
 class Guard(Hook):
     """Run the example inputs before and after each pass that preserves numbers, and compare.
 
-    Compared are the outputs and all that the program writes to: buffers and inputs. A difference raises a GuardError
+    Compared are the outputs and everything the program writes to: buffers and inputs. A difference raises a GuardError
     that names the pass, the first node whose value differs, and by how much. The run draws its random numbers from
-    `seed` and leaves the generator and all buffers as they were.
+    `seed` and restores the generator and all buffers.
 
-    Programs of more than `limit` nodes are left out (None: none are). What could not be checked is in `skipped`, with
-    the reason; what was, in `checked`.
+    Programs of more than `limit` nodes are skipped (None: none are). `skipped` lists the passes that could not be
+    checked, with the reason; `checked` those that were.
     """
 
     def __init__(self, *, limit: int | None = SMALL, tolerance: Tolerance | None = None, seed: int = 0) -> None:
@@ -135,7 +135,7 @@ class NodeByNode(fx.Interpreter):
 
 
 class Recorder(NodeByNode):
-    """Keeps what each node gave."""
+    """Records the value of each node."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -153,7 +153,7 @@ class Recorder(NodeByNode):
 
 
 def why_not_guarded(program: Program, limit: int | None) -> str | None:
-    """Why a program's numbers cannot be checked, or None if they can."""
+    """The reason why a program's numbers cannot be checked, or None if they can."""
     if program.example_inputs is None:
         return "the program has no example inputs; capture it with some"
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in program.example_inputs):
@@ -168,9 +168,10 @@ def why_not_guarded(program: Program, limit: int | None) -> str | None:
 
 @contextmanager
 def undisturbed(program: Program, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Run in here with fixed random numbers and no gradients, and no observers; buffers and generator are put back.
+    """Run with a fixed seed, without gradients and observers; restore buffers and generator afterwards.
 
-    Gives the tensors that are put back, by name."""
+    Yields the restored tensors, by name.
+    """
     tensors = _tensors(program.root, parameters=_has_writes(program))
     saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     with torch.random.fork_rng(devices=[]), torch.no_grad(), observers_off(program.root):
@@ -191,7 +192,7 @@ def _tensors(root: nn.Module, *, parameters: bool) -> dict[str, torch.Tensor]:
 
 
 def _has_writes(program: Program) -> bool:
-    """Whether anything may be written in place: by an op that says so, or by code we know nothing of."""
+    """True if anything may be written in place: by an op whose schema says so, or by opaque code."""
     return any(node.op in ("call_module", "call_method") or bool(writes(node.target)) for node in program.nodes())
 
 

@@ -19,7 +19,7 @@ from quantc.pipeline.stage_order import check_order, check_start, first_needs
 
 
 class Hook:
-    """What a pipeline tells those who watch it. Derive from this and write the methods you need."""
+    """Callbacks of a pipeline run. Subclass and override the methods you need."""
 
     def before(self, program: Program, pass_: Pass) -> None:
         """`pass_` is about to run."""
@@ -28,12 +28,12 @@ class Hook:
         """`pass_` ran; the log has its entry and the program its new stage. Raising here fails the pass."""
 
     def failed(self, program: Program, pass_: Pass, error: PassError) -> None:
-        """`pass_` or a hook raised. What is worth telling the user can be added with `error.add_note`."""
+        """`pass_` or a hook raised. Information for the user can be added with `error.add_note`."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in an order that makes sense; a wrong order is an error when it is built, not when it runs."""
+    """An ordered tuple of passes; an invalid order is an error when it is built, not when it runs."""
 
     passes: tuple[Pass, ...] = ()
 
@@ -67,7 +67,7 @@ class Pipeline:
     # -- other pipelines from this one -----------------------------------------------------------------------
 
     def then(self, *steps: Pass | Pipeline) -> Pipeline:
-        """This one, then `steps`."""
+        """This pipeline followed by `steps`."""
         return Pipeline((*self.passes, *_flat(steps)))
 
     def without(self, *names: str) -> Pipeline:
@@ -102,10 +102,10 @@ class Pipeline:
     # -- running ---------------------------------------------------------------------------------------------
 
     def run(self, program: Program, hooks: Sequence[Hook] = ()) -> Program:
-        """Run every pass on `program` itself, and give it back.
+        """Run every pass on `program` itself, and return it.
 
-        Nothing is copied: after an error the program is as the failing pass left it. `run_on_copy` leaves the
-        one it is given alone.
+        Nothing is copied: after an error the program is as the failing pass left it. `run_on_copy` leaves its argument
+        unchanged.
         """
         check_start(self.passes, program)
         for index, pass_ in enumerate(self.passes):
@@ -127,7 +127,7 @@ class Pipeline:
         return self.run(program.clone(), hooks)
 
     def _failure(self, program: Program, index: int, cause: Exception) -> PassError:
-        """The error to raise for what went wrong in a pass or in a hook that watched it."""
+        """The error for a failure in a pass or in a hook."""
         pass_ = self.passes[index]
         ran = ", ".join(str(earlier) for earlier in self.passes[:index]) or "nothing"
         place = f"pass {index + 1} of {len(self.passes)}, {pass_}; ran before it: {ran}"

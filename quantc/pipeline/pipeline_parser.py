@@ -111,7 +111,7 @@ def _unknown_option(text: str, call: Call, option: Option, expected: tuple[str, 
 
 
 def _validated(text: str, call: Call, build: Callable[[], T]) -> T:
-    """What `build` gives; a value pydantic refuses becomes an error that points at it."""
+    """The result of `build`; a validation error of pydantic becomes an error that points at the value."""
     try:
         return build()
     except ValidationError as error:

@@ -1,6 +1,8 @@
-"""Passes, pipelines and backends by name, found through entry points; quantc's own come in by the same door.
+"""Registries of passes, pipelines and backends, discovered through entry points; quantc's own are registered the same
+way.
 
-A package offers one by declaring an entry point in the group `quantc.passes`, `quantc.pipelines` or `quantc.backends`.
+A package provides one by declaring an entry point in the group `quantc.passes`, `quantc.pipelines` or
+`quantc.backends`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ BACKENDS: Registry[Any] = Registry("backend", "backends", "quantc.backends")
 
 
 def register_pass(kind: P) -> P:
-    """Make a pass known to pipeline text for this process, with no package around it. Works as a decorator."""
+    """Register a pass for pipeline text in this process, without a package. Works as a decorator."""
     PASSES.register(getattr(kind, "name", ""), kind)
     return kind
 

@@ -1,4 +1,4 @@
-"""A folder that shows a failure again: the program just before the pass that failed, and that pass."""
+"""Reproducers: a folder with the program just before a failing pass, and that pass."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PACKAGES = ("quantc", "torch", "pydantic", "numpy")
 
 
 class Reproducer(Hook):
-    """When a pass fails, write to `folder` what is needed to see it again.
+    """When a pass fails, write to `folder` everything needed to reproduce it.
 
     - `program.txt`: the program before the failing pass, `program.safetensors`: its constants
       (as they are then: a pass that writes into a tensor instead of making a new one is seen by its digest);
     - `program.inputs.safetensors`: the example inputs;
-    - `pipeline.txt`: the pass that fails, as pipeline text;
-    - `error.txt`: the error with its traceback; `versions.json`: what it ran on.
+    - `pipeline.txt`: the failing pass, as pipeline text;
+    - `error.txt`: the error with its traceback; `versions.json`: the versions it ran on.
 
-    `quantc run "$(cat pipeline.txt)" program.txt` runs it again.
+    `quantc run "$(cat pipeline.txt)" program.txt` reproduces it.
     """
 
     def __init__(self, folder: Path | str) -> None:

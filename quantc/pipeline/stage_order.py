@@ -1,4 +1,4 @@
-"""Which orders of passes make sense. Told by the stages that passes need, give, and must run before."""
+"""Validation of pass order by the stages that passes need, give, and must precede."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quantc.pipeline.registry import PASSES
 
 
 def check_order(passes: Sequence[Pass]) -> None:
-    """Raise PipelineError, naming two passes and what to do, if no program could go through all of these."""
+    """Raise PipelineError, naming two passes and a remedy, if no program could go through all of these."""
     for index, pass_ in enumerate(passes):
         _check_before(passes[:index], pass_)
         _check_needs(passes[:index], pass_, passes[index + 1 :])
 
 
 def check_start(passes: Sequence[Pass], program: Program) -> None:
-    """Raise PipelineError if this program is not where the passes need it to be."""
+    """Raise PipelineError if a program is not at the stage the passes need."""
     where = f"pipeline {','.join(str(pass_) for pass_ in passes)}"
     for pass_ in first_needs(passes):
         if pass_.needs > program.stage:
@@ -39,7 +39,7 @@ def check_start(passes: Sequence[Pass], program: Program) -> None:
 
 
 def first_needs(passes: Sequence[Pass]) -> Iterator[Pass]:
-    """The passes whose need no earlier pass meets: the program must bring it."""
+    """The passes whose required stage no earlier pass gives: the program must have reached it."""
     reached = Stage.CAPTURED
     for pass_ in passes:
         if pass_.needs > reached:

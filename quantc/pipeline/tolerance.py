@@ -1,4 +1,4 @@
-"""How far apart two results of a program are, and how far apart they may be."""
+"""Difference of two results of a program, and its tolerance."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROUNDING: dict[torch.dtype, float] = {
     torch.complex64: 1e-4,
     torch.complex128: 1e-9,
 }
-"""How far results may drift by rounding, as a share of the largest value in the tensor. Other dtypes: not at all."""
+"""Allowed rounding error, relative to the largest value in the tensor. Other dtypes: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What difference is allowed: `relative` to the largest value (None: by dtype, see ROUNDING) plus `absolute`."""
+    """The allowed difference: `relative` to the largest value (None: by dtype, see ROUNDING) plus `absolute`."""
 
     relative: float | None = None
     absolute: float = 1e-7
@@ -42,7 +42,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A difference that is larger than allowed; infinite where the two cannot be compared."""
+    """A difference beyond the tolerance; infinite if the values are not comparable."""
 
     size: float
     allowed: float
@@ -53,7 +53,7 @@ class Gap:
 
 
 def gap(before: Any, after: Any, preserves: Preserves, tolerance: Tolerance) -> Gap | None:
-    """The difference between two values, or None if it is allowed. What has parts is compared part by part."""
+    """The difference between two values, or None if within the tolerance. Containers are compared item by item."""
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
         return _tensor_gap(before, after, preserves, tolerance)
     left, right = _parts(before), _parts(after)
@@ -66,7 +66,8 @@ def gap(before: Any, after: Any, preserves: Preserves, tolerance: Tolerance) -> 
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """The items of a sequence or mapping, and the fields of a dataclass, whose own comparison cannot have tensors in it."""
+    """The items of a sequence or mapping, or the fields of a dataclass, whose own `==` does not work with tensors in
+    it."""
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if isinstance(value, Mapping):
@@ -84,7 +85,7 @@ def _are_equal(before: Any, after: Any) -> bool:
 
 
 def distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest absolute difference of two tensors of one shape. Equal infinities and NaNs are no difference."""
+    """The largest absolute difference of two tensors of one shape. Equal infinities and NaNs count as equal."""
     if torch.equal(left, right):
         return 0.0
     if left.is_complex():

@@ -1,10 +1,10 @@
-"""Scales that are found as the program runs: `torch.ops.quantc.choose_qparams`, and what goes with it.
+"""Dynamic quantization: `torch.ops.quantc.choose_qparams`, and its helpers.
 
-torch has an op for the affine scale of a whole tensor, and the Q/DQ form uses it. This one is for all others: a scale
-for each token, or a zero point that is fixed. Both give what `numerics.qparams_from_range` gives, bit for bit.
+torch has an op for affine per-tensor qparams, and the Q/DQ form uses it. This one covers the rest: per-token scales,
+and fixed zero points. Both give the same bits as `numerics.qparams_from_range`.
 
-A tensor that is not finite, or whose range float32 cannot measure, has no scale: it is NaN, and makes all that share
-it NaN, and nothing else. An empty one has the smallest scale.
+A tensor that is not finite, or whose range overflows float32, has no scale: the scale is NaN, and so is everything
+computed with it, and nothing else. An empty tensor has the smallest scale.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 def choose_qparams(
     x: Tensor, per_token: bool, zero_point: int | None, qmin: int, qmax: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Scale (float32) and zero point (int32) of a tensor, or of each row along the last axis, by its own range.
+    """Scale (float32) and zero point (int32) of a tensor, or of each row along the last axis, from its own range.
 
     Affine without a zero point, symmetric about it with one.
     """
@@ -33,9 +33,9 @@ def choose_qparams(
 
 
 def extremes(x: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest number of a tensor, or of each row along the last axis; zero is among them.
+    """Minimum and maximum of a tensor, or of each row along the last axis, extended to contain zero.
 
-    There may be no row: a batch may be empty without anybody knowing before it runs.
+    There may be no rows: a batch may be empty, which is only known at run time.
     """
     wide = aten.to.dtype(x, torch.float32)
     if x.dim() == 0 or x.shape[-1] == 0:
@@ -62,7 +62,7 @@ def qparams_between(
 
 
 def _finite(scale: Tensor) -> Tensor:
-    """Infinity as NaN: whether a sum of integers times infinity is positive would be chance."""
+    """Map infinity to NaN: the sign of an integer sum times infinity would be arbitrary."""
     result: Tensor = aten.add.Tensor(scale, aten.sub.Tensor(scale, scale))
     return result
 
@@ -74,7 +74,7 @@ CHOOSE: Any = torch.ops.quantc.choose_qparams.default
 def quantized(
     x: Tensor, scale: Tensor, zero_point: Tensor, per_token: bool, qmin: int, qmax: int, dtype: torch.dtype
 ) -> Tensor:
-    """A tensor on its grid, with the bits of torch's ops: the one for tokens adds the zero point before it rounds."""
+    """Quantize a tensor, bit for bit as torch's ops: the per-token one adds the zero point before it rounds."""
     levels = aten.mul.Tensor(aten.to.dtype(x, torch.float32), aten.reciprocal.default(scale))
     if per_token:
         levels = aten.round.default(aten.add.Tensor(levels, zero_point))

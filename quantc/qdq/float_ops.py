@@ -1,7 +1,7 @@
-"""Weights in narrower floats: `torch.ops.quantc.quantize_float` and `dequantize_float`.
+"""Weights in narrower float formats: `torch.ops.quantc.quantize_float` and `dequantize_float`.
 
-fp16 has no scale. fp8 has one for the tensor or for each channel. Values beyond the largest are clipped to it, as
-`numerics.quantize` clips them.
+fp16 has no scale. fp8 has one per tensor or per channel. Values beyond the largest are clamped to it, as in
+`numerics.quantize`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LIBRARY.define("dequantize_float(Tensor q, Tensor? scale, int? axis) -> Tensor"
 
 
 def quantize_float(x: Tensor, scale: Tensor | None, axis: int | None, dtype: torch.dtype) -> Tensor:
-    """A tensor in a narrower float format, divided by its scale."""
+    """Divide a tensor by its scale and cast it to a narrower float format."""
     scaled = x.float() if scale is None else x.float() * (1.0 / _along(scale, axis, x))
     largest = torch.finfo(dtype).max
     return scaled.clamp(-largest, largest).to(dtype)
@@ -29,7 +29,7 @@ def dequantize_float(q: Tensor, scale: Tensor | None, axis: int | None) -> Tenso
 
 
 def _along(scale: Tensor, axis: int | None, x: Tensor) -> Tensor:
-    """Scales shaped so that they go with one axis of `x`."""
+    """Scales reshaped to broadcast along one axis of `x`."""
     if axis is None:
         return scale
     shape = [1] * x.dim()

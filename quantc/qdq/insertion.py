@@ -1,4 +1,4 @@
-"""Writes into a graph what its plan says of tensors: each that is made or read in another form, once in that form."""
+"""Inserts Q/DQ ops into a graph by its plan: each tensor is converted once for each form it is produced or read in."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quantc.qdq.ops import Scales
 
 
 class PlanWriter:
-    """Collects who yields and who reads which tensor in which form; then writes the ops, and each reader once.
+    """Collects producers and consumers of each quantized tensor; then inserts the ops, and rewires each consumer once.
 
-    `scales_of` says how a group is quantized, given a name for what it stores.
+    `scales_of` gives the quantization of a group, with a name hint for its constants.
     """
 
     def __init__(self, program: Program, scales_of: Callable[[Group, str], Scales]) -> None:
@@ -25,11 +25,11 @@ class PlanWriter:
         self.places = Places(program)
         self.yields: dict[fx.Node, Scales] = {}
         self.wants: dict[fx.Node, dict[int, Scales]] = {}
-        """By reader, then by operand."""
+        """By consumer, then by operand index."""
         self.tensors: set[fx.Node] = set()
 
     def write(self) -> int:
-        """Carry the plan out; of how many tensors it spoke."""
+        """Carry the plan out; returns the number of tensors it covers."""
         for group in self.program.plan.groups:
             self._add(group)
         changes: dict[fx.Node, dict[int, fx.Node]] = {}
@@ -50,11 +50,11 @@ class PlanWriter:
             self.note(site, value, scales)
 
     def value(self, site: Site) -> fx.Node:
-        """The node that makes the tensor at a site."""
+        """The node that produces the tensor at a site."""
         return self.places.value(site)
 
     def note(self, site: Site, value: fx.Node, scales: Scales) -> None:
-        """Note in what form a site has its tensor."""
+        """Record the quantization of the tensor at a site."""
         self.tensors.add(value)
         if site.operand is None:
             self.yields[value] = scales
@@ -62,7 +62,7 @@ class PlanWriter:
             self.wants.setdefault(self.places.node(site), {})[site.operand] = scales
 
     def yielded(self, value: fx.Node, own: Scales, *, before: fx.Node) -> fx.Node:
-        """What everyone reads of a tensor that is made in a form of its own."""
+        """The quantized and dequantized tensor that consumers read where the producer's output is quantized."""
         return own.dequantize(own.quantize(value, before=before), before=before)
 
     def _write_one(
@@ -87,7 +87,7 @@ class PlanWriter:
 
 
 def _is_finer(wanted: Scales | None, own: Scales | None) -> bool:
-    """Whether a reader asks for more bits than a tensor is yielded in."""
+    """True if a consumer asks for more bits than the tensor is produced in."""
     if wanted is None or own is None or wanted is own:
         return False
     formats = wanted.spec.dtype, own.spec.dtype

@@ -1,4 +1,4 @@
-"""The quantize and dequantize ops of the Q/DQ form, and how a program is given them."""
+"""The quantize and dequantize ops of the Q/DQ form, and their insertion into a program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_dequantize(node: fx.Node) -> bool:
 
 
 def is_layout(node: fx.Node) -> bool:
-    """Whether a node brings a weight that was dequantized as a matrix back to its shape."""
+    """True if a node restores the shape of a weight that was dequantized as a matrix."""
     if node.target not in (aten.reshape.default, aten.permute.default):
         return False
     source = node.args[0]
@@ -41,7 +41,7 @@ def is_layout(node: fx.Node) -> bool:
 
 
 def belongs_to_qdq(node: fx.Node) -> bool:
-    """Whether a node is part of how tensors are quantized and brought back, and no op of the model."""
+    """True if a node belongs to the quantization of tensors and is no op of the model."""
     if is_quantize(node) or is_dequantize(node) or is_choice(node) or is_layout(node) or is_stored_weight(node):
         return True
     source = node.args[0] if node.args else None
@@ -49,13 +49,13 @@ def belongs_to_qdq(node: fx.Node) -> bool:
 
 
 def is_stored_weight(node: fx.Node) -> bool:
-    """Whether a node brings a weight back to float in one step, which kernels take once and for all."""
+    """True if a node dequantizes a stored weight in one step, which kernels do once, ahead of time."""
     target = node.target
     return isinstance(target, OpOverload) and target._schema.name == "quantc::stored_weight"
 
 
 def is_choice(node: fx.Node) -> bool:
-    """Whether a node finds scale and zero point of a tensor as the program runs."""
+    """True if a node computes the qparams of a tensor at run time."""
     target = node.target
     if target is run_time.CHOOSE:
         return True
@@ -70,25 +70,25 @@ def _is_decomposed(node: fx.Node, verb: str) -> bool:
 
 
 class Scales(Protocol):
-    """How a group of tensors is quantized in the graphs that use it."""
+    """The quantization of a group, as nodes in the graphs that use it."""
 
     @property
     def spec(self) -> QuantSpec:
-        """In which format."""
+        """The spec of the group."""
         ...
 
     def quantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
-        """A node that quantizes `value`."""
+        """Insert a node that quantizes `value`."""
         ...
 
     def dequantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
-        """A node that gives back what a quantized `value` stands for."""
+        """Insert a node that dequantizes `value`."""
         ...
 
 
 @dataclass
 class KnownScales:
-    """Scales and zero points that are known: numbers, or constants made once a graph."""
+    """Static qparams: numbers, or constants created once a graph."""
 
     program: Program
     hint: str
@@ -100,11 +100,11 @@ class KnownScales:
 
     @property
     def _suffix(self) -> str:
-        """How the ops of this sharing are called."""
+        """The suffix of the op names for this granularity."""
         return "per_tensor" if isinstance(self.spec.granularity, PerTensor) else "per_channel"
 
     def _arguments(self, before: fx.Node) -> tuple[Any, ...]:
-        """Everything but the tensor: scale, zero point, axis, range and dtype."""
+        """The arguments after the tensor: scale, zero point, axis, range and dtype."""
         ends = (self.spec.qmin, self.spec.qmax, self.spec.dtype.storage)
         share = self.spec.granularity
         if isinstance(share, PerTensor):
@@ -138,8 +138,8 @@ class KnownScales:
 
 @dataclass
 class GroupedScales(KnownScales):
-    """A scale for each group of a weight. torch's ops take groups along the rows of a matrix, so other weights are
-    quantized as matrices whose rows lie along the axis of the groups, and brought back to their shape."""
+    """Per-group scales of a weight. torch's ops take groups along the rows of a matrix, so other weights are quantized
+    as matrices whose rows lie along the group axis, and dequantized back to their shape."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,14 +227,14 @@ class FloatScales(KnownScales):
 
 @dataclass
 class RunTimeScales:
-    """Scales that each tensor is given as it comes."""
+    """Dynamic qparams, computed from each tensor at run time."""
 
     program: Program
     spec: QuantSpec
 
     def __post_init__(self) -> None:
         self._chosen: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
-        """By the quantized tensor."""
+        """By quantized tensor."""
 
     @property
     def _per_token(self) -> bool:
@@ -264,7 +264,7 @@ class RunTimeScales:
 
     @property
     def uses_torch(self) -> bool:
-        """Whether torch has an op that finds these scales."""
+        """True if torch has an op that computes these qparams."""
         return not self._per_token and self.spec.scheme is Scheme.AFFINE
 
     def quantize(self, value: fx.Node, *, before: fx.Node) -> fx.Node:
@@ -290,7 +290,7 @@ class RunTimeScales:
 
 
 def scales_for(program: Program, hint: str, qparams: QParams | None, spec: QuantSpec) -> Scales:
-    """How a group is quantized, by its spec; without qparams each tensor gets its own."""
+    """The quantization of a group by its spec; dynamic without qparams."""
     if qparams is None:
         return RunTimeScales(program, spec)
     if spec.dtype.is_float:

@@ -1,7 +1,7 @@
-"""The ops of the Q/DQ form, `torch.ops.quantized_decomposed`: registered by torch, or by us where it does not.
+"""The ops of the Q/DQ form, `torch.ops.quantized_decomposed`: registered by torch, or by quantc if torch does not.
 
-Importing torch does not register them; a module of torch's does when it is imported, and it may one day be gone.
-Defining an op twice is an error, so ours are defined only where nobody else's are.
+Importing torch does not register them; importing one of its modules does, and that module may one day be gone. Defining
+an op twice is an error, so quantc defines them only if they are missing.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ OPS = {
     f"dequantize_per_channel_group(Tensor input, Tensor scales, Tensor? zero_points, {BOUNDS}, int group_size, "
     "ScalarType output_dtype) -> Tensor": _dequantize_per_group,
 }
-"""Schema and implementation of each op, for a torch that has none."""
+"""Schema and implementation of each op, for a torch without them."""
 
 
 def _register() -> None:
