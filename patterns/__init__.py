@@ -1,4 +1,4 @@
-"""The pattern language: one way to say what a fusion, an annotation or a lowering applies to.
+"""The pattern language, shared by fusion, annotation and lowering.
 
 See docs/write-a-rule-table.md. The shared vocabulary is in `quantc.patterns.aten`.
 """

@@ -1,7 +1,7 @@
-"""The shared vocabulary: patterns over single ops, to build rules from.
+"""The shared vocabulary: patterns over single ops, from which rules are built.
 
-Operands are named as in the dialect, but the scale and shift of a norm are `gamma` and `beta`: a name stands for one
-value, and a convolution before the norm has a `w` and `b` of its own.
+Operands are named as in the dialect, except that the scale and shift of a norm are `gamma` and `beta`: a name binds one
+value, and a convolution before the norm has its own `w` and `b`.
 """
 
 from __future__ import annotations

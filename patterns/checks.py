@@ -1,7 +1,7 @@
-"""Plain values in patterns, and the checks made on an op's attributes.
+"""Plain values in patterns, and checks of op attributes.
 
-A check is data: it compares, hashes, prints and goes to JSON. A number checked against a list of numbers means
-every item, so `equals(1)` accepts the stride `[1, 1]`.
+A check is data: it compares, hashes, prints and serializes to JSON. A number checked against a list of numbers applies
+to every item, so `equals(1)` accepts the stride `[1, 1]`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key: TypeAlias = "tuple[str, Any]"
 
 
 def plain(value: Any) -> Plain:
-    """`value` as something that may stand in a pattern: lists become tuples, NaN and objects are refused."""
+    """`value` normalized for use in a pattern: lists become tuples, NaN and objects are refused."""
     if isinstance(value, tuple | list):
         return tuple(plain(item) for item in value)
     if isinstance(value, float) and math.isnan(value):
@@ -35,7 +35,7 @@ def plain(value: Any) -> Plain:
 
 
 def key_of(value: Plain) -> Key:
-    """What two equal values have in common. Unlike `==` in Python, it tells `True` from `1`."""
+    """A hash key of a value. Unlike `==` in Python, it distinguishes `True` from `1`."""
     if isinstance(value, tuple):
         return ("list", tuple(key_of(item) for item in value))
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -44,7 +44,7 @@ def key_of(value: Plain) -> Key:
 
 
 def same(expected: Plain, actual: Any) -> bool:
-    """Whether an argument found in a graph is the value a pattern asks for."""
+    """True if an argument found in a graph equals the value in a pattern."""
     if isinstance(actual, tuple | list):
         return _same_list(expected, actual)
     if isinstance(expected, tuple):
@@ -65,7 +65,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Comparison(Enum):
-    """How an attribute is compared."""
+    """The comparison of an attribute check."""
 
     EQUALS = "equals"
     DIFFERS = "differs"
@@ -85,7 +85,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Check:
-    """What an attribute must be. Made by `equals`, `differs`, `one_of`, `at_least`, `at_most`."""
+    """A constraint on an attribute. Built by `equals`, `differs`, `one_of`, `at_least`, `at_most`."""
 
     comparison: Comparison
     value: Plain = field(compare=False)

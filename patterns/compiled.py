@@ -1,7 +1,7 @@
-"""From patterns, which are written for people, to cores, which are quick to try.
+"""Compilation of patterns to matcher nodes (cores).
 
-Chains and optional nodes disappear: each step is put in the place of the next one's first operand, and an optional
-step becomes a choice between itself and what feeds it. Equal parts become one core, which is what makes equal
+Chains and optional nodes disappear: each step is substituted for the next one's first operand, and an optional step
+becomes a choice between itself and its input. Equal parts are interned as one core, which is what makes equal
 sub-patterns stand for the same node.
 """
 
@@ -36,11 +36,11 @@ GETITEM_ROWS: tuple[tuple[str, Any], ...] = (("a", None), ("b", None))
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A pattern ready to be tried."""
+    """A compiled pattern."""
 
     root: Core
     roots: dict[Any, tuple[tuple[frozenset[Any], ...], ...]]
-    """For each call target the root can have: the ways to start, each as the targets that must feed it."""
+    """For each call target of the root: the alternatives to start, each as the sets of targets that must feed it."""
     targets: frozenset[Any]
     """Every call target the pattern mentions."""
     names: tuple[str, ...]
@@ -48,12 +48,12 @@ class Compiled:
     value_names: tuple[str, ...]
     """The names of values from outside the match."""
     required: int
-    """How many nodes the smallest match has."""
+    """The number of nodes of the smallest match."""
     largest: int
-    """How many nodes the largest match has."""
+    """The number of nodes of the largest match."""
 
     def may_start(self, target: Any, feeds: frozenset[Any]) -> bool:
-        """Whether a node could be the root, judged by its own target and those of the nodes that feed it."""
+        """True if a node could be the root, judged by its own target and those of the nodes that feed it."""
         return any(
             all(not heads.isdisjoint(feeds) for heads in needed)  # each operand that must be an op finds one
             for needed in self.roots.get(target, ())
@@ -61,7 +61,7 @@ class Compiled:
 
 
 class Feed(NamedTuple):
-    """What a chain has built so far: as nodes the match claims, and as nodes it only looks at."""
+    """The part of a chain built so far: as nodes the match claims, and as nodes it only inspects."""
 
     claimed: Core
     looked_at: Core
@@ -69,11 +69,11 @@ class Feed(NamedTuple):
 
 @dataclass(eq=False)
 class _Builder:
-    """Makes each distinct core once."""
+    """Interns each distinct core."""
 
     cores: dict[Hashable, Core] = field(default_factory=dict)
     done: dict[Hashable, tuple[Operand, Core]] = field(default_factory=dict)
-    """By identity; the pattern is kept so that its identity is not given to another."""
+    """By identity; the pattern is kept alive so that its id is not reused."""
     names: dict[str, None] = field(default_factory=dict)
     node_names: set[str] = field(default_factory=set)
 
@@ -193,7 +193,7 @@ class _Builder:
         return self._intern(("alt", *flat), lambda number: AltCore(number, cores))
 
     def _open(self, pattern: Operand) -> Core:
-        """What stands in for an optional node that is missing when nothing was chained into it: its own operand."""
+        """The substitute for a missing optional node with nothing chained into it: its own operand."""
         match pattern:
             case OpPattern():
                 return self.lower(open_operand(pattern), None, False)
@@ -218,7 +218,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def compile_pattern(pattern: Pattern) -> Compiled:
-    """Prepare a pattern for matching; PatternError if it could match without any node."""
+    """Compile a pattern. PatternError if it could match without any node."""
     builder = _Builder()
     root = builder.lower(pattern, None, False)
     ops = [core for core in reachable(root) if isinstance(core, OpCore)]
@@ -269,7 +269,7 @@ def reachable(root: Core) -> list[Core]:
 
 
 def _direct(core: Core) -> Iterator[Core]:
-    """The ops and leaves an operand can be, looking through choices and lists."""
+    """The ops and leaves an operand can be, through choices and lists."""
     pending = [core]
     while pending:
         part = pending.pop()
@@ -288,7 +288,7 @@ def _needed(core: OpCore) -> Iterator[frozenset[Any] | None]:
 
 
 def _count_users(ops: list[OpCore]) -> None:
-    """Bound the users each inner op can have inside a match: by how many ops it, or its name, is an operand of."""
+    """Bound the users of each inner op inside a match: by the number of ops that it, or its name, is an operand of."""
     by_id: dict[int, set[int]] = {core.id: set() for core in ops}
     by_name: dict[str, set[int]] = {}
     for core in ops:

@@ -1,12 +1,12 @@
-"""The words of the pattern language. A pattern is a frozen value: it compares, hashes, prints and goes to JSON.
+"""The pattern language. A pattern is a frozen value: it compares, hashes, prints and serializes to JSON.
 
     conv = op("conv1d", "conv2d", "conv3d", args="x w b?")
     clamp = op("relu", "clamp", args="_")
     conv >> optional(clamp)               # a chain: clamp's first operand is conv
     add(conv >> optional(clamp), "y")     # operands; in either order where the op commutes
 
-Two rules give patterns their meaning as graphs. The same name bound twice is the same value; equal sub-patterns are
-the same node (to match two convolutions, name them apart: `conv.named("left")`).
+Two rules give patterns their meaning as graphs. The same name bound twice is the same value; equal sub-patterns are the
+same node (to match two convolutions, name them apart: `conv.named("left")`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from quantc.patterns.op_names import has_many_outputs, op_target
 from quantc.patterns.operand_patterns import ANYTHING, Leaf, LiteralValue, leaf
 
 MAX_DEPTH = 64
-"""How deep patterns may nest; a chain counts one for each step."""
+"""Maximum nesting of patterns; a chain counts one for each step."""
 MAX_SIZE = 4000
-"""How many parts a pattern may have, a part used twice counting twice."""
+"""Maximum number of parts of a pattern, a part used twice counting twice."""
 
 Operand: TypeAlias = "Leaf | LiteralValue | Pattern"
 
 
 @dataclass(frozen=True, repr=False)
 class Pattern(ABC):
-    """What all patterns over nodes can do."""
+    """Base of patterns over nodes."""
 
     depth: int = field(init=False, compare=False)
     size: int = field(init=False, compare=False)
@@ -52,7 +52,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def parts(self) -> Iterator[Operand]:
-        """What this pattern is made of, one level down."""
+        """The direct sub-patterns."""
 
     @abstractmethod
     def named(self, name: str) -> Pattern:
@@ -69,7 +69,7 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, repr=False)
 class OpPattern(Pattern):
-    """A call of one of `ops`. Operands that are not given may be anything."""
+    """A call of one of `ops`. Operands that are not given match anything."""
 
     ops: tuple[str, ...]
     operands: tuple[Operand, ...] = ()
@@ -104,12 +104,12 @@ class OpPattern(Pattern):
         return replace(self, name=check_name(name))
 
     def __call__(self, *operands: object) -> OpPattern:
-        """The same op with these operands; those left out stay as they were."""
+        """The same op with these operands; omitted ones are unchanged."""
         given = tuple(operand(item) for item in operands)
         return replace(self, operands=given + self.operands[len(given) :])
 
     def having(self, **where: object) -> OpPattern:
-        """The same op with further checks on its attributes; a plain value means equality."""
+        """The same op with further attribute checks; a plain value means equality."""
         return replace(self, where=_checks({**dict(self.where), **where}))
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class Chain(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class OptionalNode(Pattern):
-    """A node that may be missing; what feeds it then stands in its place."""
+    """A node that may be missing; its input then takes its place."""
 
     inner: Pattern
 
@@ -187,7 +187,7 @@ class AnyOf(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Result(Pattern):
-    """One of the outputs of an op that gives several; `index` None is any of them."""
+    """One of the outputs of an op with several; `index` None is any of them."""
 
     inner: Pattern
     index: int | None = None
@@ -216,7 +216,7 @@ class Result(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Shared(Pattern):
-    """Nodes that are looked at but not claimed: they may have users outside the match."""
+    """Nodes that are inspected but not claimed: they may have users outside the match."""
 
     inner: Pattern
 
@@ -264,12 +264,12 @@ def optional(pattern: Pattern) -> OptionalNode:
 
 
 def any_of(*patterns: object) -> AnyOf:
-    """The first of several that matches. Operands may be among them: `any_of(const("c"), number("c"))`."""
+    """The first of several patterns that matches. Operands are allowed: `any_of(const("c"), number("c"))`."""
     return AnyOf(tuple(operand(pattern) for pattern in patterns))
 
 
 def result(pattern: Pattern, index: int | None = None) -> Result:
-    """One output of an op that gives several, such as `result(op("max"), 1)`."""
+    """One output of an op with several, such as `result(op("max"), 1)`."""
     return Result(_pattern(pattern, "result"), index)
 
 
@@ -279,12 +279,12 @@ def out(name: str, index: int | None = None, *, args: str = "") -> Result:
 
 
 def shared(pattern: Pattern) -> Shared:
-    """Look at these nodes without claiming them, so that they may have other users."""
+    """Inspect these nodes without claiming them, so that they may have other users."""
     return Shared(_pattern(pattern, "shared"))
 
 
 def operand(item: object) -> Operand:
-    """What may be written as an operand: a pattern, a name, a number, None, a dtype, or a list of these."""
+    """Convert an operand to a pattern: a pattern, a name, a number, None, a dtype, or a list of these."""
     if isinstance(item, Pattern | Leaf | LiteralValue):
         return item
     if isinstance(item, str):
@@ -307,7 +307,7 @@ def _checks(where: Mapping[str, Any]) -> tuple[tuple[str, Check], ...]:
 
 
 def check_name(name: str) -> str:
-    """A name that may be bound; `out` always means the root of the match."""
+    """Validate a name to bind; `out` always means the root of the match."""
     if not name.isidentifier() or name in ("_", "out"):
         raise PatternError(f"{name!r} cannot be bound", advice="use a Python identifier other than `out` and `_`")
     return name
@@ -343,7 +343,7 @@ def open_operand(pattern: OpPattern) -> Operand:
 
 
 def check_open(pattern: Operand) -> None:
-    """Refuse a chain into something whose first operand is already decided."""
+    """Raise PatternError on a chain into a pattern whose first operand is given already."""
     match pattern:
         case OpPattern():
             first = open_operand(pattern)

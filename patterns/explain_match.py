@@ -1,4 +1,4 @@
-"""Why a rule did or did not take a node, for every rule of a table that could have."""
+"""Explanations of why each rule of a table did or did not take a node."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quantc.patterns.refusals import Cause, Said
 from quantc.patterns.rule import Match, Refusal, Rule, claimed
 
 MAX_ROOTS = 64
-"""How many nodes downstream are tried as roots. A hub has too many, and fits into no pattern anyway."""
+"""Maximum number of downstream nodes tried as roots. A hub has too many, and fits no pattern anyway."""
 
 
 class Place(Enum):
-    """Where in the pattern the node was tried."""
+    """The part of the pattern that the node was tried as."""
 
     ROOT = "root"
     INNER = "inner"
@@ -33,7 +33,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One rule: did it take the node, and if not, how far did it come and why did it stop?"""
+    """The result of one rule: whether it took the node, and if not, its progress and the reason."""
 
     rule: str
     matched: bool
@@ -75,7 +75,7 @@ class Explanation:
     op: str
     tried: tuple[Tried, ...]
     others: int
-    """How many rules of the table do not have this op in them."""
+    """The number of rules of the table without this op."""
 
     @property
     def matched(self) -> str | None:
@@ -179,7 +179,7 @@ def _took_part(node: fx.Node, refusal: Refusal) -> bool:
 
 
 def _lost(match: Match, matches: MatchSet) -> Refusal:
-    """A match that fits by itself, but whose nodes went to another."""
+    """The refusal of a match that fits by itself, but whose nodes went to another."""
     for node in match.nodes:
         winner = matches.by_node(node)
         if winner is not None:
@@ -190,7 +190,7 @@ def _lost(match: Match, matches: MatchSet) -> Refusal:
 
 
 def _roots(rule: Rule, node: fx.Node) -> Iterator[fx.Node]:
-    """The node itself, then what it feeds through ops of the pattern, that a rule could start from."""
+    """The candidate roots of a rule: the node itself, then what it feeds through ops of the pattern."""
     compiled = rule.compiled
     if node.target in compiled.roots:
         yield node

@@ -1,4 +1,4 @@
-"""The table of what folds into a convolution or linear before it. `passes/fuse.py` does the arithmetic.
+"""The rules for folding ops into a preceding convolution or linear. `passes/fuse.py` does the arithmetic.
 
 Each rule binds the node it folds into (`conv` or `linear`) and its operands `x`, `w`, `b`; the root is the node that
 disappears. Batch norm adds `gamma`, `beta`, `mean`, `var`; a constant operand is `c`, a tensor or a number.
@@ -26,7 +26,7 @@ constant = any_of(const("c"), number("c"))
 
 @predicate("norm-over-channels")
 def why_not_norm_over_channels(match: Match) -> str | None:
-    """Batch norm works on axis 1; that must be the axis of the channels the producer makes."""
+    """Batch norm works on axis 1; that must be the producer's output channel axis."""
     producer = _producer(match)
     made = tensor_type(producer)
     if made is None:
@@ -37,7 +37,7 @@ def why_not_norm_over_channels(match: Match) -> str | None:
 
 @predicate("constant-by-channel")
 def why_not_constant_by_channel(match: Match) -> str | None:
-    """The constant must be one number, or one number a channel, and leave shape and dtype as they are."""
+    """The constant must be one number, or one number a channel, and preserve shape and dtype."""
     weight = match.program.tensor(match.node("w"))
     factor = match.program.tensor(match["c"]) if isinstance(match["c"], fx.Node) else match["c"]
     if weight is None or factor is None:
@@ -52,7 +52,7 @@ def why_not_constant_by_channel(match: Match) -> str | None:
 
 
 def _why_not_broadcast(producer: fx.Node, weight: torch.Tensor, factor: torch.Tensor) -> str | None:
-    """Every axis but that of the channels must be of size 1; there it is 1 or the number of channels."""
+    """Every axis but the channel axis must be of size 1; there it is 1 or the number of channels."""
     axis, channels = _channel_axis(producer), _channels(producer, weight)
     if channels is None:
         return f"the number of channels of {producer.name} is unknown"
@@ -71,7 +71,7 @@ def _producer(match: Match) -> fx.Node:
 
 
 def _channel_axis(producer: fx.Node) -> int:
-    """The axis of the output channels, counted from the end: last for linear, before the space for a convolution."""
+    """The output channel axis as a negative index: last for linear, before the spatial axes for a convolution."""
     name = op_name(producer)
     return -1 if name == "linear" else -1 - int(name[-2])
 

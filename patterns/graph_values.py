@@ -1,4 +1,4 @@
-"""What the matcher asks about the values it meets in a graph. None of these raise, whatever the graph holds."""
+"""Queries of the matcher about values in a graph. None of these raise, whatever the graph holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def argument_at(node: fx.Node, index: int, rows: tuple[tuple[str, Any], ...]) ->
 
 
 def is_tensor_node(value: Any) -> bool:
-    """Whether `value` is a node, and not one known to yield a number (such as a size)."""
+    """True if `value` is a node, and not one known to yield a number (such as a size)."""
     if not isinstance(value, fx.Node):
         return False
     found = value.meta.get("val")
@@ -36,14 +36,14 @@ def is_tensor_node(value: Any) -> bool:
 
 
 def has_node(value: Any) -> bool:
-    """Whether an argument is computed, wholly or in part."""
+    """True if an argument is computed, wholly or in part."""
     if isinstance(value, list | tuple):
         return any(isinstance(item, fx.Node) for item in value)
     return isinstance(value, fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def why_not_type(value: Any, leaf: Leaf) -> Cause | None:
-    """Why a node's type is not what `leaf` asks for."""
+    """The reason why a node's type does not satisfy `leaf`."""
     found = tensor_type(value)
     if found is None:
         return UnknownType(value, f"the type of {show(value)} is unknown, and {leaf} needs to know it")
@@ -57,7 +57,7 @@ def why_not_type(value: Any, leaf: Leaf) -> Cause | None:
 
 
 def show(value: Any) -> str:
-    """A value as a reason names it."""
+    """A value as text, for reasons."""
     if value is None:
         return "nothing"
     if isinstance(value, fx.Node):

@@ -1,4 +1,4 @@
-"""Rule tables as JSON, strictly: what is not understood is an error that names the field."""
+"""Rule tables as JSON, parsed strictly: anything unknown is an error that names the field."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERSION = 1
 MAX_NESTING = 2 * MAX_DEPTH + 2
 COMPARISONS = {comparison.value: comparison for comparison in Comparison}
 OFFERS = {"static": Offer.YES, "dynamic": Offer.NO}
-"""What a rule offers unless it says otherwise."""
+"""The default offers of a rule."""
 KINDS = ("op", "chain", "optional", "any_of", "result", "shared", "value", "const", "number", "literal")
 
 
@@ -294,7 +294,7 @@ def _plain(data: Any, path: str, nesting: int) -> Plain:
 
 @contextmanager
 def _at(path: str) -> Iterator[None]:
-    """Say where in the JSON an error belongs, unless it says so itself."""
+    """Attach the JSON path to an error, unless it has one."""
     try:
         yield
     except PatternError as error:

@@ -20,7 +20,8 @@ def _nothing_against(match: Match) -> str | Cause | None:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """What may be matched at all, whatever the rules: nodes left out, each with the reason, and a last condition."""
+    """Restrictions on matching, independent of the rules: excluded nodes, each with the reason, and a final
+    condition."""
 
     left_out: Mapping[fx.Node, str] = field(default_factory=dict)
     why_not: Predicate = _nothing_against
@@ -31,7 +32,7 @@ EVERYTHING = Admission()
 
 @dataclass(eq=False)
 class Matcher:
-    """Tries rules on the nodes of one program, and knows which nodes are claimed."""
+    """Tries rules on the nodes of one program, and tracks claimed nodes."""
 
     program: Program
     admission: Admission = EVERYTHING
@@ -47,7 +48,7 @@ class Matcher:
         return Refusal(rule, node, search.why(), len(search.reached), search.why_at, search.reached)
 
     def find(self, rule: Rule, node: fx.Node) -> Match | None:
-        """Like `attempt`, without putting the reason into words."""
+        """Like `attempt`, without formatting the reason."""
         return self._run(Search(rule.compiled.root, node, self), rule)
 
     def claim(self, match: Match) -> None:
@@ -70,7 +71,7 @@ class Matcher:
         return found[0] if search.run(accept) else None
 
     def _accept(self, search: Search, rule: Rule) -> Match | None:
-        """The match a search has arrived at, unless its nodes are used elsewhere or a condition refuses it."""
+        """The match found by a search, unless its nodes are used elsewhere or a condition refuses it."""
         nodes = search.nodes
         for node, core in nodes.items():
             if node is search.root or core.shared or len(node.users) == 1:
@@ -95,7 +96,7 @@ class Matcher:
         return match
 
     def is_constant(self, node: fx.Node) -> bool:
-        """Whether a node is a parameter, buffer or other tensor of the program."""
+        """True if a node is a parameter, buffer or other tensor of the program."""
         if node.op != "get_attr":
             return False
         known = self._constants.get(node)
@@ -110,7 +111,7 @@ class Matcher:
             return False
 
     def owner_of(self, node: fx.Node) -> Cause | None:
-        """Why a node is not free: claimed by another match, or left out."""
+        """The reason why a node is not free: claimed by another match, or excluded."""
         match = self.claims.get(node)
         if match is not None:
             return claimed(node, match)

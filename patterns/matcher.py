@@ -1,8 +1,8 @@
-"""The machine that tries a compiled pattern on a node.
+"""The backtracking matcher for compiled patterns.
 
-A pattern is compiled to cores (see `compiled.py`). Trying it keeps a list of goals "this core must fit this value"; a
-core that can fit in several ways leaves a choice behind, and a goal that fails takes up the latest choice. Nothing
-recurses, and a limit on steps keeps a perverse pattern from running for ever.
+A pattern is compiled to cores (see `compiled.py`). Matching keeps a stack of goals "this core must fit this value"; a
+core with several alternatives leaves a choice point, and a failing goal backtracks to the latest one. Nothing recurses,
+and a step limit bounds pathological patterns.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from quantc.patterns.graph_values import show
 from quantc.patterns.refusals import Cause, Said
 
 BUDGET = 20_000
-"""Goals tried for one rule at one node before giving up."""
+"""Maximum number of goals for one rule at one node."""
 
 Goals: TypeAlias = "tuple[Core, Any, Goals] | None"
 Heads: TypeAlias = "frozenset[Any] | None"
-"""The call targets a core can stand for; None when it also accepts values from outside the match."""
+"""The call targets a core can stand for; None if it also accepts values from outside the match."""
 
 
 def _nothing() -> Cause:
@@ -29,7 +29,7 @@ def _nothing() -> Cause:
 
 
 class Core(ABC):
-    """One part of a compiled pattern."""
+    """One node of a compiled pattern."""
 
     __slots__ = ("heads", "id", "least", "most")
 
@@ -37,13 +37,13 @@ class Core(ABC):
         self.id = number
         self.heads = heads
         self.least = least
-        """The ops of the smallest way to fit."""
+        """The ids of the ops in the smallest alternative."""
         self.most = most
-        """The ops of the largest way to fit."""
+        """The ids of the ops in the largest alternative."""
 
     @abstractmethod
     def enter(self, search: Search, value: Any) -> bool:
-        """Fit a value, or leave goals that must be fitted; False if it cannot be."""
+        """Fit a value, or push the goals that remain; False if it cannot fit."""
 
 
 class NodeCore(Core):
@@ -56,7 +56,7 @@ class NodeCore(Core):
 
 
 class Surroundings(Protocol):
-    """What a search asks about the program."""
+    """The queries of a search about the program."""
 
     def is_constant(self, node: fx.Node) -> bool: ...
 
@@ -64,7 +64,7 @@ class Surroundings(Protocol):
 
 
 class Search:
-    """One attempt: the goals left, what has been bound and claimed, the choices open, and the furthest failure."""
+    """One attempt: open goals, bindings, claimed nodes, choice points, and the furthest failure."""
 
     __slots__ = (
         "bindings",
@@ -100,7 +100,7 @@ class Search:
         self.why_at: fx.Node = root
 
     def run(self, accept: Callable[[Search], bool]) -> bool:
-        """Look for the first way to fit that `accept` agrees to."""
+        """Find the first fit that `accept` agrees to."""
         while True:
             if self.goals is None:
                 advanced = accept(self)
@@ -130,7 +130,7 @@ class Search:
         self.goals = (core, value, self.goals)
 
     def choose(self, core: Core, value: Any) -> None:
-        """Leave another way to go on from here, taken if the present one fails."""
+        """Push a choice point: an alternative to resume from if the present one fails."""
         self.choices.append(((core, value, self.goals), len(self.trail)))
 
     def claim(self, core: NodeCore, node: fx.Node) -> None:
@@ -152,11 +152,11 @@ class Search:
         return self.fail(value, lambda: Said(f"{name} is {show(known)} already, so it cannot be {show(value)} too"))
 
     def fail(self, at: Any, why: Callable[[], Cause]) -> bool:
-        """Note why this way does not fit, if no other came further. Always False."""
+        """Record why this alternative fails, if no other came further. Always False."""
         return self._note(2 * len(self.nodes), at, why)
 
     def reject(self, at: fx.Node, why: Callable[[], Cause]) -> bool:
-        """The same where the nodes fit but may not be taken: nearer than where one does not fit."""
+        """The same where the nodes fit but may not be taken, which ranks nearer than a node that does not fit."""
         return self._note(2 * len(self.nodes) + 1, at, why)
 
     def _note(self, score: int, at: Any, why: Callable[[], Cause]) -> bool:

@@ -1,4 +1,4 @@
-"""The parts of a compiled pattern, each of which knows how to fit a value."""
+"""The nodes of a compiled pattern, each of which fits a value."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class OpCore(NodeCore):
         return True
 
     def _faults(self, node: fx.Node) -> tuple[Fault, ...]:
-        """Every argument that does not fit, so that all can be put right at once."""
+        """Every argument that does not fit, so that all can be reported at once."""
         rows = self.rows[node.target]
         found = ((name, argument_at(node, at[node.target], rows), check) for name, check, at in self.checks)
         return tuple(
@@ -132,7 +132,7 @@ class OpCore(NodeCore):
         )
 
     def values_of(self, node: fx.Node) -> tuple[Any, ...]:
-        """What a node gives for the operands of this pattern (and perhaps more), defaults filled in."""
+        """A node's values for the operands of this pattern (and perhaps more), defaults filled in."""
         args = node.args
         if len(args) >= self.arity:
             return args
@@ -141,7 +141,7 @@ class OpCore(NodeCore):
         return (*args, *(kwargs.get(name, default) for name, default in missing))
 
     def enter_operands(self, search: Search, values: tuple[Any, ...]) -> bool:
-        """Nodes first, then leaves: a refusal should come from as far as one can get."""
+        """Nodes first, then leaves: a refusal should come from as far into the pattern as possible."""
         if not self.nested:
             return self.enter_leaves(search, values)
         if self.leaves:
@@ -155,7 +155,7 @@ class OpCore(NodeCore):
 
 
 class Leaves(Core):
-    """The operands of an op that are leaves; the value is the tuple of all its operands."""
+    """The leaf operands of an op; the value is the tuple of all its operands."""
 
     __slots__ = ("core",)
 
@@ -168,7 +168,7 @@ class Leaves(Core):
 
 
 class Swapped(Core):
-    """The operands of a commuting op, the other way round. The node itself is claimed already."""
+    """The operands of a commutative op, swapped. The node itself is claimed already."""
 
     __slots__ = ("core",)
 

@@ -1,4 +1,4 @@
-"""From the name of an op to the overload it is spelled with."""
+"""Resolution of op names to overloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantc.ir.dialect import BY_NAME
 
 @cache
 def op_target(name: str) -> OpOverload:
-    """The overload an op name stands for: `conv2d`, or a full name such as `aten.cumsum.default`."""
+    """The overload of an op name: `conv2d`, or a full name such as `aten.cumsum.default`."""
     known = BY_NAME.get(name)
     if known is not None:
         return known.target

@@ -1,4 +1,4 @@
-"""The leaves of a pattern: operands that bind a value from outside the match, and plain values."""
+"""Operand patterns, the leaves of a pattern: bindings of values from outside the match, and plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantc.patterns.checks import Key, Plain, key_of, plain
 
 
 class LeafKind(Enum):
-    """What a leaf binds."""
+    """The kind of value a leaf binds."""
 
     VALUE = "value"
     CONST = "const"
@@ -26,7 +26,7 @@ class LeafKind(Enum):
 class Leaf:
     """Binds an operand to `name`; the name `_` binds nothing.
 
-    `dtypes` and `ranks` say which tensors are accepted; empty is any.
+    `dtypes` and `ranks` restrict the accepted tensors; empty is any.
     """
 
     kind: LeafKind
@@ -53,12 +53,12 @@ class Leaf:
 
     @property
     def is_anything(self) -> bool:
-        """Whether it accepts whatever stands there, even nothing."""
+        """True if it accepts any operand, even an absent one."""
         return self.kind is LeafKind.VALUE and self.name == "_" and not self.dtypes and not self.ranks
 
     @property
     def is_open(self) -> bool:
-        """Whether a chain may put a node in its place."""
+        """True if a chain may substitute a node for it."""
         return self.kind is LeafKind.VALUE
 
     @property
@@ -106,7 +106,7 @@ def leaf(
     dtypes: Iterable[str] = (),
     ranks: Iterable[int] = (),
 ) -> Leaf:
-    """Read `x`, `b?`, `xs*` or `_`."""
+    """Parse `x`, `b?`, `xs*` or `_`."""
     name = token.removesuffix("?")
     may_be_absent = name != token
     if name.endswith("*"):

@@ -21,7 +21,7 @@ _BY_NAME: dict[str, AnyPredicate] = {}
 
 
 def predicate(name: str) -> Callable[[P], P]:
-    """Register a condition under a kebab-case name. A name is given once and for all."""
+    """Register a condition under a kebab-case name, which is unique."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise PatternError(f"{name!r} is not a name for a predicate", advice="use lower case and dashes: is-square")
 

@@ -1,7 +1,7 @@
-"""Why a rule does not fit, as data: what a program can act on. The text of a cause is what people read.
+"""Reasons why a rule does not fit, as data that tools can act on. The text of a cause is for people.
 
-A condition (see `predicates.py`) may return one of these in place of plain text; then `explain` can say what would
-have to change.
+A condition (see `predicates.py`) may return one of these instead of text; then `explain` can say what would have to
+change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOUNS = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The root of the tree. Fields are nodes and plain values; `kind` names the class in data."""
+    """Base class of causes. Fields are nodes and plain values; `kind` names the class in data."""
 
     kind: ClassVar[str] = "other"
 
@@ -36,7 +36,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Said(Cause):
-    """Something that has no form of its own."""
+    """A reason as text alone."""
 
     text: str
 
@@ -46,7 +46,7 @@ class Said(Cause):
 
 @dataclass(frozen=True, slots=True)
 class WrongOp(Cause):
-    """Another op, or none, stands where one of `ops` is wanted."""
+    """Another op, or none, where one of `ops` is required."""
 
     kind: ClassVar[str] = "wrong-op"
     found: Any
@@ -59,7 +59,7 @@ class WrongOp(Cause):
 
 @dataclass(frozen=True, slots=True)
 class WrongOperand(Cause):
-    """An operand is not the kind of thing that is wanted, such as a constant. `name` is the pattern's."""
+    """An operand is not of the required kind, such as a constant. `name` is the pattern's."""
 
     kind: ClassVar[str] = "wrong-operand"
     found: Any
@@ -73,7 +73,7 @@ class WrongOperand(Cause):
 
 @dataclass(frozen=True, slots=True)
 class WrongValue(Cause):
-    """A plain value is not the one that is wanted."""
+    """A plain value differs from the required one."""
 
     kind: ClassVar[str] = "wrong-value"
     found: Any
@@ -86,7 +86,7 @@ class WrongValue(Cause):
 
 @dataclass(frozen=True, slots=True)
 class WrongType(Cause):
-    """A tensor has another dtype or rank than wanted; empty is any."""
+    """A tensor has another dtype or rank than required; empty is any."""
 
     kind: ClassVar[str] = "wrong-type"
     value: fx.Node
@@ -101,7 +101,7 @@ class WrongType(Cause):
 
 @dataclass(frozen=True, slots=True)
 class UnknownType(Cause):
-    """Nothing is known of a tensor whose type matters."""
+    """A tensor whose type matters has no known type."""
 
     kind: ClassVar[str] = "unknown-type"
     value: fx.Node
@@ -125,7 +125,7 @@ class WrittenTo(Cause):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One argument that is not as it should be."""
+    """One argument that fails its check."""
 
     argument: str
     found: Any
@@ -134,7 +134,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class WrongArguments(Cause):
-    """Arguments of a node are not what is asked of them."""
+    """Arguments of a node fail their checks."""
 
     kind: ClassVar[str] = "wrong-arguments"
     node: fx.Node
@@ -147,7 +147,7 @@ class WrongArguments(Cause):
 
 @dataclass(frozen=True, slots=True)
 class ComputedArgument(Cause):
-    """An argument that must be known beforehand is computed."""
+    """An argument that must be a constant is computed."""
 
     kind: ClassVar[str] = "computed-argument"
     node: fx.Node
@@ -172,7 +172,7 @@ class UsedElsewhere(Cause):
 
 @dataclass(frozen=True, slots=True)
 class NotFree(Cause):
-    """A node may not be taken: it is left out. `owner` says why."""
+    """A node is excluded from matching. `owner` is the reason."""
 
     kind: ClassVar[str] = "not-free"
     node: fx.Node
@@ -184,7 +184,7 @@ class NotFree(Cause):
 
 @dataclass(frozen=True, slots=True)
 class Claimed(Cause):
-    """A rule fits by itself, but another has taken one of its nodes."""
+    """A rule fits by itself, but another has claimed one of its nodes."""
 
     kind: ClassVar[str] = "claimed"
     node: fx.Node
@@ -198,7 +198,7 @@ class Claimed(Cause):
 
 @dataclass(frozen=True, slots=True)
 class Condition(Cause):
-    """A condition of the rule says no. `condition` is its name; empty for one that is not registered."""
+    """A condition of the rule refuses. `condition` is its name; empty if it is not registered."""
 
     kind: ClassVar[str] = "condition"
     condition: str
@@ -209,7 +209,7 @@ class Condition(Cause):
 
 
 def _data(value: Any) -> Any:
-    """A field as JSON holds it: nodes by name, checks as they print."""
+    """A field as a JSON value: nodes by name, checks as they print."""
     if isinstance(value, fx.Node):
         return value.name
     if isinstance(value, tuple | list):

@@ -1,10 +1,9 @@
 """Tables of rules. A table is a value: it can be added to, cut down, printed, and sent as JSON.
 
-**Which match wins.** `RuleTable.match` walks each graph once to sort its nodes by op. Then the rules have their turn,
-the largest first: most required nodes, then most nodes at all, then the order of the table. A rule tries its roots
-from the end of the graph to the start, so that a chain is taken at its full length. A match claims its nodes, and
-no later match can take them. Nothing depends on hashing or names: the same table on the same graph gives the same
-matches.
+**Precedence.** `RuleTable.match` walks each graph once to index its nodes by op. Then the rules are tried, the largest
+first: most required nodes, then most nodes in all, then the order of the table. A rule tries its roots from the end of
+the graph to the start, so that a chain is matched at its full length. A match claims its nodes, and no later match can
+take them. Nothing depends on hashing or names: the same table on the same graph gives the same matches.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class RuleTable(Rules):
     """An ordered table of rules, matched together."""
 
     def __add__(self, other: RuleTable) -> RuleTable:
-        """Both tables' rules, this one's first; no name may be in both."""
+        """Both tables' rules, this one's first; names must be distinct."""
         return RuleTable(f"{self.name}+{other.name}", (*self.rules, *other.rules))
 
     def without(self, *names: str) -> RuleTable:

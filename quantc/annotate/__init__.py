@@ -1,1 +1,1 @@
-"""Annotation: quantizers decide, by table or by hand, what becomes of each tensor."""
+"""Annotation: quantizers decide, by rule table or in code, how each tensor is quantized."""

@@ -1,7 +1,7 @@
-"""What a quantizer writes its decisions with: claims on nodes, and outcomes for their operands and outputs.
+"""The API through which quantizers record decisions: claims on nodes, and outcomes for operands and outputs.
 
-Conflicts are found here, when the second of two decisions about one place is made. What the user's config leaves float
-stays so, whatever a quantizer decides: it need not look.
+Conflicts raise here, at the second of two decisions about one site. Nodes that the user's config leaves float stay
+float whatever a quantizer decides: it need not check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_READERS = 64
 
 
 class Annotator:
-    """A program, what the user's config says of it, and the decisions made so far."""
+    """A program, its resolved config, and the decisions so far."""
 
     def __init__(self, program: Program, config: Resolution | None = None, plan: Plan | None = None) -> None:
         self.program = program
@@ -46,7 +46,7 @@ class Annotator:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def why_not_tensor(self, value: fx.Node) -> str | None:
-        """Why what a node yields cannot be quantized, whoever uses it; None if it can."""
+        """The reason why a node's value cannot be quantized for any consumer; None if it can."""
         kind = type_of(value)
         if kind is None:
             return f"the dtype of {value.name} is unknown; capture with example inputs"
@@ -58,8 +58,9 @@ class Annotator:
         return None
 
     def why_not_read(self, node: fx.Node) -> str | None:
-        """Why an op must read its operands as they are when it runs: one is written to, though it may be no one's to quantize,
-        as a bias. None if nothing it reads is written to, but by itself, as a norm writes its statistics."""
+        """The reason why an op must read its operands unconverted at run time: one is written to in place, even if it
+        is never quantized, as a bias. None if no operand is written to except by the op itself, as a norm updates its
+        statistics."""
         aliasing = self._aliasing[node.graph]
         if not aliasing.has_writes:
             return None
@@ -69,8 +70,8 @@ class Annotator:
 
     @cached_property
     def left_out(self) -> dict[fx.Node, str]:
-        """The nodes no rule may take: claimed by an earlier quantizer, left float by the config, or in a nested graph
-        that calibration cannot follow."""
+        """The nodes excluded from all rules: claimed by an earlier quantizer, left float by the config, or in a nested
+        graph that calibration cannot observe."""
         reasons = {node: f"{claim}" for node, claim in self.plan.claims.rows.items()}
         for graph, caller in run_in_unknown_ways(self.program).items():
             calls = (node for node in graph.nodes if node.op == "call_function")
@@ -79,7 +80,7 @@ class Annotator:
 
     @cached_property
     def told_float(self) -> dict[fx.Node, str]:
-        """The nodes that the config leaves float altogether."""
+        """The nodes that the config leaves float in every role."""
         return {
             node: f"left float, as the config says: {settings[Role.ACT].rule}"
             for node, settings in self.config.nodes.items()
@@ -89,7 +90,7 @@ class Annotator:
     # -- deciding --------------------------------------------------------------------------------------------
 
     def claim(self, nodes: Iterable[fx.Node], claim: Claim) -> None:
-        """Take nodes for a rule, but for those that the config leaves float. AnnotationError if one is taken already."""
+        """Claim nodes for a rule, except those the config leaves float. AnnotationError if one is claimed already."""
         for node in nodes:
             if node in self.told_float:
                 self.leave(node, self.told_float[node])
@@ -104,7 +105,7 @@ class Annotator:
             self.plan.claims[node] = claim
 
     def operand(self, node: fx.Node, index: int, outcome: TensorOutcome) -> Site:
-        """Decide what a node reads at an operand; operands are counted as in `places.operand_nodes`."""
+        """Decide an operand of a node; operands are numbered as in `places.operand_nodes`."""
         if not 0 <= index < len(self.places.operands(node)):
             raise AnnotationError(
                 f"{node.name} has no operand {index}",
@@ -117,12 +118,12 @@ class Annotator:
         return site if is_float or node in self.told_float else self._decide(site, outcome)
 
     def output(self, node: fx.Node, outcome: TensorOutcome) -> Site:
-        """Decide what a node yields: every reader gets the quantized tensor."""
+        """Decide the output of a node: every consumer reads the quantized tensor."""
         site = self.places.out(node)
         return site if node in self.told_float else self._decide(site, outcome)
 
     def leave(self, node: fx.Node, reason: str) -> None:
-        """Say why a node was left float."""
+        """Record why a node was left float."""
         self.plan.left_float[node] = reason
 
     def _decide(self, site: Site, outcome: TensorOutcome) -> Site:
@@ -137,7 +138,8 @@ class Annotator:
 
 
 def _why_written(value: fx.Node, aliasing: Aliasing) -> str:
-    """Somebody writes to a tensor, or may do so: modules and functions that are kept whole do what they like."""
+    """The reason for a tensor that is, or may be, written to in place: opaque modules and functions may write to
+    anything."""
     writers = aliasing.writers(value)
     if not writers or not all(is_opaque(node) and not writes(node.target) for node in writers):
         return f"{value.name} is written to in place"

@@ -1,4 +1,4 @@
-"""What a config asks of a backend's rules: whether it is granted, in which form, or why not."""
+"""Negotiation between a config and a backend's rules: granted, adapted, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from quantc.patterns.table import Rule
 
 BY_NAME = (ByOp, ByNode, ByEdge)
-"""Selectors that mean an op itself, where others mean all that is in a module."""
+"""Selectors that name an op itself; the others cover everything in a module."""
 ACROSS_ROWS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((f"conv{n}d" for n in (1, 2, 3)), ("x",)),
     **dict.fromkeys((f"conv_transpose{n}d" for n in (1, 2, 3)), ("x",)),
     **dict.fromkeys(("matmul", "addmm", "baddbmm"), ("y",)),
 }
-"""The operands whose rows along the last axis go into one sum, by op: rows with scales of their own could not be
-added up as integers."""
+"""The operands, by op, whose rows along the last axis are reduced together: per-row scales could not be summed in
+integers."""
 GROUP_SIZES = (256, 128, 64, 32, 16, 8, 4, 2)
 MAX_PLACES = 20
-"""How many places an error names."""
+"""Maximum number of sites in an error."""
 
 
 def timing_of(setting: Setting | None) -> Timing:
-    """The technique that a setting is part of; static where it says nothing of that."""
+    """The technique of a setting; static without one."""
     return Timing.STATIC if setting is None else setting.rule.timing
 
 
 def is_dynamic(setting: Setting | None) -> bool:
-    """Whether a setting asks for scales that are found as the program runs."""
+    """True if a setting requests dynamic quantization."""
     return setting is not None and not isinstance(setting.use, Float) and setting.use.spec.timing is Timing.DYNAMIC
 
 
 def why_not_dynamic(rule: Rule, setting: Setting | None, node: fx.Node, value: fx.Node) -> str | None:
-    """Why a rule cannot have run-time scales for what a node of it reads, where the config asks for them."""
+    """The reason why a rule cannot quantize the input `value` of `node` dynamically, where the config requests it."""
     if setting is None or isinstance(setting.use, Float) or not is_dynamic(setting):
         return None
     if rule.dynamic is Offer.NO:
@@ -60,8 +60,8 @@ def why_not_dynamic(rule: Rule, setting: Setting | None, node: fx.Node, value: f
 
 
 def why_not_static(rule: Rule, asked: Iterable[tuple[fx.Node, Setting | None]]) -> str | None:
-    """Why a rule is not to have scales that are known beforehand; `asked` is what the config says of each tensor that the
-    rule reads, by the node that reads it. One that is named will do for all."""
+    """The reason why a rule is not applied statically; `asked` has the setting of each tensor that the rule reads, with
+    the node that reads it. One setting that names the op suffices for all."""
     if rule.static is Offer.YES:
         return None
     read = [(node, said) for node, said in asked if said is None or not isinstance(said.use, Float)]
@@ -76,12 +76,12 @@ def why_not_static(rule: Rule, asked: Iterable[tuple[fx.Node, Setting | None]]) 
 
 
 def only_where_named(timing: Timing) -> str:
-    """What there is to say of a rule that a config has to name, and does not."""
+    """The reason for a rule that applies only if the config names the op, which it does not."""
     return f"it is {timing} only where the config names the op, the node or the layer: it costs more than it gains"
 
 
 def _is_named(setting: Setting, node: fx.Node) -> bool:
-    """Whether a rule of the config means an op itself, by its name or by that of the layer whose weight it reads."""
+    """True if a config rule names an op itself, or the layer whose weight it reads."""
     has_weight = any(value.op == "get_attr" for value in node.all_input_nodes)
     return isinstance(setting.rule.select, BY_NAME) or (setting.is_own and has_weight)
 
@@ -93,14 +93,14 @@ def _adds_rows(node: fx.Node, value: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Refused:
-    """A spec that a backend cannot run at a place."""
+    """A requested spec that a backend cannot run at a site."""
 
     spec: QuantSpec
     reason: str
     place: str
     setting: Setting
     length: int | None = None
-    """Of the axis that groups do not divide, where that is the reason."""
+    """The length of the axis that groups do not divide, where that is the reason."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}"
@@ -108,7 +108,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Request:
-    """What a config asks for at one node; `value` is the tensor it is about, if it is an operand."""
+    """A setting of the config for one node; `value` is the operand it is about, if any."""
 
     backend: Backend
     node: fx.Node
@@ -118,10 +118,9 @@ class Request:
     def granted(
         self, own: Quantize | Fixed, use: Quantize | Fixed, program: Program, refused: list[Refused]
     ) -> Quantize | Fixed:
-        """What the config asks for, if the backend can run it; else the backend's own, and a word in `refused`.
+        """The requested quantization if the backend can run it; else the backend's own, with an entry in `refused`.
 
-        What follows from the op is the op's and not the config's: the axis of the channels, the axis that groups lie
-        along, and a range known beforehand.
+        The op determines the channel axis, the group axis and ranges known beforehand, not the config.
         """
         if use.spec.role is not own.spec.role:
             return own
@@ -152,7 +151,7 @@ class Request:
 
 
 def _fitted(own: Quantize | Fixed, use: Quantize | Fixed) -> Quantize | Fixed:
-    """What is asked for, with the axes of the op."""
+    """The requested quantization with the axes of the op."""
     theirs, ours = use.spec.granularity, own.spec.granularity
     if not isinstance(use, Quantize):
         return use
@@ -164,22 +163,22 @@ def _fitted(own: Quantize | Fixed, use: Quantize | Fixed) -> Quantize | Fixed:
 
 
 def _has_no_channels(own: Quantize | Fixed, use: Quantize | Fixed) -> bool:
-    """Whether an op leaves no axis for scales: one that computes in float takes them along any."""
+    """True if an op admits no per-channel scales; weight-only ops, which compute in float, take them along any axis."""
     return isinstance(own.spec.granularity, PerTensor) and use.spec.timing is not Timing.WEIGHT_ONLY
 
 
 def _summed_axis(channels: PerChannel | PerTensor | object) -> int:
-    """The axis of a weight that its op sums over, by the one its channels lie on: groups lie along it."""
+    """The reduction axis of a weight, from its channel axis: groups lie along it."""
     return 0 if isinstance(channels, PerTensor) or channels == PerChannel(axis=1) else 1
 
 
 def _same_numbers(own: Fixed, use: Quantize) -> bool:
-    """Whether two specs differ in how the range is found at most."""
+    """True if two specs differ at most in how the range is found."""
     return own.spec.but(observe=None, eps=None) == use.spec.but(observe=None, eps=None)
 
 
 def refuse(backend: Backend, refused: list[Refused]) -> None:
-    """Raise one error that names every place a config asks too much of."""
+    """Raise one error that names every refused request."""
     if not refused:
         return
     first = refused[0]
@@ -197,7 +196,7 @@ def refuse(backend: Backend, refused: list[Refused]) -> None:
 
 
 def _other_groups(lengths: Iterable[int | None]) -> str:
-    """The group sizes that would do everywhere, as the beginning of an advice."""
+    """Advice on group sizes that divide every axis."""
     known = [length for length in lengths if length is not None]
     if not known:
         return ""

@@ -1,4 +1,4 @@
-"""A program as it was when rules were tried on it: without Q/DQ ops and observers, node names as they are."""
+"""The float form of a program, as rules see it: without Q/DQ ops and observers, with unchanged node names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from quantc.qdq.ops import belongs_to_qdq, is_dequantize, is_layout, is_quantize
 
 
 def float_view(program: Program) -> Program:
-    """The program itself if nothing was put into it, and else a copy without what was.
+    """The program itself if nothing was inserted into it, else a copy without the insertions.
 
-    The copy is for looking at: a weight that is stored quantized has the type of a float one, not its numbers.
+    The copy is for inspection: a weight that is stored quantized has the type of a float one, not its numbers.
     """
     if program.stage < Stage.QUANTIZED and not observer_nodes(program):
         return program

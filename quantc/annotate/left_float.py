@@ -1,4 +1,4 @@
-"""Ops of a program that were left float, and why: one line for each kind, or one for each op."""
+"""The ops of a program that were left float, with reasons: one line for each kind, or one for each op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from quantc.qdq.ops import belongs_to_qdq
 
 
 def why_float(program: Program, most: int = 5) -> list[str]:
-    """Why ops of an annotated program were left float, one line for each kind of op, the most work first."""
+    """The reasons why ops of an annotated program were left float, one line for each kind of op, the most work
+    first."""
     view, sizes = float_view(program), example_sizes(program)
     reasons = Reasons(view)
     by_op: dict[str, list[str]] = {}
@@ -41,7 +42,7 @@ def _line(op: str, first: str, reason: str, *others: str) -> str:
 
 
 def why_not_quantized(program: Program) -> dict[fx.Node, str]:
-    """Why each op of a quantized program that no rule took is float."""
+    """The reason for each float op of a quantized program that no rule took."""
     forms, noted = Forms(program), program.plan.left_float
     places = [(path, node) for path, node in ops_of(program) if not forms.is_quantized(node)]
     if all(node in noted for _, node in places):
@@ -53,9 +54,9 @@ def why_not_quantized(program: Program) -> dict[fx.Node, str]:
 
 
 def ops_of(program: Program) -> Iterator[tuple[str, fx.Node]]:
-    """The nodes that compute tensors, with the path of their graph. Sizes, items of tuples, Q/DQ ops and checks that
-    yield nothing are not among them; of a higher-order op, the graphs it calls stand for it; and in integer form an op
-    that takes several steps is there once."""
+    """The nodes that compute tensors, with the path of their graph. Excludes sizes, items of tuples, Q/DQ ops and
+    checks that yield nothing; a higher-order op is represented by the graphs it calls; and in integer form an op of
+    several steps appears once."""
     plan = program.plan
     is_integer = program.stage >= Stage.LOWERED
     for path, graph in program.graphs():

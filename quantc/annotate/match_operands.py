@@ -1,4 +1,4 @@
-"""The operands of a match, by the names that its rule gives roles to."""
+"""The operands of a match that its rule assigns roles to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An operand of a matched node that the match binds by a name: the node, which operand, what it reads, as what."""
+    """An operand of a matched node, bound to a name: the node, the operand index, the value read, and the role."""
 
     name: str
     node: fx.Node
@@ -28,7 +28,7 @@ class Slot:
 
 
 def slots_of(match: Match) -> Iterator[Slot]:
-    """The operands of a match that come from outside it, by the names the pattern gives them."""
+    """The operands of a match from outside it, by the names in the pattern."""
     roles = match.rule.roles
     names: dict[fx.Node, list[str]] = {}
     for name in roles:
@@ -48,15 +48,15 @@ def slots_of(match: Match) -> Iterator[Slot]:
 
 
 def follows(match: Match) -> bool:
-    """Whether a match hands on what it is given, rather than asking for it."""
+    """True if the rule propagates its input's quantization instead of requesting its own."""
     return PASS in match.rule.roles.values()
 
 
 def moves(match: Match) -> bool:
-    """Whether the result of a match has the scale of an operand."""
+    """True if the result of a match has the scale of an operand."""
     return match.rule.roles.get("out", "").startswith(LIKE)
 
 
 def keeps_values(match: Match) -> bool:
-    """Whether a match moves values about and changes none: what it hands on is nothing of its own."""
+    """True if every op of a match preserves values: it moves elements and computes none."""
     return all(Trait.PRESERVES_VALUES in traits_of(node) for node in match.nodes)

@@ -1,4 +1,4 @@
-"""In which form a node reads its operands: as 8-bit integers, or as floats."""
+"""The form of a node's operands: 8-bit integers, or floats."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BYTES = (torch.int8, torch.uint8)
 
 
 class Forms:
-    """Reads it off the graph once it is quantized, and off the plan before."""
+    """Operand forms, from the graph of a quantized program, and from the plan before."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     def reads_bytes(self, node: fx.Node, value: fx.Node | None) -> bool:
-        """Whether a node reads what `value` yields as 8-bit integers, wherever it reads it."""
+        """True if a node reads `value` as 8-bit integers at every operand."""
         if value is None:
             return False
         if self.program.stage >= Stage.LOWERED:
@@ -41,7 +41,7 @@ class Forms:
         return bool(uses) and all((use if use in self._planned else out) in self._stored for use in uses)
 
     def _is_of_bytes(self, value: fx.Node) -> bool:
-        """Whether a tensor of the integer form is of 8 bits, or what the steps of one op make of such a tensor."""
+        """True if a tensor of the integer form has 8 bits, or is an intermediate step of one op on such a tensor."""
         claims = self.program.plan.claims
         while dtype_of(value) not in BYTES:
             kind, inputs = dtype_of(value), value.all_input_nodes
@@ -52,12 +52,12 @@ class Forms:
         return True
 
     def is_quantized(self, node: fx.Node) -> bool:
-        """Whether a rule took a node, or, where no rules are recorded, it reads a dequantized tensor."""
+        """True if a rule claimed a node or, without recorded claims, it reads a dequantized tensor."""
         claims = self.program.plan.claims
         return node in claims or (not claims and bool(self._dequantized(node)))
 
     def timing(self, node: fx.Node) -> Timing:
-        """When the scales of what a node reads are found, as the graph of the Q/DQ form has it."""
+        """The technique of a node, read from the graph of the Q/DQ form."""
         read = self._dequantized(node)
         if any(belongs_to_qdq(scale) for value in read for scale in value.all_input_nodes[1:]):
             return Timing.DYNAMIC
@@ -66,7 +66,7 @@ class Forms:
 
     @staticmethod
     def _dequantized(node: fx.Node) -> list[fx.Node]:
-        """The dequantize ops a node reads from, looking through those that bring a weight back to its shape."""
+        """The dequantize ops that a node reads, through ops that restore a weight's shape."""
         found: list[fx.Node] = []
         for value in node.all_input_nodes:
             while is_layout(value):
@@ -80,11 +80,11 @@ class Forms:
 
     @cached_property
     def _planned(self) -> set[Site]:
-        """The places that the plan speaks of."""
+        """The sites in the groups of the plan."""
         return {site for group in self.program.plan.groups for site in group.places}
 
     @cached_property
     def _stored(self) -> set[Site]:
-        """The places whose tensors are kept as 8-bit integers."""
+        """The sites whose tensors are stored as 8-bit integers."""
         groups = [group for group in self.program.plan.groups if spec_of(group).dtype.storage in BYTES]
         return {site for group in groups for site in group.places}

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """Decides what becomes of a program's tensors. Anything with these members serves."""
+    """Protocol of classes that decide the quantization of a program's tensors."""
 
     @property
     def name(self) -> str:
-        """What it is called in reports and in pipeline text."""
+        """The name in reports and in pipeline text."""
         ...
 
     def transforms(self) -> tuple[Pass, ...]:
-        """Passes to run before annotating, such as taking attention apart."""
+        """Passes to run before annotating, such as decomposing attention."""
         ...
 
     def annotate(self, annotator: Annotator) -> None:
@@ -41,7 +41,7 @@ class Quantizer(Protocol):
         ...
 
     def validate(self, program: Program) -> None:
-        """Raise an AnnotationError if the program asks for something that cannot be run."""
+        """Raise an AnnotationError if the plan asks for something that cannot be run."""
         ...
 
     def supported_operators(self) -> tuple[str, ...]:
@@ -49,13 +49,13 @@ class Quantizer(Protocol):
         ...
 
     def explain(self, program: Program, node: str) -> Explanation:
-        """Which rules could have taken a node, and why they did or did not."""
+        """The rules that could have taken a node, with the reason why each did or did not."""
         ...
 
 
 @dataclass(frozen=True)
 class TableQuantizer:
-    """Annotates a program by a backend's table: the quantizer of nearly everyone."""
+    """Annotates a program by a backend's rule table: the usual quantizer."""
 
     backend: Backend
 
@@ -73,7 +73,7 @@ class TableQuantizer:
         TableAnnotation(self.backend, annotator).run()
 
     def validate(self, program: Program) -> None:
-        """Every spec in the plan must be one the backend can run."""
+        """Raise AnnotationError unless the backend can run every spec in the plan."""
         for site, outcome in program.plan.outcomes.items():
             if not isinstance(outcome, Quantize | Fixed):
                 continue
@@ -98,7 +98,7 @@ class TableQuantizer:
 
 @dataclass(frozen=True)
 class Quantizers:
-    """Several quantizers, the first has the first choice: what it claims the others do not see."""
+    """A composition of quantizers in order of precedence: nodes claimed by one are hidden from those after it."""
 
     members: tuple[Quantizer, ...]
     name: str = field(default="")
@@ -127,7 +127,7 @@ class Quantizers:
             member.annotate(Annotator(annotator.program, annotator.config))
 
     def validate(self, program: Program) -> None:
-        """Each member checks the places it decided."""
+        """Let each member validate the sites it decided."""
         for member in self.members:
             own = replace(program.plan, outcomes=_decided_by(member.name, program))
             program_of_member = replace(program, plan=own)
@@ -142,7 +142,7 @@ class Quantizers:
 
 
 def members_of(member: Quantizer | None) -> tuple[Quantizer, ...]:
-    """The quantizers that one is made of; itself, if it is made of no others."""
+    """The members of a composition; the quantizer itself if it is none."""
     if member is None:
         return ()
     return member.members if isinstance(member, Quantizers) else (member,)
@@ -161,13 +161,13 @@ def _decided_by(name: str, program: Program) -> dict[Site, TensorOutcome]:
 
 
 def finishing(quantizer: Quantizer | None) -> tuple[Pass, ...]:
-    """The passes a quantizer wants at the end of convert: what its method `finishing` gives, if it has one."""
+    """The passes a quantizer adds at the end of convert: the result of its method `finishing`, if it has one."""
     method = getattr(quantizer, "finishing", None)
     return tuple(method()) if method is not None else ()
 
 
 def mode_config(quantizer: Quantizer, mode: str) -> QuantConfig:
-    """What a mode asks for, as a config: the spec that the backends have for it, everywhere."""
+    """The config of a mode: the spec that the backends have for it, everywhere."""
     specs: dict[QuantSpec, str] = {}
     for member in members_of(quantizer):
         modes = getattr(getattr(member, "backend", member), "modes", {})
@@ -189,14 +189,14 @@ def mode_config(quantizer: Quantizer, mode: str) -> QuantConfig:
 
 
 def instruction_sets_of(quantizer: Quantizer | None) -> dict[str, str]:
-    """For which instruction set each quantizer of a composition is, by its name: as its backend says, or itself."""
+    """The instruction set of each member, by its name: from its backend, or from itself."""
     members = () if quantizer is None else members_of(quantizer)
     holders = {member.name: getattr(member, "backend", member) for member in members}
     return {name: str(getattr(holder, "instruction_set", "")) for name, holder in holders.items()}
 
 
 def quantizer_of(given: Any) -> Quantizer:
-    """The quantizer a user means: by a backend's name, a Backend, a Quantizer, or several of these."""
+    """The quantizer for a backend's name, a Backend, a Quantizer, or several of these."""
     from quantc.pipeline.registry import BACKENDS
 
     if isinstance(given, str):

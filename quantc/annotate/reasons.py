@@ -1,4 +1,4 @@
-"""Why an op was left float: the best reason there is."""
+"""Reasons why an op was left float: the best one for each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from quantc.spec.formats import Offer, Timing
 
 
 class Why(StrEnum):
-    """What kind of reason it is."""
+    """The kind of reason."""
 
     CONFIG = "config"
     """The user's config says so."""
     NOT_FED = "not-fed"
-    """Its rule hands on what it is given, and it is given floats."""
+    """Its rule propagates quantization, and its input is float."""
     OPAQUE = "opaque"
     """It has no canonical form, so no rule can name it."""
     INTEGER = "integer"
@@ -39,20 +39,20 @@ class Why(StrEnum):
     REFUSED = "refused"
     """A rule for the op does not fit here."""
     NOT_DYNAMIC = "not-dynamic"
-    """A rule for the op fits, but not with scales that are found as the program runs, which the config asks for."""
+    """A rule for the op fits, but not with dynamic quantization, which the config requests."""
     NOT_NAMED = "not-named"
-    """A rule for the op fits, and is for ops that the config names."""
+    """A rule for the op fits, but applies only to ops that the config names."""
     SAID = "said"
     """The quantizer gave a reason of its own."""
     NOT_INTEGER = "not-integer"
     """It was quantized, and has no integer form here."""
     NOT_RECORDED = "not-recorded"
-    """The quantizer is not at hand, or gave no reason."""
+    """The quantizer is unavailable, or gave no reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a node is float."""
+    """The reason why a node is float."""
 
     why: Why
     text: str
@@ -62,14 +62,14 @@ class Reason:
 
 
 class Reasons:
-    """The reasons of one program. The tables are tried once for all nodes, when the first reason needs it."""
+    """The reasons of one program. The tables are matched lazily, once for all nodes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.trials = Trials(program)
 
     def __call__(self, node: fx.Node) -> Reason:
-        """Why a node that no rule took is float."""
+        """The reason why a node without a claim is float."""
         for find in (self._config, self._follower, self._said, self._run_time, self._unnamed, self._kind):
             found = find(node)
             if found is not None:
@@ -114,7 +114,7 @@ class Reasons:
         return Reason(Why.NOT_DYNAMIC, text, refusal=refusal, trial=trial)
 
     def _unnamed(self, node: fx.Node) -> Reason | None:
-        """A product of two activations, or attention that is made of such products, which the config would have to name."""
+        """For a matmul of two activations, or attention made of these: the config would have to name it."""
         whole = self._left_whole.get(node)
         if whole is not None:
             return Reason(Why.NOT_NAMED, f"{op_name(node)} is left whole: its products are float: {whole}")
@@ -130,7 +130,7 @@ class Reasons:
 
     @cached_property
     def _left_whole(self) -> dict[fx.Node, str]:
-        """What the backend's transforms left as it was: attention whose products the config does not name."""
+        """Nodes that the backend's transforms left whole: attention whose matmuls the config does not name."""
         config = self.program.plan.config or QuantConfig()
         whole: dict[fx.Node, str] = {}
         for member in self.trials.members:
@@ -140,7 +140,7 @@ class Reasons:
 
     @cached_property
     def _not_named(self) -> dict[fx.Node, tuple[Refusal, Trial]]:
-        """The rules that would take a node with scales known beforehand if the config named it."""
+        """The rules that would take a node statically if the config named it."""
         found: dict[fx.Node, tuple[Refusal, Trial]] = {}
         for trial in self.trials.tables:
             rules = [rule.name for rule in trial.table if rule.static is Offer.NAMED]
@@ -151,7 +151,7 @@ class Reasons:
 
     @cached_property
     def _not_dynamic(self) -> dict[fx.Node, tuple[Refusal, Trial]]:
-        """The rules that would take a node if the config did not ask for run-time scales."""
+        """The rules that would take a node if the config did not request dynamic quantization."""
         config = self.trials.config
         asked: dict[fx.Node, list[Setting]] = {node: [*roles.values()] for node, roles in config.nodes.items()}
         for (_, consumer), setting in config.edges.items():
@@ -169,7 +169,7 @@ class Reasons:
         return self.program.plan.left_float.rows
 
     def _kind(self, node: fx.Node) -> Reason | None:
-        """What the node itself tells, whatever the rules."""
+        """A reason from the node itself, independent of the rules."""
         if is_opaque(node):
             return Reason(Why.OPAQUE, f"{op_name(node)} has no canonical form, so no rule can name it")
         if isinstance(node.target, HigherOrderOperator):
@@ -193,7 +193,7 @@ class Reasons:
 
 
 def _said_of_run_time(refusal: Refusal, asked: list[Setting]) -> set[str | None]:
-    """What an annotation has against run-time scales where a rule was refused."""
+    """The objections to dynamic quantization by a rule that was refused."""
     node, rule = refusal.node, refusal.rule
     return {why_not_dynamic(rule, setting, node, value) for setting in asked for value in node.all_input_nodes}
 
@@ -205,7 +205,7 @@ def _is_about_integers(refusal: Refusal) -> bool:
 
 
 def _has_floats(kind: ValueType | None) -> bool:
-    """Whether a type has a float tensor in it; what is unknown may be one."""
+    """True if a type contains a float tensor; an unknown type may."""
     if kind is None:
         return True
     if isinstance(kind, TupleType):

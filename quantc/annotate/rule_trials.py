@@ -1,4 +1,4 @@
-"""The tables of a program's quantizer, tried again to learn why they left nodes alone. Linear in nodes."""
+"""Reruns the tables of a program's quantizer to learn why they left nodes alone. Linear in nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from quantc.spec.formats import Offer, Role, Timing
 
 @dataclass(eq=False)
 class Trial:
-    """One backend's table on a program, as it was when the program was annotated."""
+    """One backend's table on a program, in the state it was annotated in."""
 
     backend: Backend
     program: Program
@@ -46,7 +46,7 @@ class Trial:
 
     @cached_property
     def nearest(self) -> dict[fx.Node, Refusal]:
-        """For each node that a rule looked at and nobody took, the refusal that came furthest."""
+        """For each unclaimed node that a rule was tried on, the refusal that came furthest."""
         found: dict[fx.Node, Refusal] = {}
         for refusal in self.matches.refusals():
             for node in dict.fromkeys((refusal.node, *refusal.reached)):
@@ -57,7 +57,7 @@ class Trial:
 
     @cached_property
     def by_target(self) -> dict[Any, list[Rule]]:
-        """The rules that mention an op."""
+        """The rules that mention each op."""
         found: dict[Any, list[Rule]] = {}
         for rule in self.table.by_size:
             for target in rule.compiled.targets:
@@ -65,20 +65,20 @@ class Trial:
         return found
 
     def refusal(self, node: fx.Node) -> Refusal | None:
-        """Why the nearest rule did not take a node; None if no rule mentions its op."""
+        """The refusal of the nearest rule; None if no rule mentions the node's op."""
         if node in self.nearest:
             return self.nearest[node]
         return next(iter(self.refusals(node)), None)
 
     def refusals(self, node: fx.Node) -> list[Refusal]:
-        """Why each rule that mentions a node's op did not take it, the nearest first."""
+        """The refusal of each rule that mentions a node's op, the nearest first."""
         rules = self.by_target.get(node.target, []) if node.op == "call_function" else []
         free = Matcher(self.program, self.admission)
         found = [best_refusal(rule, node, self.matches, free) for rule in rules]
         return sorted(found, key=_nearness, reverse=True)
 
     def fits_unnamed(self, node: fx.Node, timing: Timing) -> bool:
-        """Whether a rule that need not be named is kept from a node by what is unknown of it or written to it alone."""
+        """True if only an unknown type or an in-place write keeps a rule, which need not be named, from a node."""
         nearest = self.refusal(node)
         is_kept = nearest is not None and isinstance(nearest.cause, UnknownType | WrittenTo)
         if nearest is None or not is_kept:
@@ -86,7 +86,7 @@ class Trial:
         return (nearest.rule.dynamic if timing is Timing.DYNAMIC else nearest.rule.static) is Offer.YES
 
     def follower(self, node: fx.Node) -> Match | None:
-        """The match that would hand on what a node is given, if it were given it quantized."""
+        """The match that would propagate the quantization of a node's input, if that were quantized."""
         match = self.matches.by_node(node)
         return match if match is not None and PASS in match.rule.roles.values() else None
 
@@ -100,7 +100,7 @@ def _nearness(refusal: Refusal) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Trials:
-    """Everything that had a say about a program: its config, and its quantizers in the order they chose."""
+    """Everything that decided about a program: its config, and its quantizers in order of precedence."""
 
     program: Program
     members: tuple[Quantizer, ...] = field(init=False)
@@ -120,7 +120,7 @@ class Trials:
 
     @cached_property
     def left_out(self) -> dict[fx.Node, str]:
-        """The nodes the config leaves float altogether."""
+        """The nodes excluded from all rules, with the reason."""
         return Annotator(self.program, self.config, Plan()).left_out
 
     @cached_property
@@ -144,14 +144,14 @@ class Trials:
 
     @cached_property
     def operators(self) -> frozenset[str]:
-        """The ops that quantizers without a table know."""
+        """The ops that quantizers without a table support."""
         others = (member for member in self.members if not isinstance(member, TableQuantizer))
         return frozenset(op for member in others for op in member.supported_operators())
 
 
 @dataclass(frozen=True, eq=False)
 class _Tensors:
-    """What an annotation has against a match, with the tensor it is about as data where that can be told."""
+    """The objections of an annotation to a match, as a cause with the tensor concerned where it can be determined."""
 
     backend: Backend
     annotator: Annotator
@@ -186,7 +186,7 @@ def _cause(value: fx.Node, reason: str) -> Cause:
 
 
 def _members(quantizer: Quantizer) -> Iterator[Quantizer]:
-    """The quantizers a composition consists of."""
+    """The members of a composition, recursively."""
     if not isinstance(quantizer, Quantizers):
         yield quantizer
         return

@@ -1,7 +1,7 @@
-"""Which places share a scale: connected components of what is tied together, whatever the order of annotation.
+"""Groups of sites that share a scale: connected components of tied sites, independent of the order of annotation.
 
-Two places are tied if one is declared to be like the other; if they are uses of one tensor that ask for the same; or if
-one is a use of a tensor that its producer yields in just that form.
+Two sites are tied if one is declared to be like the other; if they are uses of one tensor with equal decisions; or if
+one is a use of a tensor that its producer yields with an equal decision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rooted = Quantize | Fixed | Derived
 
 
 def resolve_groups(program: Program) -> tuple[Group, ...]:
-    """The groups of a plan, in the order of the program."""
+    """The groups of a plan, in program order."""
     outcomes = program.plan.outcomes
     places = Places(program)
     roots = _roots(program)
@@ -42,7 +42,8 @@ def resolve_groups(program: Program) -> tuple[Group, ...]:
 
 
 def _roots(program: Program) -> dict[Site, Rooted]:
-    """What each place comes to, following what it is like. A circle, or a place like a float one, is an error."""
+    """The decision of each site, with references followed. AnnotationError on a cycle, or a reference to a float
+    site."""
     outcomes = program.plan.outcomes
     roots: dict[Site, Rooted] = {}
     for site, (end, outcome) in follow(outcomes, _target).items():
@@ -60,7 +61,8 @@ def _roots(program: Program) -> dict[Site, Rooted]:
 def _refuse_rounded_before(
     program: Program, places: Places, roots: dict[Site, Rooted], values: dict[Site, fx.Node]
 ) -> None:
-    """A place cannot read finely what an op hands on as it read it, in fewer bits: nothing would come of it."""
+    """Raise AnnotationError if a site asks for more bits than the op before it propagates: the values are rounded
+    already."""
     for site, root in roots.items():
         out = places.out(values[site])
         if site.operand is None or not isinstance(program.plan.outcomes.get(out), SameAs):
@@ -80,7 +82,8 @@ def _refuse_rounded_before(
 
 
 def _unread(program: Program, places: Places, roots: dict[Site, Rooted], values: dict[Site, fx.Node]) -> list[Site]:
-    """Where a tensor would be rounded for nobody: all who read it ask for more bits, and get it as it is computed."""
+    """The outputs whose quantization no consumer reads: all ask for more bits, and quantize the float value
+    themselves."""
     liked = {outcome.site for outcome in program.plan.outcomes.values() if isinstance(outcome, SameAs)}
     found = []
     for site, root in roots.items():
@@ -102,7 +105,7 @@ def _target(outcome: TensorOutcome) -> Site | None:
 
 
 class _Order:
-    """Sites in the order of the program: by graph, by node, operands before outputs."""
+    """Sort key for sites in program order: by graph, by node, operands before outputs."""
 
     def __init__(self, places: Places) -> None:
         self.at: dict[tuple[str, str], tuple[int, int]] = {}

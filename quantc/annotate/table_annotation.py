@@ -1,9 +1,9 @@
-"""How a backend's table is applied to a program.
+"""Application of a backend's rule table to a program.
 
-Rules that ask for quantized tensors go first. Rules with a `pass` operand follow: they take part where what they are
-given comes quantized. One that moves values (its result is like its operand) also takes part where its operand can be
-had quantized and those who read its result want it so: nothing is lost by quantizing before the move and not after it.
-One that computes does not ask, since its operands would be rounded for its sake alone.
+Rules that request quantized tensors go first. Rules with a `pass` operand follow: they apply where their input comes
+quantized. A rule that moves values (its result is like its operand) also applies where its operand is available on
+demand and the consumers of its result want it quantized: nothing is lost by quantizing before the move instead of after
+it. A follower that computes does not request, since its operands would be rounded for its sake alone.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class TableAnnotation:
         self.config = annotator.config
         self.admission: Admission = Admission(annotator.left_out, self._why_not)
         self.on_demand: dict[fx.Node, Quantize | Fixed] = {}
-        """What can be had quantized but need not be."""
+        """Tensors that can be quantized on demand."""
         self.refused: list[Refused] = []
-        """What the config asks for and the backend cannot run."""
+        """Requests of the config that the backend cannot run."""
 
     def run(self) -> None:
         matches = list(self.backend.table.match(self.annotator.program, self.admission))
@@ -72,7 +72,8 @@ class TableAnnotation:
     # -- what may be matched -----------------------------------------------------------------------------------
 
     def _why_not(self, match: Match) -> str | None:
-        """Only float tensors that nobody writes to can be quantized, and weights are constants."""
+        """The reason against a match: only float tensors without in-place writes can be quantized, and weights must be
+        constants."""
         reason = self._why_not_lookup(match) or self._why_not_together(match)
         reason = reason or why_not_static(match.rule, ((slot.node, self._setting(slot)) for slot in slots_of(match)))
         if reason is not None:
@@ -95,7 +96,7 @@ class TableAnnotation:
         return None
 
     def _own(self, role: str) -> Quantize | Fixed | None:
-        """What the backend has for a role; nothing for one that refers to other places."""
+        """The backend's quantization for a role; None for a role that refers to other sites."""
         return None if role == PASS or role.startswith(LIKE) else self.backend.outcome(role)
 
     def _why_not_weight(self, slot: Slot) -> str | None:
@@ -110,7 +111,8 @@ class TableAnnotation:
         return None
 
     def _why_not_lookup(self, match: Match) -> str | None:
-        """What reads weights alone has no dynamic form: where the config asks for that and says nothing of weights."""
+        """Ops that read only weights have no dynamic form: refuse where the config requests it, without a setting for
+        weights."""
         if not is_dynamic(self.config.setting(match.root)) or self.config.setting(match.root, Role.WEIGHT) is not None:
             return None
         own = [self._own(role) for role in match.rule.roles.values()]
@@ -119,7 +121,7 @@ class TableAnnotation:
         return "it reads no activation, so it has no dynamic form; INT8_WEIGHT_ONLY would store its table in bytes"
 
     def _why_not_together(self, match: Match) -> str | None:
-        """Ops of which the config makes one weight-only are not joined to one that computes on integers."""
+        """Do not fuse an op that the config makes weight-only with one that computes on integers."""
         if not self.config.nodes or len(match.nodes) < 2:
             return None
         settings = {slot: self._setting(slot) for slot in slots_of(match)}
@@ -132,7 +134,7 @@ class TableAnnotation:
         return None
 
     def _is_bias(self, slot: Slot) -> bool:
-        """Recurrent ops take weights and biases in one list: those with a single axis are biases, and stay float."""
+        """True for a bias of a recurrent op, which takes weights and biases in one list: those of rank 1 stay float."""
         own = self._own(slot.role)
         return own is not None and own.spec.role is Role.WEIGHT and rank_of(slot.value) == 1
 
@@ -166,7 +168,7 @@ class TableAnnotation:
             self._leave_unread(match)
 
     def _claim_readers(self, match: Match, readers: list[fx.Node], timing: Timing) -> None:
-        """Only what reads a quantized tensor is taken: its result is float, and what follows computes on that."""
+        """Claim only the nodes that read a quantized tensor: their result is float, and so is what follows."""
         last = readers[-1]
         nodes = dict.fromkeys([*readers, *outputs_of(last)])
         self.annotator.claim(nodes, Claim(self.backend.name, match.rule.name, last.name, timing=timing))
@@ -175,7 +177,7 @@ class TableAnnotation:
                 self.annotator.leave(node, f"{last.name} before it is {timing.value} and yields float")
 
     def _leave_unread(self, match: Match) -> None:
-        """Nothing that the match reads or yields is to be quantized, as the config has it."""
+        """Leave a match float, all of whose inputs and outputs the config leaves float."""
         settings = (self._setting(slot) for slot in slots_of(match))
         setting = next((found for found in settings if found is not None), None)
         reason = f"the config leaves all it reads float: {setting.rule}" if setting else "nothing it reads is quantized"
@@ -188,7 +190,7 @@ class TableAnnotation:
         return f"{LIKE}{name}" in match.rule.roles.values()
 
     def _share_lists(self, match: Match, sites: dict[str, Site]) -> None:
-        """The members of a list that something else is like have one scale."""
+        """Tie the members of a list that another operand or the result is like to one scale."""
         outcomes = self.annotator.plan.outcomes
         for name, first in sites.items():
             if not self._shares(match, name) or isinstance(outcomes[first], Float):
@@ -202,14 +204,14 @@ class TableAnnotation:
                 outcomes[site] = SameAs(first)
 
     def _yielding(self, match: Match, readers: list[fx.Node]) -> Setting | None:
-        """What the config says of the result. An op that is fused into another goes with it: where the config sweeps
-        it into another technique, which it has no use for, what is said of the op that reads counts."""
+        """The setting for the result. An op fused into another follows it: if the config assigns it another technique,
+        which has no meaning for it, the setting of the op that reads applies."""
         setting = self.config.setting(match.root)
         fused = bool(readers) and match.root not in readers and timing_of(setting) is not Timing.STATIC
         return self.config.setting(readers[-1]) if fused else setting
 
     def _output(self, match: Match, sites: dict[str, Site], setting: Setting | None) -> bool:
-        """Decide what a match yields; whether it can be had quantized."""
+        """Decide the output of a match; True if it is quantized, or available on demand."""
         role = match.rule.roles.get("out")
         if role is None or (setting is not None and _yields_float(setting.use)):
             return False
@@ -230,7 +232,7 @@ class TableAnnotation:
         return SameAs(site)
 
     def _setting(self, slot: Slot) -> Setting | None:
-        """What the config says of an operand: for this edge, or for tensors of its kind at this node."""
+        """The setting for an operand: that of the edge, or of its role at this node."""
         edge = self.config.edges.get((slot.value, slot.node))
         if edge is not None:
             return edge
@@ -241,12 +243,12 @@ class TableAnnotation:
         return setting
 
     def _is_given_integers(self, node: fx.Node) -> bool:
-        """Whether the config names an edge into a node on which the tensor is quantized."""
+        """True if the config names an edge into a node on which the tensor is quantized."""
         edges = (self.config.edges.get((value, node)) for value in node.all_input_nodes)
         return any(edge is not None and not isinstance(edge.use, Float) for edge in edges)
 
     def _chosen(self, slot: Slot, setting: Setting | None, sites: dict[str, Site]) -> TensorOutcome | None:
-        """What an operand becomes."""
+        """The decision about an operand."""
         own = self._own(slot.role)
         if own is not None and own.spec.role is Role.BIAS:
             parents = [sites[parent] for parent in sites if parent != slot.name]
@@ -255,14 +257,14 @@ class TableAnnotation:
         return self._of_role(slot.role, setting, slot.node, slot.value)
 
     def _is_static(self, site: Site) -> bool:
-        """Whether the scale at a place is known before the program runs, and integers are computed with."""
+        """True if the qparams at a site are known before the program runs, and the op computes on integers."""
         root = self._root(self.annotator.plan.outcomes[site])
         return isinstance(root, Fixed) or (isinstance(root, Quantize) and root.spec.timing is Timing.STATIC)
 
     def _of_role(
         self, role: str, setting: Setting | None, node: fx.Node, value: fx.Node | None = None
     ) -> TensorOutcome | None:
-        """What the backend has for a role, unless the config says otherwise."""
+        """The backend's quantization for a role, unless the config overrides it."""
         own = self._own(role)
         if own is None or setting is None:
             return own
@@ -278,7 +280,7 @@ class TableAnnotation:
     # -- rules that follow -------------------------------------------------------------------------------------
 
     def _able(self, followers: list[Match]) -> list[Match]:
-        """The matches all of whose inputs can be had quantized; why not, for the others."""
+        """The matches whose inputs are all quantized or available on demand; records the reason for the others."""
         able: list[Match] = []
         handed_on: set[fx.Node] = set()
         for match in followers:
@@ -307,7 +309,7 @@ class TableAnnotation:
         return None
 
     def _not_quantized(self, match: Match, value: fx.Node) -> str:
-        """What to say of a rule that hands on and is given a float tensor."""
+        """The reason for a follower whose input is float."""
         giver = self.annotator.plan.claims.get(value)
         if giver is not None and giver.timing is not Timing.STATIC:
             return (
@@ -316,15 +318,15 @@ class TableAnnotation:
         return f"{match.rule.name}: its input {value.name} is not quantized"
 
     def _decided(self, value: fx.Node) -> bool:
-        """Whether everybody gets a tensor quantized."""
+        """True if all consumers read a tensor quantized."""
         outcome = self.annotator.plan.outcomes.get(self.annotator.places.out(value))
         return outcome is not None and not isinstance(outcome, Float)
 
     def _asked_for(self, followers: list[Match]) -> set[fx.Node]:
-        """The roots of moves whose results somebody wants quantized, and nobody wants in float.
+        """The roots of moves with a result that some consumer wants quantized and none wants in float.
 
-        Where somebody reads the result in float, it is better to quantize for the others alone, after the move.
-        Followers that compute take what comes.
+        If a consumer reads the result in float, it is better to quantize for the others alone, after the move.
+        Followers that compute accept either.
         """
         outcomes, places = self.annotator.plan.outcomes, self.annotator.places
         wanted: set[tuple[fx.Node, int]] = {
@@ -361,7 +363,7 @@ class TableAnnotation:
         return self._claim(match, Part.PROPAGATED if moves(match) else Part.QUANTIZED)
 
     def _given(self, slot: Slot, asked: bool) -> TensorOutcome | None:
-        """How a tensor comes to a rule that passes it on; None if it comes as float."""
+        """The decision for a `pass` operand; None if it comes as float."""
         if self._decided(slot.value):
             return SameAs(self.annotator.places.out(slot.value))
         return self.on_demand.get(slot.value) if asked else None
@@ -372,7 +374,7 @@ class TableAnnotation:
         return f"{match.rule.name}: not all that reads its result wants it quantized, so {missing.name} stays float"
 
     def _in_order(self, match: Match, given: dict[Slot, TensorOutcome | None]) -> list[Slot]:
-        """The operands, the one the others are like first: not one with fixed qparams, if there is another."""
+        """The operands, the one to tie the others to first: preferably not one with fixed qparams."""
         return sorted(slots_of(match), key=lambda slot: not isinstance(self._root(given.get(slot)), Quantize))
 
     def _root(self, outcome: TensorOutcome | None) -> TensorOutcome | None:
@@ -382,7 +384,7 @@ class TableAnnotation:
 
 
 def _timing(read: list[QuantSpec]) -> Timing:
-    """How an op is quantized, by what it reads; one that yields quantized what it reads in float is static."""
+    """The technique of an op by its inputs; one with float inputs and a quantized result is static."""
     if any(spec.timing is Timing.DYNAMIC for spec in read):
         return Timing.DYNAMIC
     only_weights = bool(read) and all(spec.role is Role.WEIGHT for spec in read)
@@ -394,7 +396,7 @@ def _is_dynamic(outcome: TensorOutcome) -> bool:
 
 
 def _yields_float(use: Use) -> bool:
-    """Whether what a config asks for leaves results float: run-time scales are for what an op reads."""
+    """True if a setting leaves results float: dynamic quantization is for inputs."""
     return isinstance(use, Float) or _is_dynamic(use)
 
 

@@ -1,4 +1,4 @@
-"""The user's config: rules, selectors, and how they resolve on a program."""
+"""The user's config: rules, selectors, and their resolution on a program."""
 
 from quantc.config.config import QuantConfig
 

@@ -1,9 +1,9 @@
-"""`QuantConfig`: which parts of a program are quantized how, as data.
+"""`QuantConfig`: quantization settings for the parts of a program, as data.
 
     config = QuantConfig().set("layer1.*", FLOAT).set(nn.Linear, INT8_DYNAMIC).set_op("add", UINT8)
 
-Each call gives a new config with one more rule, and the last rule that matches wins. What no rule matches is left to
-the backend. A rule that matches nothing is an error, since a misspelt name would otherwise go unnoticed.
+Each call returns a new config with one more rule, and the last rule that matches wins. Parts without a matching rule
+are left to the backend. A rule that matches nothing is an error, since a misspelt name would otherwise go unnoticed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ EXAMPLE = 'write [[rules]], select = { by = "module", path = "layer1.*" }, use =
 
 
 def _with_seal(schema: dict[str, Any]) -> None:
-    """Files have an entry more than configs."""
+    """Add `seal` to the schema: files have this entry, configs do not."""
     told = "a digest of the rules, as they were written; remove it to edit the file"
     schema["properties"][SEAL] = {"type": "string", "description": told}
 
 
 class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
-    """Settings for the parts of a program; the last that matches wins."""
+    """Rules for the parts of a program; the last that matches wins."""
 
     noun: ClassVar[str] = "config"
     fault = ConfigError
@@ -46,7 +46,8 @@ class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
     # -- building --------------------------------------------------------------------------------------------
 
     def set(self, key: Key, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
-        """For modules: by path or glob, compiled regular expression, or class. A module is all that is in it."""
+        """Add a rule for modules: by path or glob, compiled regular expression, or class. It applies to everything
+        inside them."""
         if not isinstance(use, QuantSpec | Quantize | Fixed | Float | str | dict):
             raise ConfigError(
                 f"{use!r} is nothing that a tensor can become",
@@ -57,19 +58,19 @@ class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
         return QuantConfig(rules=(*self.rules, rule))
 
     def set_all(self, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
-        """For everything, as in `set_all(FLOAT, role="bias")`."""
+        """Add a rule for everything, as in `set_all(FLOAT, role="bias")`."""
         return self.set(ByAll(), use, role=role)
 
     def set_op(self, op: str, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
-        """For all ops of a kind, by their name in the dialect."""
+        """Add a rule for all ops of a kind, by their name in the dialect."""
         return self.set(ByOp(op=op), use, role=role)
 
     def set_node(self, node: str, use: QuantSpec | Use, *, role: Role | str | None = None) -> QuantConfig:
-        """For one node of the program, by its name in the dump; `branch/*` is for all of a nested graph."""
+        """Add a rule for one node, by its name in the dump; `branch/*` is a whole nested graph."""
         return self.set(ByNode(node=node), use, role=role)
 
     def set_edge(self, producer: str, consumer: str, use: QuantSpec | Use) -> QuantConfig:
-        """For the tensor from one node to another; each by node name or module path."""
+        """Add a rule for the tensor from one node to another; each by node name or module path."""
         return self.set(ByEdge(producer=producer, consumer=consumer), use)
 
     def __add__(self, other: QuantConfig) -> QuantConfig:
@@ -88,7 +89,7 @@ class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
     # -- files -----------------------------------------------------------------------------------------------
 
     def save(self, path: Path | str) -> None:
-        """Write a `.toml` or `.json` file, whole or not at all. Its entry `seal` shows damage: remove it to edit the file."""
+        """Write a `.toml` or `.json` file atomically. Its entry `seal` shows damage: remove it to edit the file."""
         path = as_path(path, ConfigError)
         data = sealed(self.model_dump(mode="json", exclude_none=True))
         write_text(path, json.dumps(data, indent=2) + "\n" if _is_json(path) else to_toml(data))

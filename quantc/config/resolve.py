@@ -1,7 +1,7 @@
 """The rules of a config against a program: what they say for each node, each role and each edge.
 
-Rules by node, op and type are looked up, and those by path are tried once a module and not once a node, so the cost
-does not grow with nodes times rules.
+Rules by node, op and type are looked up, and rules by path are matched once a module, not once a node, so the cost does
+not grow with nodes times rules.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ MAX_NAMES = 30
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule says for a place, and which rule it is."""
+    """The setting for a site, and the rule it comes from."""
 
     use: Use
     rule: ConfigRule
     is_own: bool = False
-    """Whether the rule names the layer that the op is of, and not a module around it; not told of FLOAT."""
+    """True if the rule names the op's own layer, not an enclosing module; always False for FLOAT."""
 
     @property
     def why_float(self) -> str:
-        """What there is to say of an op that it leaves float."""
+        """The reason for an op that this setting leaves float."""
         if self.rule.is_weight_only:
             return f"it has no weight, and only weights are quantized: {self.rule}"
         return f"left float, as the config says: {self.rule}"
@@ -58,17 +58,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What a config says for each place in a program; nothing where the backend decides."""
+    """The settings of a config for the nodes and edges of a program; none where the backend decides."""
 
     nodes: dict[fx.Node, dict[Role, Setting]] = field(default_factory=dict)
     edges: dict[tuple[fx.Node, fx.Node], Setting] = field(default_factory=dict)
 
     def setting(self, node: fx.Node, role: Role = Role.ACT) -> Setting | None:
-        """What is said for the tensors of one role at a node."""
+        """The setting for the tensors of one role at a node."""
         return self.nodes.get(node, {}).get(role)
 
     def edge(self, producer: fx.Node, consumer: fx.Node) -> Setting | None:
-        """What is said for the tensor from one node to another: for the edge itself, or for the consumer."""
+        """The setting for the tensor from one node to another: that of the edge, else that of the consumer."""
         return self.edges.get((producer, consumer), self.setting(consumer))
 
 
@@ -107,7 +107,7 @@ def _settings(numbers: Iterable[int], rules: Sequence[ConfigRule], origin: Origi
 
 
 def _names(select: AnySelector, origin: Origin) -> bool:
-    """Whether a selector is for the module itself that a node comes from."""
+    """True if a selector names the module that a node comes from itself."""
     match select:
         case ByModule() | ByRegex():
             return select.matches(origin.module_path)
@@ -118,12 +118,12 @@ def _names(select: AnySelector, origin: Origin) -> bool:
 
 
 def _is_about_all(rule: ConfigRule) -> bool:
-    """Whether a rule says what becomes of an op as a whole: FLOAT, or its weight alone."""
+    """True if a rule decides about an op as a whole: FLOAT, or weight-only."""
     return rule.is_weight_only or (isinstance(rule.use, Float) and rule.role is None)
 
 
 class _Index:
-    """The rules of a config by what they look at, and which have matched so far."""
+    """The rules of a config by kind of selector, and those that have matched so far."""
 
     def __init__(self, rules: Sequence[ConfigRule]) -> None:
         self.exact: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -155,7 +155,7 @@ class _Index:
                 pass
 
     def learn_types(self, program: Program) -> None:
-        """The class of each module that has an op of its own."""
+        """Record the class of each module with an op of its own."""
         for origin in program.origins.rows.values():
             if origin.module_type:  # in nested graphs it may be lost where the path is known
                 self.types[origin.module_path] = origin.module_type
@@ -259,7 +259,7 @@ def _feeds(consumer: str, names: dict[str, fx.Node]) -> Iterator[str]:
 
 
 def _closest(name: str, known: Iterable[str], noun: str) -> str:
-    """Advice that stays readable in large programs: the closest names alone where there are many."""
+    """Suggestions that stay readable in large programs: only the closest names if there are many."""
     names = sorted(name for name in known if name)
     if len(names) > MAX_NAMES:
         names = get_close_matches(name, names, n=5, cutoff=0.3) or names[:5]

@@ -1,6 +1,6 @@
-"""Selectors: which nodes of a program a setting is for. Each is data, and can say which names it chose among.
+"""Selectors: the nodes of a program that a rule applies to, as data.
 
-A module selects everything inside it: `layer1` is for `layer1.0.conv` too, and a type is for whatever its instances
+A module selects everything inside it: `layer1` covers `layer1.0.conv` too, and a type covers everything its instances
 contain.
 """
 
@@ -93,7 +93,7 @@ class ByNode(_Selector, frozen=True):
 
     @property
     def graph(self) -> str | None:
-        """The nested graph that is meant as a whole, if one is."""
+        """The nested graph selected as a whole, or None."""
         return self.node.removesuffix("/*") if self.node.endswith("/*") else None
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class ByNode(_Selector, frozen=True):
 
 
 class ByEdge(_Selector, frozen=True):
-    """The tensor that goes from one node to another. Each end is a node's name or a module's path."""
+    """The tensor from one node to another. Each end is a node's name or a module's path."""
 
     by: Literal["edge"] = "edge"
     producer: Name
@@ -123,11 +123,11 @@ class ByAll(_Selector, frozen=True):
 AnySelector = ByModule | ByRegex | ByType | ByOp | ByNode | ByEdge | ByAll
 Selector = Annotated[AnySelector, Field(discriminator="by")]
 Key = str | re.Pattern[str] | type[nn.Module] | AnySelector
-"""What a user may give: a path or glob, a compiled regular expression, a module class, or a selector."""
+"""A key that users may pass: a path or glob, a compiled regular expression, a module class, or a selector."""
 
 
 def selector_of(key: Any) -> AnySelector:
-    """The selector a user means."""
+    """The selector for a key."""
     if isinstance(key, _Selector):
         return key  # type: ignore[return-value]
     if isinstance(key, str):
@@ -144,12 +144,12 @@ def selector_of(key: Any) -> AnySelector:
 
 @cache
 def ancestors(path: str) -> tuple[str, ...]:
-    """A module's path and those of the modules around it, outermost first; the root alone has the empty path."""
+    """The paths of a module and its enclosing modules, outermost first; the root alone has the empty path."""
     parts = path.split(".")
     return tuple(".".join(parts[: end + 1]) for end in range(len(parts)))
 
 
 def graphs_around(node: str) -> list[str]:
-    """The paths of the nested graphs a node is in, outermost first, by its name."""
+    """The paths of the nested graphs that contain a node, outermost first, by the node's name."""
     parts = node.split("/")[:-1]
     return ["/".join(parts[: end + 1]) for end in range(len(parts))]
