@@ -87,10 +87,10 @@ pad = op("pad", args="x")
 upsample = op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", args="x")
 upsample_linear = op("upsample_linear1d", "upsample_bilinear2d", "aten.upsample_trilinear3d.vec", args="x")
 
-if not TYPE_CHECKING:  # to type checkers, what is not above is not there
+if not TYPE_CHECKING:  # hidden from type checkers: unknown names are errors there
 
     def __getattr__(name: str) -> Any:
-        """AttributeError for a pattern that there is not, with those that are spelled like it."""
+        """Raise AttributeError for an unknown pattern, with similar names."""
         known = [found for found, value in globals().items() if type(value) is type(linear)]
         hint = "" if name.startswith("_") else f": {suggest(name, known, noun='patterns')}"
         raise AttributeError(f"quantc.patterns.aten has no {name!r}{hint}", name=name)

@@ -55,7 +55,7 @@ class Compiled:
     def may_start(self, target: Any, feeds: frozenset[Any]) -> bool:
         """True if a node could be the root, judged by its own target and those of the nodes that feed it."""
         return any(
-            all(not heads.isdisjoint(feeds) for heads in needed)  # each operand that must be an op finds one
+            all(not heads.isdisjoint(feeds) for heads in needed)  # each operand that must be an op is fed by one
             for needed in self.roots.get(target, ())
         )
 

@@ -57,7 +57,7 @@ def _why_not_broadcast(producer: fx.Node, weight: torch.Tensor, factor: torch.Te
     if channels is None:
         return f"the number of channels of {producer.name} is unknown"
     made = tensor_type(producer)
-    rank = -axis if made is None else made.rank  # a shape that is not known has at least the axes up to the channels
+    rank = -axis if made is None else made.rank  # an unknown shape has at least the axes up to the channels
     if factor.dim() > rank:
         return f"the constant has {factor.dim()} axes, {producer.name} {'perhaps ' if made is None else ''}only {rank}"
     for place, size in enumerate(factor.shape, start=-factor.dim()):

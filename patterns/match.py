@@ -107,7 +107,7 @@ class Matcher:
     def _is_tensor(self, node: fx.Node) -> bool:
         try:
             return self.program.tensor(node) is not None
-        except QuantcError:  # a nested graph without a module: nothing is known of its constants
+        except QuantcError:  # a nested graph without a module has no known constants
             return False
 
     def owner_of(self, node: fx.Node) -> Cause | None:

@@ -24,7 +24,7 @@ def float_view(program: Program) -> Program:
             _take_out(view, node)
         for node in reversed([node for node in graph.nodes if belongs_to_qdq(node)]):
             if not node.users:
-                graph.erase_node(node)  # what chose scales, for nobody now
+                graph.erase_node(node)  # a choice of qparams without users
     view.stage = min(view.stage, Stage.SHARED)
     return view
 

@@ -41,7 +41,7 @@ def slots_of(match: Match) -> Iterator[Slot]:
         for operand, value in enumerate(operand_nodes(node)):
             if value not in names:
                 continue
-            # the same tensor under two names: they come in the order they are written
+            # one tensor under two names: assign them in the order they are written
             nth = counts[value] = counts.get(value, -1) + 1
             name = names[value][min(nth, len(names[value]) - 1)]
             yield Slot(name, node, operand, value, roles[name])

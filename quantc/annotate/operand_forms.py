@@ -37,7 +37,7 @@ class Forms:
         places = self._places
         uses = [places.use(node, index) for index, operand in enumerate(operand_nodes(node)) if operand is value]
         out = places.out(value)
-        # what a reader asks for itself counts before what the tensor comes in
+        # the consumer's own decision takes precedence over the producer's
         return bool(uses) and all((use if use in self._planned else out) in self._stored for use in uses)
 
     def _is_of_bytes(self, value: fx.Node) -> bool:
@@ -47,7 +47,7 @@ class Forms:
             kind, inputs = dtype_of(value), value.all_input_nodes
             is_own = isinstance(value.target, OpOverload) and value.target.namespace == NAMESPACE
             if kind is None or kind.is_floating_point or value in claims or is_own or not inputs:
-                return False  # quantc's own ops yield another grid, in more bits
+                return False  # quantc's ops yield another grid, in more bits
             value = inputs[0]
         return True
 

@@ -119,7 +119,7 @@ class Reasons:
         if whole is not None:
             return Reason(Why.NOT_NAMED, f"{op_name(node)} is left whole: its products are float: {whole}")
         found = self._not_named.get(node)
-        if found is None or dtype_of(node) is not torch.float32:  # to name what is no float32 would not help
+        if found is None or dtype_of(node) is not torch.float32:  # naming would not help unless it is float32
             return None
         refusal, trial = found
         if trial.fits_unnamed(node, Timing.STATIC):

@@ -121,7 +121,7 @@ class _Order:
 def _group(
     members: list[Site], roots: dict[Site, Rooted], values: dict[Site, fx.Node], places: Places, order: _Order
 ) -> Group:
-    # ties are made between places that come to the same, so any member speaks for all
+    # tied sites have equal decisions, so any member represents the group
     outcome = roots[members[0]]
     made = dict.fromkeys(values[member] for member in members)
     sites = tuple(sorted((places.out(value) for value in made), key=order))

@@ -157,7 +157,7 @@ class TableAnnotation:
         self._share_lists(match, sites)
         read = [spec for specs in readers.values() for spec in specs]
         timing = _timing(read)
-        # where a config asks for run-time scales, or for weights alone, results are float
+        # results of dynamic and weight-only ops are float
         is_static = all(spec.timing is Timing.STATIC for spec in read)
         yields = is_static and self._output(match, sites, self._yielding(match, list(readers)))
         if yields or (readers and timing is Timing.STATIC):
@@ -239,7 +239,7 @@ class TableAnnotation:
         own = self._own(slot.role)
         setting = self.config.setting(slot.node, Role.ACT if own is None else own.spec.role)
         if self.config.edges and timing_of(setting) is Timing.WEIGHT_ONLY and self._is_given_integers(slot.node):
-            return None  # the edge says what the op computes on, so its weight is the backend's own
+            return None  # the edge makes the op compute on integers, so its weight gets the backend's spec
         return setting
 
     def _is_given_integers(self, node: fx.Node) -> bool:

@@ -157,7 +157,7 @@ class _Index:
     def learn_types(self, program: Program) -> None:
         """Record the class of each module with an op of its own."""
         for origin in program.origins.rows.values():
-            if origin.module_type:  # in nested graphs it may be lost where the path is known
+            if origin.module_type:  # in nested graphs the type may be lost though the path is known
                 self.types[origin.module_path] = origin.module_type
 
     def rules_for(self, full_name: str, node: fx.Node, program: Program) -> list[int]:

@@ -46,7 +46,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _unwritten(path, error.strerror or str(error)) from error
     finally:
-        with suppress(OSError):  # whatever went wrong has been told
+        with suppress(OSError):  # the error has been reported
             draft.unlink(missing_ok=True)
         os.close(lock)
     _flush_folder(place.parent)
@@ -81,7 +81,7 @@ def check_writable(path: Path, *, makes_folders: bool = False) -> None:
 def _place(path: Path) -> Path:
     """The path with all links resolved."""
     place = Path(os.path.realpath(path))
-    if place.exists() and not place.is_file():  # a device or a folder: to put a file in its place would be to remove it
+    if place.exists() and not place.is_file():  # a device or a folder: replacing it would remove it
         raise _unwritten(path, "it is there, and is no file")
     return place
 
@@ -100,7 +100,7 @@ def _draft(place: Path) -> tuple[Path, int]:
             draft.unlink(missing_ok=True)
             os.close(lock)
             raise
-        draft.unlink(missing_ok=True)  # taken for stale before it was locked
+        draft.unlink(missing_ok=True)  # removed as stale before it was locked
         os.close(lock)
 
 
@@ -136,9 +136,9 @@ def _remove_stale(place: Path) -> None:
     try:
         names = [name for name in os.listdir(place.parent) if mine.fullmatch(name)]
     except OSError:
-        return  # a folder that cannot be listed: drafts in it are not in the way
+        return  # an unlistable folder: stale drafts do no harm
     for name in names:
-        with suppress(OSError):  # somebody else's, or gone by now
+        with suppress(OSError):  # of another user, or gone by now
             descriptor = os.open(place.with_name(name), os.O_RDWR | NO_LINK)
             try:
                 if _lock(descriptor) is Lock.MINE:

@@ -51,7 +51,7 @@ def _is_pte(path: Path) -> bool:
 KINDS: dict[str, Callable[[Path], bool]] = {
     "program": _sealed("quantc.program"),
     "tensors": _sealed("quantc.tensors"),
-    "onnx": _begins(b"\x08", b"\x12\x06quantc"),  # the version, and who produced it
+    "onnx": _begins(b"\x08", b"\x12\x06quantc"),  # the version, and the producer
     "executorch": _is_pte,
     "page": _begins(b"<!doctype html>", GENERATOR.encode()),
     "text": _begins(b'program "'),

@@ -56,7 +56,7 @@ def _digest(data: Mapping[str, Any]) -> str:
     """Digest of plain data: of its JSON text with sorted keys."""
     try:
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError):  # such as a date in TOML: nothing that was sealed
+    except (TypeError, ValueError):  # such as a date in TOML: cannot have been sealed
         return ""
     return blake2b(text.encode(), digest_size=DIGEST_SIZE).hexdigest()
 

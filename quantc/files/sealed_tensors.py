@@ -100,7 +100,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def _bytes(tensor: Tensor) -> Piece:
-    # empty ones have strides of all kinds, and no bytes
+    # empty tensors have arbitrary strides, and no bytes
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
@@ -212,13 +212,13 @@ def _content(path: Path) -> tuple[Mapping[str, str], bytes, dict[str, Tensor]] |
         try:
             with safe_open(path, framework="pt") as file:  # opens it more than once
                 fields = file.metadata() or {}
-                # copies: what is mapped from a file changes when the file does
+                # copies: a memory map changes with its file
                 tensors: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         except DAMAGED:
             if is_replaced():
                 return None
             raise
-        # the length has been found to be that of a header
+        # safe_open has validated the length
         header = stream.read(int.from_bytes(stream.read(LENGTH), "little"))
         return None if is_replaced() else (fields, header, tensors)
 
@@ -227,7 +227,7 @@ def from_bytes(content: bytes, kind: Kind) -> dict[str, Tensor]:
     """The tensors in the result of `to_bytes`, checked. Raise LoadError, naming the field, on any damage."""
     header = content[LENGTH : LENGTH + int.from_bytes(content[:LENGTH], "little")]
     try:
-        tensors: dict[str, Tensor] = load_tensors(content)  # refuses what is no header
+        tensors: dict[str, Tensor] = load_tensors(content)  # raises on an invalid header
         fields = json.loads(header).get("__metadata__", {})
     except DAMAGED as error:
         raise _no_tensors(kind, error, None) from error

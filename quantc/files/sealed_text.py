@@ -26,9 +26,7 @@ def sealed_text(text: str) -> str:
 
 def unsealed_text(text: str) -> str:
     """The text without its seal; raise LoadError if the digest differs."""
-    found = _SEAL.search(
-        text
-    )  # not at the beginning of a line alone: the end of the one before may be what was damaged
+    found = _SEAL.search(text)  # not anchored to the start of a line: the newline before it may be the damage
     if found is None:
         return text
     rest = text[: found.start()]

@@ -55,7 +55,7 @@ def written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
     if is_opaque(node) and not isinstance(node.target, OpOverload) and node.target not in READERS:
         if owner is not None and node.op == "call_module" and _leaves_alone(attribute(owner, str(node.target))):
             return []
-        return list(node.all_input_nodes)  # of modules and functions kept whole nothing is known
+        return list(node.all_input_nodes)  # opaque modules and functions may write to anything
     if isinstance(node.target, HigherOrderOperator):
         return _written_inside(node, owner)
     places = _given(node, writes(node.target))

@@ -168,7 +168,7 @@ def _calls(signature: Signature, batch: Any) -> Iterator[Call]:
 def _by_name(signature: Signature, batch: Mapping[str, Any]) -> Call:
     """Arguments by parameter name, in any order."""
     names = signature.parameters
-    # torch calls a parameter that has the name of a builtin, such as `input`, by another
+    # torch renames parameters that shadow a builtin, such as `input`
     batch = {f"{key}_1" if key not in names and f"{key}_1" in names else key: value for key, value in batch.items()}
     if set(batch) != set(names):
         return (), dict(batch)

@@ -51,7 +51,7 @@ DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropou
 """The ops that drop elements in training."""
 
 OPS: tuple[Op, ...] = (
-    # products
+    # matmul-like
     *(_op(f"conv{n}d", getattr(aten, f"conv{n}d").default, "x w b") for n in (1, 2, 3)),
     _op("conv_transpose1d", aten.conv_transpose1d.default, "x w b"),
     _op("conv_transpose2d", aten.conv_transpose2d.input, "x w b"),
@@ -136,7 +136,7 @@ OPS: tuple[Op, ...] = (
     _op("split_sizes", aten.split_with_sizes.default, "x", KEEPS),
     _op("chunk", aten.chunk.default, "x", KEEPS),
     _op("unbind", aten.unbind.int, "x", KEEPS),
-    # moving values about
+    # data movement
     _op("reshape", aten.reshape.default, "x shape", KEEPS),
     _op("flatten", aten.flatten.using_ints, "x", KEEPS),
     _op("unflatten", aten.unflatten.int, "x", KEEPS),
@@ -327,7 +327,7 @@ _HIDDEN_ALIASES = frozenset(
         aten.broadcast_tensors.default,
         aten.meshgrid.default,
         aten.meshgrid.indexing,
-        # views that say nothing of it, so that autograd may take them for new tensors
+        # undeclared views, so that autograd may take them for new tensors
         aten._unsafe_view.default,
         aten.unsafe_chunk.default,
         aten.unsafe_split.Tensor,

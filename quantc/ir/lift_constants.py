@@ -39,7 +39,7 @@ def lift_constants(tree: GraphTree, learns: bool) -> tuple[fx.Graph, dict[str, A
             if isinstance(module, fx.GraphModule) and any(form_of(user) is None for user in node.users):
                 calls[id(module)] += 2
     lifting = _Lifting({key for key, count in calls.items() if count == 1}, learns)
-    for key in reversed(modules):  # innermost first: what a graph is given, the graph around it must have
+    for key in reversed(modules):  # innermost first: operands of a nested graph must be in the enclosing one
         lifting.copy(modules[key])
     return lifting.copied(tree.graph, tree.root)
 

@@ -118,7 +118,7 @@ def _einsum(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     if len(operands) == 1:
         return ()
     if len(operands) > 2:
-        raise _UnknownSizeError  # the order of the products is torch's to choose
+        raise _UnknownSizeError  # torch chooses the contraction order
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     labels = inputs.replace("...", "").replace(",", "")
     kept = output if arrow else "".join(label for label in labels if labels.count(label) == 1)

@@ -445,7 +445,7 @@ class Program(GraphTree):
                 nodes.update(zip(old.nodes, new.nodes, strict=True))
         for old_node, new_node in nodes.items():
             new_node.meta = copy.copy(old_node.meta)
-            new_node.name = old_node.name  # fx renames nodes that are called like builtins; names are ours to keep
+            new_node.name = old_node.name  # fx renames nodes that shadow builtins; keep the names
             new_node.graph._graph_namespace._used_names.add(old_node.name)
         for attr in ("name", "method", "training", "stage", "inference_only", "fixed_mode", "example_inputs"):
             setattr(twin, attr, getattr(self, attr))

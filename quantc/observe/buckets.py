@@ -52,7 +52,7 @@ def _count_positive(flat: Tensor) -> Tensor | None:
     """The counts of the upper half of the buckets; None if there is a -0.0, which lies in the lower half."""
     try:
         return _count(flat, lambda part: part.view(torch.int32) >> SHIFT, HALF)
-    except RuntimeError:  # torch counts nothing below zero
+    except RuntimeError:  # torch.bincount raises on negative indices
         return None
 
 

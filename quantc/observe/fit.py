@@ -44,7 +44,7 @@ class Fit(WithExtremes):
             return
         x = as_float32(x, where)
         self.extremes.update(x, where=where)
-        # adding 0.0 makes -0.0 and 0.0 one, and a copy that later changes of the weight do not reach
+        # adding 0.0 maps -0.0 to 0.0, and copies: later changes of the weight have no effect
         self._add(as_rows(x, self.share) + 0.0)
 
     def _add(self, rows: Tensor) -> None:

@@ -89,7 +89,7 @@ class _Columns:
         count, length = rows.shape
         each = ceil(length / HEIGHT)
         height = ceil(length / each)
-        # zero is exact at every scale, so it may fill what is left of the last column
+        # zero is exact at every scale, so it can pad the last column
         padded = torch.nn.functional.pad(rows, (0, each * height - length))
         return _Columns(padded.reshape(count * each, height).t().contiguous(), each)
 
@@ -97,7 +97,7 @@ class _Columns:
         """The squared error, in steps, of each candidate (first axis) for each row."""
         found = torch.empty(inverse.shape[0], self.weights.shape[1])
         exact, levels = torch.empty_like(self.weights), torch.empty_like(self.weights)
-        halves = _halves(levels, 0)  # once: looking them up takes as long as adding them
+        halves = _halves(levels, 0)  # hoisted: slicing takes as long as adding
         candidates = zip(*map(self._spread, (inverse, -below, steps - below)), found.unbind(), strict=True)
         for one, first, last, out in candidates:
             torch.mul(self.weights, one, out=exact)
@@ -213,7 +213,7 @@ class _Search:
         scale = self._rounded(scale)
         if self.spec.scheme is Scheme.SYMMETRIC:
             return self._keep(scale, self.below.expand_as(scale))
-        # as much is cut off at one end as at the other, or half a step more
+        # clip equally at both ends, or half a step more at one
         even = self.steps / 2 + (self.down - self.up) / 2 * (self.unit / scale)
         below = torch.cat([even.floor(), even.ceil()]).clamp_(0, self.steps)
         return self._keep(torch.cat([scale, scale]), below)

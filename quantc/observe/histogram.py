@@ -40,7 +40,7 @@ class Histogram(WithExtremes):
 
     @classmethod
     def empty(cls, share: Share, options: Mapping[str, Option]) -> Self:
-        # the options are those of a range method and are used when a range is asked for
+        # the options belong to the range method and are used when the range is computed
         return cls(MinMax(share))
 
     def update(self, x: Tensor, *, where: str = "") -> None:

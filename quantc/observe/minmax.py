@@ -38,7 +38,7 @@ def as_float32(x: Tensor, where: str) -> Tensor:
 
 def _is_finite(low: Tensor, high: Tensor) -> bool:
     if low.dim() == 0:
-        return math.isfinite(low.item()) and math.isfinite(high.item())  # four times as fast as asking torch
+        return math.isfinite(low.item()) and math.isfinite(high.item())  # four times as fast as torch.isfinite
     return bool(torch.isfinite(high - low).all())
 
 
@@ -66,7 +66,7 @@ class MinMax:
         x = as_float32(x, where)
         low, high = extremes(x, self.share, where=where)
         self.seen += x.numel()
-        # NaN and infinity show in the width, so sound data is read only once
+        # NaN and infinity show in the width, so finite data is read only once
         if not _is_finite(low, high):
             finite = torch.isfinite(x)
             self.non_finite += int((~finite).sum())
@@ -75,7 +75,7 @@ class MinMax:
         self._widen(low, high, where)
 
     def _widen(self, low: Tensor, high: Tensor, where: str) -> None:
-        # adding 0.0 makes -0.0 and 0.0 one, so that the order of the data leaves no trace
+        # adding 0.0 maps -0.0 to 0.0, so that the result is independent of the order of the data
         low, high = low + 0.0, high + 0.0
         if self.low is None or self.high is None:
             self.low, self.high = low, high

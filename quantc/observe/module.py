@@ -22,7 +22,7 @@ class ObserverModule(nn.Module):
     traces, an observer is the identity and nothing else.
     """
 
-    _is_impure = True  # fx must not drop the call, even where nobody reads its result
+    _is_impure = True  # fx must not eliminate the call, even if its result has no users
 
     def __init__(self, group: str, observation: Observation, where: str = "") -> None:
         super().__init__()

@@ -66,7 +66,7 @@ class MeanSquaredError(RangeMethod, frozen=True):
     def range(self, cells: Cells, spec: QuantSpec) -> tuple[float, float]:
         _refuse_float(self, spec)
         least, most = _reaches(cells)
-        # what rounds to zero at every threshold costs the same at each
+        # cells that round to zero at every threshold cost the same at each
         kept = cells.only(cells.magnitude >= 0.4 * max(least / spec.levels, spec.eps))
         if not len(kept.mass):
             return cells.low, cells.high

@@ -130,7 +130,7 @@ class NodeByNode(fx.Interpreter):
         self.extra_traceback = False
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # the interpreter knows a module that has two names by one of them only
+        # the interpreter knows a module with two names by one of them only
         return attribute(self.module, str(target))(*args, **kwargs)
 
 
@@ -146,7 +146,7 @@ class Recorder(NodeByNode):
     def run_node(self, n: fx.Node) -> Any:
         self.current = n
         value = super().run_node(n)
-        # a later write in place must not reach back into what was recorded
+        # a later in-place write must not change the recorded value
         copied = self.copies and isinstance(value, torch.Tensor)
         self.values[n.name] = value.clone() if copied else value
         return value

@@ -95,7 +95,7 @@ def distance(left: torch.Tensor, right: torch.Tensor) -> float:
     apart = (wide_left - wide_right).abs().nan_to_num(nan=inf, posinf=inf)[~same]
     if not apart.numel():
         return 0.0
-    # integers beyond 2**53 can differ and yet meet as float64
+    # integers beyond 2**53 can differ and yet be equal as float64
     return float(apart.max()) or 1.0
 
 

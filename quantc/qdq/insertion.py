@@ -34,7 +34,7 @@ class PlanWriter:
             self._add(group)
         changes: dict[fx.Node, dict[int, fx.Node]] = {}
         values = [node for graph in self.places.paths for node in graph.nodes if node in self.tensors]
-        reads = {value: self.places.reads(value) for value in values}  # as it was before any op is added
+        reads = {value: self.places.reads(value) for value in values}  # before any op is inserted
         for value in values:
             self._write_one(value, reads[value], changes)
         for reader, operands in changes.items():
@@ -79,7 +79,7 @@ class PlanWriter:
         for reader, operand, scales in wanted:
             if scales is None:
                 continue
-            if id(scales) in finer and id(scales) not in forms:  # what was rounded coarsely cannot be read finely
+            if id(scales) in finer and id(scales) not in forms:  # more bits than produced: quantize the float value
                 forms[id(scales)] = scales.dequantize(scales.quantize(value, before=before), before=before)
             elif id(scales) not in forms:
                 forms[id(scales)] = scales.dequantize(scales.quantize(source, before=before), before=before)

@@ -156,7 +156,7 @@ class GroupedScales(KnownScales):
         return share
 
     def _scales(self, before: fx.Node) -> tuple[fx.Node, fx.Node]:
-        # scales as the rows of the matrix have them
+        # scales in the layout of the matrix rows
         if self.qparams.scale.dim() != 2 or self._share.axis not in (1, -1):
             rows = [part.movedim(self._share.axis, -1) for part in (self.qparams.scale, self.qparams.zero_point)]
             scale, zero_point = (part.reshape(-1, part.shape[-1]).contiguous() for part in rows)

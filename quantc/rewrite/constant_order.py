@@ -82,7 +82,7 @@ def _forget(program: Program) -> None:
         owner = program.owner(graph)
         used.update(id(attribute(owner, str(node.target))) for node in graph.find_nodes(op="get_attr"))
         for node in graph.find_nodes(op="call_module"):
-            whole.update(owner.get_submodule(str(node.target)).modules())  # kept opaque: it reads its own
+            whole.update(owner.get_submodule(str(node.target)).modules())  # opaque modules read their own tensors
     used.update(id(attribute(program.owner(norm.graph), target)) for norm, target in program.counters.rows.items())
     for module in program.root.modules():
         for table in (module._parameters, module._buffers) if module not in whole else ():

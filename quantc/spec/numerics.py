@@ -215,7 +215,7 @@ def requantize(
     """Requantize integers from one scale to another: `clamp(round_half_even(acc * M) + zero_point)`, in float64 with
     one rounding. Returns int64; `multiplier` must be broadcastable to the accumulator."""
     product = accumulator.double() * multiplier
-    # limits wide of any zero point, so that the sum below cannot overflow
+    # clamp far outside any zero point, so that the sum below cannot overflow
     levels = torch.round(product).clamp(-(2.0**40), 2.0**40).to(torch.int64)
     return (levels + zero_point).clamp(qmin, qmax)
 
@@ -247,6 +247,6 @@ def fit_weight_scale(bias: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
     needed = magnitude / (step * BIAS_LIMIT)
     fitted = torch.maximum(needed.float(), w_scale.float())
     infinity = torch.full_like(fitted, math.inf)
-    # rounding to float32 may have gone down by one place
+    # rounding to float32 may have rounded down
     too_small = magnitude / (step * fitted.double()) > BIAS_LIMIT
     return torch.where(too_small, torch.nextafter(fitted, infinity), fitted)

@@ -61,7 +61,7 @@ class Observe(Frozen, frozen=True):
 
     def why_not(self) -> str | None:
         if self in (DEFAULT_OBSERVE, FIT):
-            return None  # those of the named specs, which exist before the registry
+            return None  # used by the named specs, which are built before the registry
         for check in OBSERVE_CHECKS:
             if (why := check(self.name, dict(self.options))) is not None:
                 return why
@@ -105,7 +105,7 @@ class QuantSpec(Frozen, frozen=True):
     eps: float = Field(default_factory=lambda known: _derived(known)["eps"])
     """The smallest scale: 2^-12, and float32's epsilon for weights."""
     scale_bits: Annotated[StrictInt, Field(ge=1, le=FLOAT32_DIGITS)] = FLOAT32_DIGITS
-    """How many significant bits a scale has: 24 is float32, 8 is bfloat16. Files keep 8 bits and fewer in two bytes."""
+    """Significant bits of a scale: 24 is float32, 8 is bfloat16. Files keep 8 bits and fewer in two bytes."""
     observe: Annotated[Observe, BeforeValidator(_observe)] = DEFAULT_OBSERVE
 
     @field_validator("eps")

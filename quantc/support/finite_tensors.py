@@ -25,11 +25,11 @@ def why_not_finite(x: Tensor, *, may_be_infinite: bool = False, masks_rows: bool
     if not (x.is_floating_point() or x.is_complex()) or x.is_meta or isinstance(x, FakeTensor) or _is_traced():
         return None
     x = x.detach()
-    while is_functorch_wrapped_tensor(x):  # inside of torch.vmap there is no number to look at
+    while is_functorch_wrapped_tensor(x):  # the values are hidden inside torch.vmap
         x, masks_rows = get_unwrapped(x), False
     if x.dtype.itemsize == 1:
-        x = x.float()  # there are no sums of bytes
-    # one number that is not finite makes the sum so; to add up takes a tenth of the time that looking at each would
+        x = x.float()  # torch has no sum for fp8
+    # a non-finite element makes the sum non-finite; a sum takes a tenth of the time of an elementwise test
     total = x.sum()
     if math.isfinite(abs(total.item())):
         return None

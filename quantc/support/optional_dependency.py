@@ -13,8 +13,8 @@ def extra(module: str, name: str, purpose: str) -> Any:
     """Import a module of an optional package. `name` is the extra that installs it."""
     try:
         return import_module(module)
-    except (ImportError, KeyError) as error:  # KeyError: of a package whose own import failed before
-        missing = (getattr(error, "name", None) or module).partition(".")[0]  # it, or a package that it needs
+    except (ImportError, KeyError) as error:  # KeyError: a package whose own import failed before
+        missing = (getattr(error, "name", None) or module).partition(".")[0]  # the module, or one of its dependencies
         raise MissingDependencyError(
             f"{missing} is not installed", where=purpose, advice=f"pip install 'quantc[{name}]'"
         ) from error

@@ -34,7 +34,7 @@ class Noise:
     def _add(self, reference: Tensor, value: Tensor) -> None:
         signal, noise = _power(reference), _power(value - reference)
         if not math.isfinite(signal + noise):
-            # an infinity that both have, such as that of a mask, is neither signal nor noise
+            # an infinity in both, as in a mask, is neither signal nor noise
             same = (reference == value) | (reference.isnan() & value.isnan())
             signal = _power(reference[reference.isfinite()])
             noise = _power((value - reference)[~same])

@@ -16,7 +16,7 @@ def faults_of(error: ValidationError) -> list[str]:
     lines = []
     for fault in error.errors(include_url=False):
         if fault["type"] == "default_factory_not_called":
-            continue  # a default that follows from a field that is itself at fault
+            continue  # a default derived from a field that is invalid itself
         given = repr(fault["input"])
         given = given if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]}…"
         field = ".".join(str(part) for part in fault["loc"])

@@ -193,7 +193,7 @@ class _Pairing:
         gone = deque(node for node in self.old_nodes if node not in kept)
         stays = _longest_increasing([self.index[old] for old in self.pairs.values()])
         follows: str | None = None
-        reached = -1  # how far in the old graph the walk has come
+        reached = -1  # position of the walk in the old graph
         for node in self.new_nodes:
             old = self.pairs.get(node)
             if old is not None:

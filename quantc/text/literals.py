@@ -94,7 +94,7 @@ def format_value(value: Any, refer: Refer) -> str:
 def _unusual(value: Any) -> str:
     if isinstance(value, OpOverload | HigherOrderOperator):
         return f"&{callee_name(value)}"
-    # numpy scalars, IntEnum and the like print as what they are
+    # numpy scalars, IntEnum and the like print as plain numbers
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):

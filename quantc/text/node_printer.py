@@ -175,7 +175,7 @@ class GraphLines:
 
     def constant(self, target: str) -> str:
         """`"c.weight" : f32[8,3,3,3] param #9f2c01ab`, or a description of a value that is not a tensor."""
-        if target not in self._described:  # a large tensor takes long to digest
+        if target not in self._described:  # the digest of a large tensor is slow
             self._described[target] = self._describe(target)
         return self._described[target]
 

@@ -164,7 +164,7 @@ class ConstantInstaller:
         holder, leaf = holder_of(owner, row.target, row.place)
         present = getattr(holder, leaf, None)
         if isinstance(present, torch.Tensor) and type_of_value(present) == row.type:
-            return  # part of a module the caller gave
+            return  # part of a module the caller supplied
         if present is not None or hasattr(holder, leaf):
             row.place.fail(f"{row.target!r} is defined twice, or is a name that every module has")
         if row.kind.startswith("param"):
