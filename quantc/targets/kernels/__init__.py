@@ -1,6 +1,5 @@
-"""Programs on real kernels: `qc.lower`.
+"""Lowering to CPU kernels: `qc.lower`.
 
-A program in integer form says exactly what each op computes, on plain tensors. Here its ops are given to kernels that
-compute the same faster, and want their weights packed for it. What is packed is never saved, copied or shared: it is
-made again where it is needed.
+The integer form specifies exactly what each op computes, on plain tensors. Lowering replaces its ops by kernels that compute
+the same faster and need packed weights. Packed weights are never saved, copied or shared: they are packed again where needed.
 """

@@ -1,9 +1,8 @@
-"""The running form of a module on kernels: one function that calls one step after the other.
+"""Generates one straight-line Python function for a lowered module.
 
-A module that torch.fx has written looks each kernel up by its name, at every call, and calls ATen's ops by their schemas. Here kernels
-are bound with their packed weights, constants are names of the function, and ATen's ops are called through torch's own
-bindings, which take half as long. Kernels that follow on each other hand on tensors of torch's quantized dtypes where both
-work on those.
+The forward that torch.fx generates looks up each kernel by name and dispatches ATen ops by schema, at every call. The function generated
+here binds kernels to their packed weights, holds constants as names, and calls ATen ops through torch's Python bindings, at half the
+cost. Adjacent kernels exchange tensors of torch's quantized dtypes where both support them.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ same names and places."""
 
 
 def straight_line(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:
-    """A function that computes what a module does whose kernels have been packed: those that have not, it calls as they are."""
+    """Generated function equivalent to the module's forward; kernels without a packed weight are called as modules."""
     drawn = _Writing(module)
     source = "\n    ".join([f"def run({', '.join(drawn.inputs)}):", *drawn.lines])
     exec(compile(source, f"<{type(module).__name__} on kernels>", "exec"), drawn.bound)  # noqa: S102 - as fx does
@@ -91,7 +90,7 @@ class _Writing:
         return found if isinstance(found, Kernel) and found._packed is not None else None
 
     def _form(self, node: fx.Node) -> Form:
-        """How what a kernel makes is handed on."""
+        """Tensor form in which a kernel's result is passed on."""
         kind = tensor_type(node)
         if kind is None or not node.users or not self.kernels[node].gives_quantized:
             return Form.PLAIN
@@ -165,9 +164,9 @@ class _Writing:
 
 
 def why_not_repeated(module: fx.GraphModule) -> str | None:
-    """Why no two calls of a module need be alike, so that it must not be called for nothing; None if all are.
+    """Reason why two calls of a module may differ, so that it must not be run for timing or recording; None if they do not.
 
-    It writes to tensors of its own or of its caller's; or code of somebody's own is part of it, that may do anything.
+    The module writes to its own or its caller's tensors, or contains opaque user code.
     """
     for part, node in _nodes_of_all(module):
         if _is_foreign(part, node):
@@ -177,10 +176,10 @@ def why_not_repeated(module: fx.GraphModule) -> str | None:
 
 
 def why_not_recorded(module: fx.GraphModule) -> str | None:
-    """Why the ops of one call are not those of all, as far as the module shows; None if they may be.
+    """Reason why one call's dispatch trace does not hold for all calls, as far as the graph shows; None if it may.
 
-    Branches and loops look at numbers. They must not even be tried: torch compiles them as they are called, and what is broken
-    off there leaves torch.cond of other programs broken, too.
+    Branches and loops depend on data. They must not even be tried: torch compiles them as they are called, and an aborted attempt
+    breaks torch.cond for other programs as well.
     """
     for _, node in _nodes_of_all(module):
         if isinstance(node.target, HigherOrderOperator):
@@ -189,7 +188,7 @@ def why_not_recorded(module: fx.GraphModule) -> str | None:
 
 
 def why_it_writes(module: fx.GraphModule) -> str | None:
-    """What a module of known ops writes to that stays when it has run; None if there is nothing."""
+    """The write to persistent memory that a module of known ops performs; None if there is none."""
     for part, node in _nodes_of_all(module):
         if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or written(node, part)):
             return f"{node.name} writes to a tensor that stays"
@@ -204,7 +203,7 @@ def _nodes_of_all(module: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, fx.N
 
 
 def _is_foreign(owner: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node calls Python that nobody has looked into."""
+    """True if a node calls opaque user Python."""
     if node.op == "call_module":
         return not isinstance(attribute(owner, str(node.target)), Kernel | fx.GraphModule)
     return node.op == "call_function" and not isinstance(node.target, OpOverload) and is_opaque(node)
@@ -221,7 +220,7 @@ def _nodes_in(values: Any) -> Iterator[fx.Node]:
 
 
 def _last_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """What nobody reads after a node, by that: what is made and not read at all goes at once."""
+    """Values by the node of their last use; an unused result dies at its own node."""
     found: dict[fx.Node, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -234,6 +233,6 @@ def _last_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _is_alike(*nodes: fx.Node) -> bool:
-    """Whether tensors have one type: a sum in place keeps that of the summand it is written over."""
+    """True if all tensors have the same type: an in-place add keeps the type of the operand it overwrites."""
     kinds = {tensor_type(node) for node in nodes}
     return len(kinds) == 1 and None not in kinds

@@ -1,7 +1,7 @@
-"""`qc.lower(..., compile=True)`: torch.compile makes one loop of the float ops between kernels.
+"""`qc.lower(..., compile=True)`: torch.compile fuses the float ops between kernels.
 
-Kernels that follow on each other are an island: one op, `quantc::run_island`, that the compiler does not look into.
-What is between islands it sees as it is, and so it does what only goes onto or off a grid.
+A run of adjacent kernels is an island: one custom op, `quantc::run_island`, opaque to the compiler. Everything between islands
+stays visible to it, including quantize and dequantize, which it fuses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NUMBERS = itertools.count()
 
 
 def check_compiler() -> None:
-    """Refuse to compile where there is nothing to compile with."""
+    """Raise MissingDependencyError unless inductor's C++ compiler is installed."""
     from torch._inductor import config
 
     wanted: Any = config.cpp.cxx
@@ -53,7 +53,7 @@ def check_compiler() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """One result of an island."""
+    """Type and memory format of one result of an island."""
 
     kind: TensorType
     order: torch.memory_format
@@ -65,7 +65,7 @@ class Yield:
 
 
 class Island:
-    """Kernels that run one after the other."""
+    """A run of adjacent kernels, executed as one opaque op."""
 
     def __init__(
         self, module: fx.GraphModule, kinds: Sequence[TensorType], yields: Sequence[Yield], written: frozenset[int]
@@ -108,7 +108,7 @@ class _Runs(Protocol):
 
 
 class Compiled:
-    """A module on kernels whose rest is compiled, when it first runs."""
+    """A lowered module whose ops between kernels are compiled at the first call."""
 
     def __init__(self, program: Program, module: fx.GraphModule) -> None:
         check_compiler()
@@ -184,19 +184,19 @@ class _Drawing:
         return found if isinstance(found, Kernel) else None
 
     def _is_closed(self, node: fx.Node) -> bool:
-        """Whether the compiler is not to look into a node: kernels, and branches, which may have some."""
+        """True if a node is opaque to the compiler: kernels, and branches, which may contain some."""
         has_branches = any(self._is_branch(source) for source in node.all_input_nodes)
         return has_branches or self._is_branch(node) or self._is_opaque(node)
 
     def _is_opaque(self, node: fx.Node) -> bool:
-        """Whether a node is a kernel whose work the compiler cannot do; one that reads nothing is a weight made once."""
+        """True if a node is a kernel that the compiler cannot replace; one without inputs is a weight that is made once."""
         return self._kernel(node) is not None and bool(node.all_input_nodes) and not self._open_form(node)
 
     def _is_branch(self, node: fx.Node) -> bool:
         return node.op == "get_attr" and isinstance(attribute(self.module, str(node.target)), fx.GraphModule)
 
     def _open_form(self, node: fx.Node) -> fx.Node | None:
-        """What a kernel that goes onto a grid, or off it, does in the program: compilers fuse that with what is around."""
+        """The program's node for a quantize or dequantize kernel: the compiler fuses it with its neighbours."""
         if not isinstance(self._kernel(node), Quantize | Dequantize):
             return None  # others may stand for a quantize op, and do the work of ops before it too
         found = self.written_in.get(str(stands_for(node)))
@@ -265,5 +265,5 @@ def _groups(graph: fx.Graph, is_closed: Any) -> Iterator[tuple[bool, list[fx.Nod
 
 
 def compiled(program: Program, module: fx.GraphModule) -> Compiled:
-    """A module on kernels, to be compiled at its first call. MissingDependencyError without a C++ compiler."""
+    """Lowered module to be compiled at its first call. MissingDependencyError without a C++ compiler."""
     return Compiled(program, module)

@@ -1,4 +1,4 @@
-"""How a convolution goes over what it reads, and how that must lie in memory for kernels."""
+"""Convolution windows: stride, padding, dilation and groups, output sizes, and the memory format kernels expect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADDED = 2
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution goes over what it reads, axis by axis."""
+    """Stride, padding and dilation by spatial axis, and the number of groups."""
 
     stride: list[int]
     padding: list[int]
@@ -33,7 +33,7 @@ class Window:
 
     @staticmethod
     def of(call: Call, axes: int) -> Window:
-        """That of a call, whose lists may have one number for all axes."""
+        """Window of an integer conv; lists of one number are broadcast to all spatial axes."""
         given = [call[name] for name in ("stride", "padding", "dilation")]
         if any(not isinstance(size, int) for sizes in given for size in sizes):
             raise NoKernelError("its window is not known before it runs")
@@ -46,7 +46,7 @@ class Window:
 
     @cached_property
     def wide(self) -> Window:
-        """Over two axes, if it is over one: the first has size 1."""
+        """The window over at least two axes: a conv1d gets a leading axis of size 1."""
         if self.axes > 1:
             return self
         return Window([1, *self.stride], [0, *self.padding], [1, *self.dilation], self.groups)
@@ -58,22 +58,22 @@ class Window:
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     def sizes(self, sizes: Sequence[int], taps: Sequence[int]) -> list[int]:
-        """The sizes of a result on the axes it goes over."""
+        """Output sizes on the spatial axes."""
         each = zip(sizes, taps, self.stride, self.padding, self.dilation, strict=True)
         return [max(0, (n + 2 * pad - gap * (k - 1) - 1) // step + 1) for n, k, step, pad, gap in each]
 
     def empty(self, x: Tensor, weight: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """What an empty batch becomes; shapes that do not fit are torch's to refuse, in its own words."""
+        """Result for an empty batch; incompatible shapes raise torch's own error."""
         read, by = torch.empty(x.shape, device="meta"), torch.empty(list(weight), device="meta")
         sizes = (self.stride, self.padding, self.dilation, False, [0] * self.axes, self.groups)
         return x.new_zeros(torch.convolution(read, by, None, *sizes).shape, dtype=dtype)
 
     def check_onednn(self, x: Any, taps: Sequence[int], inputs: int) -> None:
-        """Refuse what onednn's kernels for AVX-512 compute wrongly, or write beyond the end of memory for: results that
-        see nothing but padding, and, with one input channel a group, results that are one place wide and three axes.
+        """Refuse windows that onednn's AVX-512 kernels compute wrongly or write out of bounds for: results that cover nothing but
+        padding, and, with one input channel per group, results one element wide and windows over three axes.
 
-        `x` is the node that is read, and `inputs` are those of a group. What a result sees may depend on sizes: where
-        these are not known beforehand, it is refused too. On all processors, since kernels are chosen by speed alone.
+        `x` is the input node; `inputs` counts input channels per group. Where a result's receptive field depends on sizes that are not
+        known statically, it is refused as well. On all processors, since kernels are selected by speed alone.
         """
         sizes = _sizes(x, self.axes)
         each = list(zip(sizes, taps, self.padding, self.dilation, strict=True))
@@ -88,7 +88,7 @@ class Window:
             raise NoKernelError("its results may be one place wide, which onednn does not compute rightly here")
 
     def check(self, x: Tensor, kernel: str) -> None:
-        """Refuse a tensor that has neither a batch of items nor one item."""
+        """Refuse a tensor that is neither a batch nor a single item."""
         if x.dim() not in (self.axes + 1, self.axes + 2):
             raise InputError(
                 f"{kernel} was given a tensor of shape {tuple(x.shape)}, and goes over {self.axes} axes",
@@ -99,19 +99,19 @@ class Window:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def images(self, x: Tensor) -> Tensor:
-        """A batch with two axes or three, as kernels want it to lie in memory."""
+        """A batch over two or three spatial axes, in the memory format kernels expect."""
         if self.axes == 1:
             x = x.unsqueeze(ADDED)
         return x.contiguous(memory_format=FORMATS[max(self.axes, 2)])
 
     def like_input(self, made: Tensor) -> Tensor:
-        """What became of a batch, over as many axes as it had."""
+        """The result with as many spatial axes as the input had."""
         return made.squeeze(ADDED) if self.axes == 1 else made
 
     # -- what its time depends on ----------------------------------------------------------------------------------
 
     def work(self, shape: Sequence[int], weight: Sequence[int]) -> Work:
-        """What there is to do for an input, with a weight `[outputs, inputs of a group, *taps]`."""
+        """Workload of an input, for a weight `[outputs, inputs per group, *taps]`."""
         batch = shape[0] if len(shape) == self.axes + 2 else 1
         inputs, outputs, taps = weight[1] * self.groups, weight[0], weight[2:]
         pixels = batch * math.prod(self.sizes(shape[-self.axes :], taps))
@@ -124,7 +124,7 @@ class Window:
 
 
 def shape_to_pack_for(window: Window, weight: Sequence[int], x: Tensor) -> list[int] | None:
-    """The shape of images, as onednn packs a weight `[outputs, inputs of a group, …]` for them; None for any shape."""
+    """Input shape for which onednn packs a weight `[outputs, inputs per group, …]`; None to pack for any shape."""
     batch = list(x.shape) if x.dim() == window.axes + 2 else [1, *x.shape]
     if 0 in batch or len(batch) != window.axes + 2:
         return None
@@ -141,12 +141,12 @@ def _sizes(x: Any, axes: int) -> list[int | None]:
 
 
 def _is_least(size: int | None, least: int) -> bool:
-    """Whether a size is known to be at least so large."""
+    """True if a size is known and at least `least`."""
     return size is not None and size >= least
 
 
 def kind_of(op: str, taps: Sequence[int], stride: Sequence[int], groups: int, inputs: int) -> str:
-    """What a convolution is called where times are remembered; `inputs` are those of a group."""
+    """Key of a convolution in the cost tables, as `conv2d depthwise 3x3 s1`; `inputs` counts input channels per group."""
     grouped = [] if groups == 1 else ["depthwise" if inputs == 1 else "grouped"]
     step = stride[:1] if len(set(stride)) == 1 else stride
     return " ".join([f"{op}{len(taps)}d", *grouped, "x".join(map(str, taps)), "s" + "x".join(map(str, step))])

@@ -1,12 +1,12 @@
-"""Times of kernels that were measured beforehand: what the choice goes by where nobody tunes.
+"""Cost tables: kernel times measured beforehand, for kernel selection without tuning.
 
-The tables are files, one a target, made by `python -m benchmarks.costs`:
+One JSON file per target, written by `python -m benchmarks.costs`:
 
     {"processor": "…", "rows": [{"kind": "conv2d 3x3 s1", "size": 3136, "channels": [64, 64],
                                  "microseconds": {"onednn": 1410.0, "fbgemm": 1620.0}}]}
 
-Absolute times are those of one processor. The choice only asks which family is the fastest at the nearest shape, which
-changes much less from one processor to the next.
+Absolute times are those of one processor. Selection only asks for the fastest family at the nearest shape, which varies much
+less between processors.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ CHANNELS_WEIGHT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How long each family took at one shape."""
+    """Time of each kernel family at one shape, in microseconds."""
 
     work: Work
     microseconds: dict[str, float]
 
     def distance(self, work: Work) -> float:
-        """How many doublings apart two shapes are."""
+        """Distance between two shapes, in doublings."""
         apart = abs(math.log2(max(work.size, 1) / max(self.work.size, 1)))
         pairs = zip(work.channels, self.work.channels, strict=True)
         return apart + CHANNELS_WEIGHT * sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in pairs)
 
 
 def file_of(target: str) -> str:
-    """The name of the table for a target on this processor. With VNNI one instruction does what takes three without, in
-    some families of kernels: the order of these turns about."""
+    """File name of a target's cost table on this processor. VNNI does in one instruction what takes some families three
+    without it, which changes their ranking.
+    """
     return f"costs_{target}.json" if adds_in_16_bits() else f"costs_{target}_vnni.json"
 
 
 @cache
 def measured(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
-    """The table of a target, by kind and number of channels; empty if it has none."""
+    """A target's cost table, by kind and number of channels; empty if it has none."""
     folder = resources.files("quantc.targets.kernels")
     names = (file_of(target), f"costs_{target}.json")
     file = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -60,7 +61,7 @@ def measured(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
 
 
 def nearest(target: str, work: Work) -> Measured | None:
-    """What was measured at the shape that is closest; None if nothing of the kind was."""
+    """Measurement at the nearest shape; None if the table has no row of this kind."""
     table, channels = measured(target), len(work.channels)
     # what is done to results on the way takes all families about as long
     rows = table.get((work.kind, channels)) or table.get((work.kind.partition(" + ")[0], channels))

@@ -1,7 +1,7 @@
-"""Int8 weights that a float op reads, such as those of a recurrent layer whose state stays float: brought back once.
+"""Int8 weights of float ops, such as recurrent layers whose state stays float: dequantized once.
 
-To bring them back at every call takes half as long as the layer itself. So they are held in float32, and in float32 alone:
-of the speed of the float model, and of its size in memory. Files hold the bytes.
+Dequantizing at every call takes half as long as the layer itself. So memory holds the weight in float32 only: speed and memory
+of the float model. Files hold int8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PER_CHANNEL: Any = decomposed_ops().dequantize_per_channel.default
 
 
 class RealWeight(Kernel):
-    """A constant of bytes as the real numbers it stands for."""
+    """A quantized constant, dequantized once."""
 
     name: ClassVar[str] = "float32 weight made once"
 

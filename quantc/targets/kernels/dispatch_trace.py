@@ -1,8 +1,8 @@
-"""The ops that a function on tensors dispatches in one call, as data: what is left of it when Python is taken away.
+"""Dispatch traces: the ops that a tensor function dispatches in one call, as data without Python.
 
-A tape holds for inputs of the same shapes and strides, as long as nothing in the function depends on numbers. A function that looks at
-numbers, which it can only do by an op that yields something other than tensors, or that makes tensors of what torch does not see, has no
-tape, and `NoTapeError` says why.
+A tape is valid for inputs of the same shapes and strides, as long as nothing in the function depends on data. A function that reads
+data, which takes an op with a non-tensor result, or that creates tensors outside torch's dispatcher, has no tape: `NoTapeError` gives
+the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMBERS = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch
 
 
 class NoTapeError(Exception):
-    """A function is more than the ops it calls. Nobody outside sees this: it goes on as it is."""
+    """A function does more than dispatch ops. Internal: the caller falls back to the function itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor or packed weight that the function has at hand."""
+    """A tensor or packed weight that the function closes over."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a step has made: one of its results, or an item of that where it is a list."""
+    """A result of a step, or one item of a result that is a list."""
 
     step: int
     result: int
@@ -61,7 +61,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number, a name or a setting; told from others by how it is written, since 1, 1.0 and True are equal."""
+    """A number, string or setting; compared by type and repr, since 1, 1.0 and True are equal."""
 
     kind: type
     text: str
@@ -73,7 +73,7 @@ Operand = Given | Held | Made | Several | Constant
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One op: an operand for each argument of its schema, and how long each result is that is a list."""
+    """One op: an operand for each argument of its schema, and the length of each result that is a list."""
 
     op: OpOverload
     operands: tuple[Operand, ...]
@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """All steps in order, what they hold, and what is handed back."""
+    """A dispatch trace: steps in order, captured values and results."""
 
     inputs: int
     steps: tuple[Step, ...]
@@ -90,19 +90,20 @@ class Tape:
     results: tuple[Operand, ...]
 
     def is_like(self, other: Tape) -> bool:
-        """Whether another tape has the same steps, on the very same tensors."""
+        """True if another tape has the same steps on identical captured tensors."""
         held, theirs = ([identity(value) for value in tape.held] for tape in (self, other))
         return held == theirs and self.steps == other.steps and self.results == other.results
 
 
 def identity(value: Any) -> int:
-    """What a tensor or a packed weight is known by. Of the latter, Python is given a new object each time it asks."""
+    """Identity of a tensor or packed weight. Each access to a packed weight creates a new Python object, so its hash is used."""
     return hash(value) if isinstance(value, torch.ScriptObject) else id(value)
 
 
 def taped(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[Tape, Sequence[Tensor]]:
-    """The tape of a function on inputs of these shapes, and what it made of these. No two may be the same tensor: nobody could
-    tell which of them an op was given."""
+    """The tape of a function for inputs of these shapes, and the results of the recorded call. The inputs must be distinct
+    tensors, as the recorder identifies operands by object.
+    """
     recorder = _Recorder(leaves)
     with recorder:
         made = run(*leaves)
@@ -113,7 +114,7 @@ def taped(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[
 
 
 def _has_open_size(func: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether the size of what an op makes depends on numbers. Of places in a tensor it is known; of a mask it is not."""
+    """True if an op's output shape depends on data: indexing with positions has a static shape, with a mask it does not."""
     if torch.Tag.dynamic_output_shape not in func.tags:
         return False
     return func is not ATEN.index.Tensor or any(
@@ -209,7 +210,7 @@ class _Recorder(TorchDispatchMode):
         return Made(len(self.steps) - 1, 0)
 
     def operand(self, value: Any) -> Operand:
-        """What stands for a value on the tape."""
+        """Operand that represents a value on the tape."""
         if isinstance(value, Tensor):
             known: Operand | None = self.values.get(value)
             return self._holding(value) if known is None else known

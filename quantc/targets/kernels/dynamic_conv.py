@@ -1,7 +1,7 @@
-"""Convolutions that find the scale of what they read as they run: onednn's kernel on x86, with the integer form's scales.
+"""Dynamically quantized convolutions: onednn's kernel on x86, with the qparams of the integer form.
 
-torch's own dynamic convolutions, of fbgemm and of QNNPACK, put their results on the grid of what they read: whatever
-lies beyond the range of the input is cut off. So they are not used, and on QNNPACK the integer form runs as written.
+torch's own dynamic convolutions (fbgemm, QNNPACK) requantize results onto the input's grid and so clip everything beyond the
+input's range. They are not used; on QNNPACK the integer form runs as written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TAKES_RELU = 2
 
 
 class ConvDynamic(Kernel):
-    """A convolution of a float tensor, quantized with one scale as it comes, by int8 weights."""
+    """Convolution of a float tensor, quantized per tensor at run time, by int8 weights."""
 
     name: ClassVar[str] = "onednn qconv"
     family: ClassVar[str] = "onednn"

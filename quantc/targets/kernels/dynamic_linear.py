@@ -1,10 +1,10 @@
-"""Linear layers that find the scale of what they read as they run: fbgemm's kernel on x86, QNNPACK's elsewhere.
+"""Dynamically quantized linear layers: fbgemm's kernel on x86, QNNPACK's elsewhere.
 
-fbgemm's kernel is given the scales of the integer form. Both could choose scales of their own: but NaN in what they read
-makes them fail, or gives numbers that mean nothing; and no scale of theirs is below 2^-14.
+fbgemm's kernel gets the qparams of the integer form. Both kernels could choose their own, but NaN inputs make them fail or yield
+garbage, and they never choose a scale below 2^-14.
 
-What differs from the integer form: fbgemm adds the zero point before it rounds, so that a number halfway between two
-levels may go to the other one; and the bias is added in float32, not in steps of the accumulator.
+Differences from the integer form: fbgemm adds the zero point before it rounds, so a value halfway between two levels may round to
+the other one; and the bias is added in float32, not in steps of the accumulator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALLEST_SCALE = 2.0**-14
 
 @dataclass(frozen=True)
 class Weight:
-    """The weight of a linear layer as the kernels take it: a row of int8 for each output, symmetric."""
+    """Linear weight as the kernels take it: symmetric int8, one row per output."""
 
     levels: Tensor
     scale: Tensor
@@ -45,7 +45,7 @@ class Weight:
 
     @staticmethod
     def of(call: Call, name: str) -> Weight:
-        """The weight of a call: `w` with outputs in rows, `y` with outputs in columns."""
+        """The weight of a call: `w` has outputs in rows, `y` in columns."""
         levels, bias = call.tensor(name), call["bias"]
         if call[f"{name}_zero_point"] is not None:
             raise NoKernelError("its weights are not symmetric")
@@ -64,7 +64,7 @@ class Weight:
 
     @staticmethod
     def stacked(weights: Sequence[Weight]) -> Weight:
-        """The weights of several layers that read the same, one below the other."""
+        """Weights of sibling layers with a shared input, concatenated along the outputs."""
         sizes = [weight.levels.shape[0] for weight in weights]
         biases = [torch.zeros(size) if w.bias is None else w.bias for w, size in zip(weights, sizes, strict=True)]
         return Weight(
@@ -75,7 +75,7 @@ class Weight:
 
 
 class LinearDynamic(Kernel):
-    """Layers with weights as buffers, which quantize what they read as it comes."""
+    """Dynamically quantized layers with weights as buffers."""
 
     def __init__(self, weight: Weight, grid: RunTimeGrid) -> None:
         super().__init__()
@@ -135,10 +135,10 @@ class LinearDynamic(Kernel):
 
     @abstractmethod
     def product(self, packed: Any, x: Tensor) -> Tensor:
-        """All results, side by side, of a float32 tensor that is not empty and has rows."""
+        """GEMM of a non-empty float32 tensor that has rows; results of sibling layers are concatenated."""
 
     def nothing(self, x: Tensor) -> Tensor:
-        """The results for a tensor that is not finite."""
+        """Result for a non-finite input: NaN."""
         return x.new_full([*x.shape[:-1], self.shape[0]], torch.nan)
 
     def extra_repr(self) -> str:
@@ -146,7 +146,7 @@ class LinearDynamic(Kernel):
 
 
 class OfWhole(LinearDynamic):
-    """One scale for all that is read."""
+    """Per-tensor dynamic quantization on fbgemm."""
 
     name: ClassVar[str] = "fbgemm linear"
     family: ClassVar[str] = "fbgemm"
@@ -170,16 +170,16 @@ class OfWhole(LinearDynamic):
 
 
 class OnOwnScale(OfWhole):
-    """One scale for all that is read, which fbgemm's kernel finds on its own: torch's, which differs from that of the
-    integer form where it is near the smallest there is. Offered for no op: modules that keep to torch's scales take it.
+    """Per-tensor dynamic quantization with the scale that fbgemm's kernel finds itself: torch's, which differs from the integer
+    form's near the smallest scale. Registered for no op: modules that keep torch's scales use it.
 
-    The kernel hides what is not finite, so that is looked for; what is so large that its square is not counts as such.
+    The kernel hides non-finite inputs, so they are checked for; values whose square overflows count as non-finite.
     """
 
     name: ClassVar[str] = "fbgemm linear, on a scale of its own"
 
     def forward(self, *inputs: Tensor) -> Any:
-        """At once where that is possible."""
+        """Direct call of the packed kernel where the input allows it."""
         x, packed = inputs[0], self._packed
         if packed is None or x.dim() < 2 or x.dtype is not torch.float32 or x.size(-1) != self.shape[1]:
             return super().forward(*inputs)
@@ -193,10 +193,10 @@ class OnOwnScale(OfWhole):
 
 
 class OfRows(OfWhole):
-    """A scale for each row that is read.
+    """Per-row (per-token) dynamic quantization.
 
-    fbgemm knows one scale alone. So the rows are divided by theirs beforehand, the kernel multiplies with scale 1, and
-    its sums are corrected: by the zero points, which weigh the sums of the weight's rows, and by the scales.
+    fbgemm supports a single scale. So rows are divided by their scales first, the kernel multiplies with scale 1, and its sums are
+    corrected by the zero points, weighted with the row sums of the weight, and by the scales.
     """
 
     name: ClassVar[str] = "fbgemm linear, by rows"
@@ -235,7 +235,7 @@ class OfRows(OfWhole):
 
 
 class OfWholeOnQnnpack(LinearDynamic):
-    """One scale for all that is read; QNNPACK's kernel finds it on its own, which is the same."""
+    """Per-tensor dynamic quantization; QNNPACK's kernel finds the scale itself, and it is the same."""
 
     name: ClassVar[str] = "QNNPACK linear"
     family: ClassVar[str] = "qnnpack"

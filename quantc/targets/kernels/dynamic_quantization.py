@@ -1,6 +1,6 @@
-"""How a kernel quantizes what it reads as it comes: the scales of `quantc.run_time`, worked out with little ado.
+"""Fast dynamic quantization of kernel inputs, with the same qparams as `choose_qparams`.
 
-Kernels multiply unsigned levels. So a grid that begins elsewhere is moved to begin at 0, which changes no number.
+Kernels multiply unsigned levels, so a grid with another lower bound is shifted to start at 0, which changes no value.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HIGHEST_LEVEL = 255
 def float32(number: float) -> float:
     """A number rounded to float32.
 
-    A sum, difference, product or quotient of two float32 that is rounded to float64 first is none the worse for it.
+    Rounding a sum, difference, product or quotient of two float32 numbers to float64 first does not change its float32 value.
     """
     return ctypes.c_float(number).value
 
 
 @dataclass(frozen=True)
 class RunTimeGrid:
-    """Levels 0..span, and how their scale is found."""
+    """Levels 0..span with qparams found at run time."""
 
     span: int
     """The highest level."""
@@ -39,7 +39,7 @@ class RunTimeGrid:
 
     @staticmethod
     def of(call: Call) -> RunTimeGrid:
-        """The grid that an op of the integer form quantizes what it reads with."""
+        """Grid of the input of a dynamic integer op."""
         qmin, qmax, zero_point = call["qmin"], call["qmax"], call["x_zero_point"]
         if qmax - qmin > HIGHEST_LEVEL:
             raise NoKernelError(f"the kernel multiplies bytes, and {qmin}..{qmax} needs more")
@@ -47,7 +47,7 @@ class RunTimeGrid:
         return RunTimeGrid(qmax - qmin, middle, float32(call["eps"]))
 
     def of_whole(self, x: Tensor) -> tuple[float, int] | None:
-        """Scale and zero point of a float32 tensor that is not empty; None if it is not finite."""
+        """Scale and zero point of a non-empty float32 tensor; None if it is not finite."""
         lowest, highest = torch.aminmax(x)
         # NaN stays NaN, since it is compared with what comes second
         low, high = min(lowest.item(), 0.0), max(highest.item(), 0.0)
@@ -60,9 +60,9 @@ class RunTimeGrid:
         return (scale, self.middle) if scale < math.inf else None
 
     def of_rows(self, x: Tensor) -> Rows:
-        """The rows of a float32 matrix, each divided by its own scale.
+        """Rows of a float32 matrix, each divided by its own scale.
 
-        The scale of a row that is not finite is not either. `torch.aminmax` would take ten times as long by rows.
+        The scale of a non-finite row is non-finite too. `torch.aminmax` would take ten times as long by rows.
         """
         low, high = torch.amin(x, -1, True).clamp_(max=0), torch.amax(x, -1, True).clamp_(min=0)
         if self.middle is None:
@@ -77,7 +77,7 @@ class RunTimeGrid:
 
 @dataclass(frozen=True)
 class Rows:
-    """A matrix of which each row is in steps of its own."""
+    """A matrix with one scale per row, in units of that scale."""
 
     steps: Tensor
     """Not yet rounded: from 0 if `lowest` says which number the level 0 stands for, else about 0."""

@@ -1,11 +1,11 @@
-"""Recurrent layers with run-time scales: on torch's ops for whole sequences and for cells, or step by step.
+"""Dynamically quantized recurrent layers: torch's ops for sequences and cells, or step by step.
 
-torch's ops find scales on their own, in one way: affine, one for all, not below 2^-14. They hide what is not finite, so
-that is looked for, and left to the integer form. Everything else, and layers that torch has no op for, goes through the
-steps of the integer form with the kernels of linear layers in them.
+torch's ops find scales in one way only: affine, per tensor, not below 2^-14. They hide non-finite values, so those are checked for
+and left to the integer form. Everything else, and layers that torch has no op for, runs the steps of the integer form on the
+kernels of linear layers.
 
-What differs from the integer form is what differs in those: biases are added in float32, and a number halfway between
-two levels may go to the other one.
+Differences from the integer form are those of the linear kernels: biases are added in float32, and a value halfway between two
+levels may round to the other one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ IN_PLACE = {"rnn_tanh": _rnn(torch.tanh_), "rnn_relu": _rnn(torch.relu_)}
 
 @dataclass(frozen=True)
 class Parts:
-    """What a recurrent op is made of: its kind, its weights for input and state in turn, and how it quantizes."""
+    """A recurrent op's kind, its weights for input and state alternately, and its quantization."""
 
     kind: str
     weights: tuple[Weight, ...]
@@ -68,12 +68,12 @@ class Parts:
 
     @property
     def is_torchs(self) -> bool:
-        """Whether torch's ops would find the same scales."""
+        """True if torch's ops would find the same scales."""
         return not self.per_token and self.grid.middle is None and self.grid.eps >= SMALLEST_SCALE
 
 
 class Recurrent(Kernel):
-    """Layers or a cell."""
+    """Base of recurrent kernels: layers over a sequence, or a cell."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -86,10 +86,10 @@ class Recurrent(Kernel):
     @property
     @abstractmethod
     def weights(self) -> tuple[Weight, ...]:
-        """For input and state in turn."""
+        """Weights for input and state alternately."""
 
     def is_for(self, parts: Parts) -> bool:
-        """Whether it computes what an op of these parts does."""
+        """True if this kernel computes an op of these parts."""
         settings = (parts.kind, parts.layout, parts.written, parts.looked_at)
         if (self.kind, self.layout, self.written, self.looked_at) != settings:
             return False
@@ -97,7 +97,7 @@ class Recurrent(Kernel):
 
     @property
     def pair_sums(self) -> tuple[Tensor, int] | None:
-        """The weights below one another, the narrow ones filled up with zeros."""
+        """All weights concatenated by rows, narrow ones padded with zeros."""
         weights = [weight.levels for weight in self.weights]
         widest = max(weight.shape[1] for weight in weights)
         return torch.cat([functional.pad(weight, (0, widest - weight.shape[1])) for weight in weights]), self.grid.span
@@ -111,7 +111,7 @@ def _same(one: Weight, other: Weight) -> bool:
 
 
 class OnTorchsOps(Recurrent):
-    """Weights as buffers, and what to do where torch's ops would not show what the integer form does."""
+    """Kernels on torch's ops, with weights as buffers and a fallback where torch's ops differ visibly from the integer form."""
 
     engine: ClassVar[str]
 
@@ -136,7 +136,7 @@ class OnTorchsOps(Recurrent):
         )
 
     def packed_weights(self) -> list[Any]:
-        """Nothing if a bias is not finite: that would be hidden too."""
+        """Packed weights; empty if a bias is not finite, which torch's ops would hide."""
         if not all(weight.bias is None or _is_finite(weight.bias) for weight in self.weights):
             return []
         return [packed_linear(self.engine, weight.levels, weight.scale, weight.bias) for weight in self.weights]
@@ -159,14 +159,14 @@ class OnTorchsOps(Recurrent):
 
     @abstractmethod
     def on_kernel(self, packed: Any, x: Tensor, state: list[Tensor]) -> Any:
-        """The result, where all is finite."""
+        """Result of torch's op, for finite inputs."""
 
     def state(self, state: list[Tensor]) -> Any:
-        """The state as ops take it: a list only where it has two parts."""
+        """The state as ops take it: a list only if it has two tensors."""
         return state if KINDS[self.kind].states > 1 else state[0]
 
     def as_written(self, x: Tensor, state: list[Tensor]) -> Any:
-        """What the op of the integer form gives."""
+        """Result of the integer op."""
         hx = self.state(state)
         weights, scales = ([getattr(w, name) for w in self.weights] for name in ("levels", "scale"))
         biases = [weight.bias for weight in self.weights]
@@ -217,7 +217,7 @@ class QnnpackSequences(Sequences):
 
 
 class FbgemmCell(OnTorchsOps):
-    """One step."""
+    """One step of a cell."""
 
     name: ClassVar[str] = "fbgemm cell"
     engine: ClassVar[str] = "fbgemm"
@@ -244,7 +244,7 @@ class QnnpackCell(FbgemmCell):
 
 
 class StepByStep(Recurrent):
-    """Layers or a cell, each product of which is a linear layer on a kernel."""
+    """Layers or a cell, with each GEMM on a linear kernel."""
 
     name: ClassVar[str] = "linear layers, step by step"
 
@@ -276,7 +276,7 @@ class StepByStep(Recurrent):
 
 
 def _is_finite(*tensors: Tensor) -> bool:
-    """Whether there is neither NaN nor infinity in tensors; a sum that is too large counts as infinity."""
+    """True if no tensor contains NaN or infinity; an overflowing sum counts as infinity."""
     return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
 
 

@@ -1,8 +1,8 @@
-"""Tables that are stored quantized: rows are looked up as they are stored, and only those become float.
+"""Quantized embedding tables: rows are looked up in their stored format, and only those are dequantized.
 
-fbgemm looks up rows of bytes, and makes floats of them, in one go: each row has its scale and an offset behind it. Where
-the offset of a zero point is no float32 number, scales are multiplied with afterwards, so that nothing rounds otherwise.
-Its kernels for integers of 4 bits are not used: they take scales in float16 only.
+fbgemm looks up and dequantizes 8-bit rows in one op: each row is followed by its scale and offset. Where the offset of a zero point
+is not representable in float32, scales are applied afterwards, so that rounding does not change. fbgemm's 4-bit kernels are not
+used: they take float16 scales only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantc.targets.kernels.stored_weight import StoredWeight, WeightOnly
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table in a format that torch converts fast, and its scales and zero points as float32."""
+    """An embedding table in a dtype that torch converts fast, with scales and zero points in float32."""
 
     rows: Tensor
     scale: Tensor | None
@@ -42,7 +42,7 @@ class Table:
         return Table(rows, scale, zero_point, are_of_rows)
 
     def look_up(self, indices: Tensor) -> Tensor:
-        """Rows as float32. What is changed in place is new."""
+        """Rows as float32. In-place ops touch new tensors only."""
         found = torch.embedding(self.rows, indices).float()
         if self.scale is None:
             return found
@@ -62,7 +62,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class ByteTable:
-    """A table as fbgemm reads it: each row, or each group of one, followed by a scale and an offset."""
+    """An embedding table in fbgemm's format: each row, or group of a row, is followed by a scale and an offset."""
 
     rows: Tensor
     """uint8: the bytes, then two float32."""
@@ -82,7 +82,7 @@ class ByteTable:
         return ByteTable(rows, len(scales) // len(weight.w), None if is_exact else scales.float())
 
     def stored(self, like: torch.dtype) -> Tensor:
-        """The integers as they were stored."""
+        """The integers in their original dtype."""
         levels = self.rows[:, :-NUMBERS].reshape(len(self.rows) // self.groups, -1)
         return levels if like is torch.uint8 else _moved(levels).view(torch.int8)
 
@@ -97,7 +97,7 @@ class ByteTable:
         return found.view(*indices.shape, found.shape[1] * self.groups)
 
     def sum_up(self, indices: Tensor, offsets: Tensor, weights: Tensor | None, include_last_offset: bool) -> Tensor:
-        """Sums of bags of rows that are stored in one part, with their scales."""
+        """Sums of bags of rows; one group per row, scales included."""
         bags = (indices.contiguous(), offsets.contiguous())
         each = None if weights is None else weights.contiguous()
         made: Tensor = BYTE_ROWS(self.rows, *bags, False, 0, False, each, None, include_last_offset)
@@ -121,7 +121,7 @@ def _scales_and_offsets(weight: StoredWeight) -> tuple[Tensor, Tensor]:
 
 
 def _are_exact(scales: Tensor, offsets: Tensor) -> bool:
-    """Whether float32 holds the offsets of all rows, on their scales."""
+    """True if float32 represents scale·offset of all rows exactly."""
     products = scales * offsets
     return torch.equal(products.float().double(), products)
 
@@ -142,7 +142,7 @@ def _known_places(count: int, dtype: torch.dtype) -> Tensor:
 
 
 class Lookup(WeightOnly):
-    """Rows of a table, as float32."""
+    """Embedding lookup: rows of a table, as float32."""
 
     name: ClassVar[str] = "rows looked up as stored"
 
@@ -154,7 +154,7 @@ class Lookup(WeightOnly):
 
 
 class BagLookup(Lookup):
-    """Sums, means or maxima of rows of a table."""
+    """Embedding bag: sums, means or maxima of rows of a table."""
 
     name: ClassVar[str] = "bags of rows looked up as stored"
 
@@ -172,7 +172,7 @@ class BagLookup(Lookup):
 
 
 class ByteLookup(WeightOnly):
-    """Rows of a table of bytes, as float32, in one go."""
+    """Embedding lookup in an 8-bit table, as float32, in one op."""
 
     name: ClassVar[str] = "fbgemm rows of bytes"
     family: ClassVar[str] = "fbgemm"
@@ -192,7 +192,7 @@ class ByteLookup(WeightOnly):
 
 
 class ByteBagLookup(ByteLookup):
-    """Sums or means of rows of a table of bytes. Sums are float32, like those of the float op, but in another order."""
+    """Embedding bag over an 8-bit table: sums or means, accumulated in float32 like the float op's, but in another order."""
 
     name: ClassVar[str] = "fbgemm bags of rows of bytes"
 
@@ -244,7 +244,7 @@ def byte_lookup(call: Call) -> Placement:
 @kernel("x86", "embedding")
 @kernel("qnnpack", "embedding")
 def integer_lookup(call: Call) -> Placement:
-    """The same op of programs that were converted to integers."""
+    """Placement of the integer form's embedding lookup."""
     zeros = None if call["w_zero_point"] is None else call.tensor("w_zero_point")
     scale = call.tensor("scale")
     weight = StoredWeight(call.tensor("w"), scale, zeros, 0 if scale.dim() else None, None)

@@ -1,7 +1,7 @@
-"""Convolutions on bytes: fbgemm's kernels on x86. Their weights may have zero points.
+"""Int8 convolutions: fbgemm's kernels on x86, which support asymmetric weights.
 
-They read and make tensors of torch's quantized dtypes, which lie on the same memory as ours: to go there and back takes
-10 to 25 µs, about what a call costs less than one of onednn's.
+They read and write tensors of torch's quantized dtypes, which share memory with plain ones: converting there and back takes 10 to
+25 µs, about as much as a call is cheaper than one of onednn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDED_BITS = 32
 
 
 class ConvFbgemm(ByteConv):
-    """A convolution of bytes by int8 weights, on fbgemm."""
+    """Convolution of uint8 by int8 weights, on fbgemm."""
 
     name: ClassVar[str] = "fbgemm qconv"
     family: ClassVar[str] = "fbgemm"
@@ -81,7 +81,7 @@ class ConvFbgemm(ByteConv):
 
 
 def fbgemm_ending(call: Call) -> Ending:
-    """How an op ends, if it is a way that fbgemm's kernels end in."""
+    """Epilogue of an op, if fbgemm's kernels support it."""
     ending = Ending.of(call)
     if ending.dtype is not torch.uint8:
         raise NoKernelError(f"fbgemm's convolutions yield uint8, not {ending.dtype}")

@@ -1,9 +1,9 @@
-"""Convolutions of bytes in float32: levels become floats, oneDNN's float kernel convolves them, and the result is rounded.
+"""Int8 convolutions computed in float32: levels are converted to float, convolved by oneDNN's float kernel, and rounded.
 
-Weights are not packed: what is packed for one shape of input is many times slower for others.
+Weights are not packed: a weight packed for one input shape is many times slower for others.
 
-For results in bytes the multipliers are in the weights, so that nothing is left to do but to round: the float32 sums are
-off by far less than a step. Where the result is float, they come afterwards, and sums of integers are exact up to 2^24.
+For 8-bit results the multipliers are folded into the weights, so that only rounding is left: the error of float32 sums is far below
+one step. For float results they are applied afterwards, and integer sums are exact up to 2^24.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantc.targets.kernels.packing import as_quantized, to_bytes
 
 
 class ConvFloat(ByteConv):
-    """A convolution of bytes by int8 weights, in float32."""
+    """Convolution of uint8 by int8 weights, in float32."""
 
     name: ClassVar[str] = "float32 conv"
     family: ClassVar[str] = "float32"

@@ -1,7 +1,7 @@
-"""How a product ends: what the last arguments of an op of the integer form say, in the terms of float kernels.
+"""Epilogue arguments (multiplier, zero point, clamp, dtype) of an integer conv, linear or matmul, as float kernels take them.
 
-The integer form multiplies accumulators by M = sx·sw/so and rounds. Kernels take the three scales apart, but only their
-quotient counts: the input's and the result's are 1 here, and the weight's is M.
+The integer form multiplies accumulators by M = sx·sw/so and rounds. Kernels take the three scales separately, but only their
+quotient matters: input and output scale are 1 here, and the weight's scale is M.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quantc.targets.kernels.kernel_table import Call, NoKernelError
 
 @dataclass(frozen=True)
 class Ending:
-    """The grid of a result, and what brings accumulators onto it."""
+    """Epilogue: multiplier, and zero point, clamp bounds and dtype of the result."""
 
     multiplier: Tensor
     """float32: one, or one for each channel."""
@@ -30,7 +30,7 @@ class Ending:
 
     @staticmethod
     def of(call: Call, multiplier: Tensor | None = None) -> Ending:
-        """How the op of a call ends; `multiplier` where the op has several."""
+        """Epilogue of a call; `multiplier` selects one where the op has several."""
         if call["shift"] is not None:
             raise NoKernelError("its multipliers are mantissas and shifts, and kernels multiply by floats")
         factor = call["multiplier"] if multiplier is None else multiplier
@@ -47,7 +47,7 @@ class Ending:
 
     @property
     def cuts(self) -> bool:
-        """Whether levels end earlier than the dtype does."""
+        """True if the clamp is tighter than the dtype's range."""
         if self.is_float:
             return False
         limits = torch.iinfo(self.dtype)
@@ -55,13 +55,13 @@ class Ending:
 
     @property
     def is_relu(self) -> bool:
-        """Whether the only bound is at zero."""
+        """True if the only clamp is at zero."""
         return self.cuts and self.low == self.zero_point and self.high == torch.iinfo(self.dtype).max
 
     def by_channel(self, channels: int) -> Tensor:
-        """A multiplier for each channel."""
+        """Multipliers expanded to one per channel."""
         return self.multiplier.expand(channels).contiguous()
 
     def bias(self, levels: Tensor | None) -> Tensor | None:
-        """A bias in steps of the result."""
+        """The bias in steps of the result."""
         return None if levels is None else (levels.double().reshape(-1) * self.multiplier.double()).float()

@@ -1,10 +1,8 @@
-"""LSTM and GRU layers whose weights alone are quantized, where float16 holds those exactly: fp16, and groups with scales
-of few bits.
+"""Weight-only LSTM and GRU layers whose weights are exact in float16: fp16, and groups with scales of few bits.
 
-fbgemm multiplies float32 with float16 weights and adds in float32, so half the memory is read at each step. That pays
-where the weights of a layer do not stay in the cache: measured 1.2 to 6 times as fast as float on one thread. Small
-layers are faster in float, by torch's own op; so are weights with a scale for each row, which torch's op over sequences
-has no place for.
+fbgemm multiplies float32 inputs by float16 weights and accumulates in float32, so each step reads half the memory. That pays off
+where a layer's weights do not fit the cache: measured 1.2 to 6 times as fast as float on one thread. Small layers are faster in
+float, on torch's own op; so are weights with a scale per row, which torch's sequence op does not support.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ MIN_WEIGHTS = 400_000
 
 
 class HalfSequences(Kernel):
-    """All layers over a sequence, on exact float16 weights."""
+    """All layers over a sequence, with exact float16 weights."""
 
     name: ClassVar[str] = "fbgemm float16 layers over sequences"
 

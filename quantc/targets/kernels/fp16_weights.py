@@ -1,9 +1,9 @@
-"""Weights as float16 numbers that are exactly what they stand for, up to one factor for each output.
+"""Weights that float16 represents exactly, up to one factor per output.
 
-fbgemm multiplies float32 inputs with float16 weights and adds in float32. So a weight that is exact in float16 loses
-nothing, and half the memory is read. Integers of 8 bits are exact, and so are fp8 numbers: the scale of their channel is
-the factor. Groups with scales of few significant bits are exact as they are. A power of two brings what is too large or
-too small for float16 into its range; that is exact too, and the factor takes it back.
+fbgemm multiplies float32 inputs by float16 weights and accumulates in float32, so a weight that is exact in float16 loses nothing
+and half the memory is read. 8-bit integers and fp8 numbers are exact: the scale of their channel is the factor. Groups with scales
+of few significant bits are exact as they are. A power of two brings values into float16's range; that is exact too, and the factor
+undoes it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """A matrix with a row for each output, as float32 numbers that float16 can hold, and what each output is
-    multiplied with."""
+    """A matrix with one row per output, of float32 numbers that are exact in float16, and a factor per output."""
 
     matrix: Tensor
     factor: Tensor | None
@@ -39,14 +38,14 @@ class Halves:
 
 
 def are_exact(weight: StoredWeight) -> bool:
-    """Whether `exact_halves` would give something."""
+    """True if `exact_halves` returns a matrix."""
     has_levels = weight.row_scale is not None and weight.w.dtype in LEVELS
     return has_levels or exact_halves(weight) is not None
 
 
 @torch.no_grad()
 def exact_halves(weight: StoredWeight) -> Halves | None:
-    """A weight as float16 numbers; None if these would not be exact."""
+    """A weight in float16; None if it is not exact."""
     scale = weight.row_scale
     matrix = weight.rows(weight.real() if scale is None else weight.levels())
     powers: list[Tensor] = []

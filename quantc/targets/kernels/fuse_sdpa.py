@@ -1,7 +1,7 @@
-"""Attention that stays float as one op again: matmul, scale, softmax, matmul become torch's own kernel.
+"""Fuses float attention back into SDPA: matmul, scale, softmax, matmul become torch's fused kernel.
 
-Backends take attention apart so as to quantize its products. Where none of them was, as in dynamic mode, the op that
-does all of it at once is faster, and no less exact.
+Backends decompose attention to quantize its matmuls. Where none was quantized, as in dynamic mode, the fused op is faster and no
+less exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RANK = 4
 
 @dataclass(frozen=True)
 class Attention:
-    """The nodes of an attention without a mask."""
+    """Operands and root of an unmasked attention."""
 
     root: fx.Node
     query: fx.Node
@@ -33,7 +33,7 @@ class Attention:
 
 
 def fuse_attention(program: Program) -> int:
-    """Put attention that is float together; how many there were."""
+    """Fuse float attention into SDPA; number of fusions."""
     found = [
         match
         for _, graph in program.graphs()
@@ -48,7 +48,7 @@ def fuse_attention(program: Program) -> int:
 
 
 def attention_at(root: fx.Node) -> Attention | None:
-    """The attention whose last product a node is."""
+    """Attention whose second matmul is `root`; None if there is none."""
     weights: Any = root.args[0]
     value: Any = root.args[1]
     if not _is_only_read_by_one(weights, "softmax") or weights.args[1:] not in ((-1,), (RANK - 1,)) or weights.kwargs:
@@ -76,7 +76,7 @@ def _is_only_read_by_one(node: Any, *ops: str) -> bool:
 
 
 def _fit(query: TensorType | None, key: TensorType | None, value: TensorType | None) -> bool:
-    """Whether torch's kernel takes three tensors: nothing is broadcast, and heads are of one size."""
+    """True if torch's SDPA kernel takes these operands: no broadcasting, and equal head sizes."""
     if query is None or key is None or value is None:
         return False
     kinds = (query, key, value)

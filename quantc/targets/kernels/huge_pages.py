@@ -1,9 +1,9 @@
-"""Large weights on large pages: memory that is read once from one end to the other, as a weight is for one row, is read faster there.
+"""Huge pages for large weights: streaming a weight once, as for a single row, is faster on them.
 
-Processors fetch ahead within a page, and have to look up each page they come to. With pages of 2 MiB instead of 4 KiB, a linear
-layer 4096 wide takes a sixth less time for one row. Linux gives large pages to whoever asks for them, and the kernels that pack weights
-do not ask. So they pack in a thread of their own, which takes its memory apart from what others use; what came to the process in the
-meantime is then asked for. It is a hint: where the system does not take it, nothing changes.
+Processors prefetch within a page and look up each new page in the TLB. With 2 MiB pages instead of 4 KiB, a 4096-wide linear layer
+takes a sixth less time for one row. Linux gives huge pages to memory that asks for them (madvise), and the kernels that pack weights
+do not ask. So packing runs in a thread of its own, which allocates from a separate arena; memory that the process gained meanwhile is
+then advised. This is a hint: where the system ignores it, nothing changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def on_large_pages(make: Callable[[], T], size: int) -> T:
-    """What a function makes, on large pages if it is of so many bytes that it is worth it, and the system has them."""
+    """Result of `make`, on huge pages if `size` bytes are worth it and the system has them."""
     advise = _advise() if size >= MIN_BYTES else None
     if advise is None:
         return make()
@@ -65,7 +65,7 @@ def _memory() -> Iterator[Range]:
 
 
 def _added(before: Sequence[Range], after: Sequence[Range]) -> Iterator[Range]:
-    """What is in ranges now and was not before; both in order, as the system has them."""
+    """Ranges in `after` that are not in `before`; both sorted, as the system lists them."""
     for start, stop in after:
         for old_start, old_stop in before:
             if old_stop <= start or old_start >= stop:

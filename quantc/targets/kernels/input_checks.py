@@ -1,4 +1,4 @@
-"""What a lowered module refuses beyond shapes and dtypes: it says so, where kernels would give numbers that mean nothing."""
+"""Input checks of lowered modules beyond shape and dtype: refuse inputs that kernels would silently compute garbage for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantc.ir.signature import Signature
 
 
 def check_gradients(leaves: Sequence[Any], signature: Signature) -> None:
-    """Refuse inputs that want gradients, while these are recorded: kernels have none, and training would stand still."""
+    """Refuse inputs that require gradients while autograd records: kernels have no backward, and training would not progress."""
     for item, leaf in zip(signature.inputs, leaves, strict=True):
         if isinstance(leaf, Tensor) and leaf.requires_grad and torch.is_grad_enabled():
             raise InputError(
@@ -24,7 +24,7 @@ def check_gradients(leaves: Sequence[Any], signature: Signature) -> None:
 
 
 def check_device(leaves: Sequence[Any], signature: Signature) -> None:
-    """Refuse tensors that are not in the memory of the processor."""
+    """Refuse tensors that are not on the CPU."""
     for item, leaf in zip(signature.inputs, leaves, strict=True):
         if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
             raise InputError(

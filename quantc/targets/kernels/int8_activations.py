@@ -1,7 +1,7 @@
-"""Functions of one number between two tensors of bytes: brought to float32, computed and rounded, or just looked up.
+"""Lookup tables for unary functions between 8-bit tensors, in place of dequantize, float32 op and quantize.
 
-Activations that no kernel does on the way stay float, and what they read and yield may be bytes. A byte has 256 values: what
-the ops make of each is computed once, by the ops themselves.
+Activations that no kernel fuses as an epilogue stay float, though their input and output may be 8-bit. 8 bits have 256 values: the
+result for each is computed once, by the ops themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 
 @larger_kernel("x86", QUANTIZE)
 def looked_up(call: Call) -> Placement:
-    """A table in the place of dequantize, any functions of one number, and quantize."""
+    """Lookup table for a chain of dequantize, unary elementwise ops and quantize."""
     chain, first = functions_before(call.node)
     if first is None or first.op != "call_module":
         raise NoKernelError("what is rounded is no function of bytes")
@@ -40,7 +40,7 @@ def looked_up(call: Call) -> Placement:
 
 
 def functions_before(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
-    """The ops before a node that take one number to one number and that nobody else reads, and what they read."""
+    """Single-use unary elementwise ops before a node, and the node that they read."""
     chain: list[fx.Node] = []
     at = node.all_input_nodes[0]
     while Trait.ELEMENTWISE in traits_of(at) and Trait.MODAL not in traits_of(at):
@@ -52,7 +52,7 @@ def functions_before(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
 
 
 def _applied(node: fx.Node, x: Tensor) -> Tensor:
-    """What a node makes of another tensor than the one it reads."""
+    """Result of a node's op on another tensor than its input."""
     target: Any = node.target
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: x)
     made: Tensor = target(*args, **kwargs)

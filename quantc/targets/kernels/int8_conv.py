@@ -1,7 +1,7 @@
-"""Convolutions on bytes: onednn's kernels on x86, with the sum and the activation that follow.
+"""Int8 convolutions: onednn's kernels on x86, with fused residual add and activation epilogues.
 
-onednn's binary sum writes its result over the other summand. That is allowed where nobody reads it later; elsewhere a
-copy is handed over.
+onednn's binary sum writes its result over the other summand. That is allowed if this is the summand's last use; otherwise it gets
+a copy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CURVES = {"hardswish": "hardswish", "silu": "swish"}
 
 
 class Conv(ByteConv):
-    """A convolution of bytes by int8 weights, on onednn."""
+    """Convolution of uint8 by int8 weights, on onednn."""
 
     name: ClassVar[str] = "onednn qconv"
     family: ClassVar[str] = "onednn"
@@ -50,8 +50,9 @@ class Conv(ByteConv):
         return self._packed_for(None)
 
     def pack_for(self, *inputs: Tensor) -> Any:
-        """Packed as the kernel for images of that size wants it. Without one, onednn guesses; where it guesses wrong it
-        packs the weight again at every call, which takes up to twice as long as the call itself."""
+        """Packed weight for inputs of this shape. Without a shape onednn guesses; a wrong guess repacks the weight at every call,
+        which takes up to twice as long as the call itself.
+        """
         return self._packed_for(shape_to_pack_for(self.window, self.rows().shape, inputs[0]))
 
     def _packed_for(self, shape: list[int] | None) -> Any:
@@ -82,7 +83,7 @@ class Conv(ByteConv):
         return lambda x: CONV(x, *settings)
 
     def absorb(self, op: str) -> bool:
-        """An activation of a float result."""
+        """Fuse the activation of a float result."""
         post_op = {**CURVES, "relu": "relu"}.get(op, "")
         if not self.ending.is_float or self.post_op != "none" or post_op not in self.known:
             return False
@@ -90,14 +91,14 @@ class Conv(ByteConv):
         return True
 
     def rounded_after(self, curve: str, ending: Ending) -> Self:
-        """The same convolution with a curve, and the rounding of its result, in one."""
+        """The same convolution with an activation and the requantization of its result fused."""
         made = copy.copy(self)
         made.ending, made.post_op, made.bounds = ending, curve, []
         return made
 
 
 class ConvSum(Conv):
-    """A convolution to which another tensor of bytes is added before anything is rounded."""
+    """Convolution with a residual add of an 8-bit tensor before rounding."""
 
     name: ClassVar[str] = "onednn qconv + sum"
     post_ops: ClassVar[dict[int, frozenset[str]]] = {2: frozenset({"relu"})}
@@ -140,7 +141,7 @@ class ConvSum(Conv):
 
 
 def _post_op(ending: Ending, known: frozenset[str]) -> tuple[str, list[float]]:
-    """What onednn does before it rounds; nothing where the bounds are put on afterwards."""
+    """The onednn post-op of an epilogue; "none" where bounds are applied afterwards."""
     if ending.is_relu and "relu" in known:
         return "relu", []
     if ending.cuts and "hardtanh" in known:
@@ -156,7 +157,7 @@ def conv(call: Call) -> Kernel:
 
 @larger_kernel("x86", "sum")
 def conv_sum(call: Call) -> Placement:
-    """A sum of an accumulator and a tensor of bytes, together with the convolution that made the accumulator."""
+    """Fused conv and residual add: an add of an accumulator and an 8-bit tensor, with the convolution that made the accumulator."""
     terms: Any = call.node.args[0]
     if len(terms) != 2 or call["offset"] is not None:
         raise NoKernelError("it is not the sum of a convolution and one tensor")
@@ -191,7 +192,7 @@ def _is_accumulator(node: fx.Node) -> bool:
 
 @larger_kernel("x86", "quantized_decomposed.quantize_per_tensor.default")
 def conv_curve(call: Call) -> Placement:
-    """The rounding of an activation, together with it and with the convolution that it follows."""
+    """Fused conv, activation and quantize."""
     activation, scale, zero_point, low, high, dtype = call.node.args
     curve = CURVES.get(op_name(activation), "") if isinstance(activation, fx.Node) else ""
     if not isinstance(activation, fx.Node) or not curve:
@@ -207,11 +208,11 @@ def conv_curve(call: Call) -> Placement:
 
 
 def settle_summands(program: Program) -> None:
-    """Let sums write over their summand where nobody can tell.
+    """Let residual adds write over their summand where that is not observable.
 
-    To be called when all kernels are in their places, since a sum reads what its convolution read at its own place. The
-    summand must be memory of its own, made by a kernel; everybody else who reads it must come before, and must be a
-    kernel too, which keeps no view of it; and it must not be what is convolved.
+    Run after all kernels are placed, since a sum reads its convolution's inputs at its own position. The summand must be memory of its
+    own, made by a kernel; all its other uses must come before and be kernels, which keep no view of it; and it must not be the
+    convolution's input.
     """
     for _, graph in program.graphs():
         order = {node: position for position, node in enumerate(graph.nodes)}

@@ -1,4 +1,4 @@
-"""What convolutions of bytes have in common, whatever engine runs them."""
+"""Engine-independent base of int8 convolution kernels."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from quantc.targets.kernels.saturation import adds_in_16_bits, can_saturate
 
 
 class ByteConv(Kernel):
-    """A convolution of bytes by int8 weights, rounded onto the grid of its result.
+    """Convolution of uint8 by int8 weights, requantized.
 
-    Over one axis it is one over two, the first of them of size 1. Single items become batches of one.
+    A conv1d runs as a conv2d with a leading axis of size 1. Single items become batches of one.
     """
 
     any_order: ClassVar[bool] = True
@@ -58,22 +58,22 @@ class ByteConv(Kernel):
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def levels(self) -> Tensor:
-        """The bytes that are multiplied with, shaped as the weight."""
+        """Int8 weight that is multiplied, in the weight's own shape."""
         plain = self.plain_buffers()
         if "zero_points" not in plain or not self.is_centered:
             return plain["weight"]
         return (plain["weight"] - plain["zero_points"]).to(torch.int8)
 
     def rows(self) -> Tensor:
-        """The levels as `[outputs, inputs of a group, *taps]`, with two axes of taps or three."""
+        """The levels as `[outputs, inputs per group, *taps]`, over two or three spatial axes."""
         return two_axes(self.levels())
 
     def levels_of(self, rows: Tensor) -> Tensor:
-        """The levels as they were before `rows`."""
+        """Inverse of `rows`."""
         return rows.reshape(self.shape)
 
     def plain(self, rows: Tensor) -> Tensor:
-        """The weight as it was."""
+        """The original weight."""
         levels, zeros = self.levels_of(rows), self.optional_buffer("zero_points")
         return levels if zeros is None or not self.is_centered else (levels + zeros).to(torch.int8)
 
@@ -82,20 +82,21 @@ class ByteConv(Kernel):
         return self.rows(), self.highest
 
     def check_pairs(self) -> None:
-        """Refuse weights that are not multiplied as `convert` has seen them, if two products may be cut off here."""
+        """Refuse recentred weights, which `convert` has not checked, if 16-bit pair sums may saturate on this processor."""
         if adds_in_16_bits() and can_saturate(self):
             raise NoKernelError(
                 "sums of two products may be cut off on this processor, with its weights as kernels need them"
             )
 
     def check_onednn(self, call: Call) -> None:
-        """Refuse windows that onednn does not go over rightly."""
+        """Refuse windows that onednn computes wrongly."""
         rows = self.rows().shape
         self.window.check_onednn(call.node.args[0], rows[-self.window.axes :], rows[1])
 
     def check_reach(self, bits: int) -> None:
-        """Refuse sums that may be so far beyond the range of the result that an integer of so many bits does not hold
-        them: kernels that round before they cut off make the least level of them."""
+        """Refuse sums that may overflow an integer of `bits` bits in steps of the result: kernels that round before they clamp turn
+        these into the lowest level.
+        """
         zero, bias = self.x_zero_point, self.optional_buffer("bias")
         most = torch.iinfo(torch.uint8).max
         sums = self.centered_rows().abs().flatten(1).sum(dim=1).double() * max(zero, most - zero)
@@ -104,7 +105,7 @@ class ByteConv(Kernel):
             raise NoKernelError(f"its sums may exceed the range of its result so far that {bits} bits do not hold them")
 
     def centered_rows(self) -> Tensor:
-        """The numbers that the levels stand for, in 16 bits."""
+        """Weight minus zero point, in int16."""
         return self.rows().to(torch.int16)
 
     def work(self, *inputs: Tensor) -> Work | None:
@@ -114,7 +115,7 @@ class ByteConv(Kernel):
 
     @abstractmethod
     def convolved(self, packed: Any, *images: Tensor) -> Tensor:
-        """The result for a batch that lies in memory as kernels want it."""
+        """Result for a batch in the kernel's memory format."""
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x, window = inputs[0], self.window
@@ -146,16 +147,16 @@ class ByteConv(Kernel):
         return step
 
     def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
-        """`convolved` with what is packed; of what it is given, the first tensor lies as kernels want it."""
+        """`convolved`, bound to the packed weight; its first tensor is already in the kernel's memory format."""
         images = self.window.images
         return lambda x, *rest: self.convolved(packed, x, *map(images, rest))
 
     def of_nothing(self, x: Tensor) -> Tensor:
-        """The result for an empty batch."""
+        """Result for an empty batch."""
         return self.window.empty(x, self.shape, self.ending.dtype)
 
     def finished(self, made: Tensor) -> Tensor:
-        """Bounds that the kernel itself did not put on."""
+        """Apply the clamp that the kernel itself did not."""
         ending = self.ending
         if ending.cuts and self.post_op not in self.bounded_by:
             made.clamp_(ending.low, ending.high)
@@ -166,12 +167,12 @@ class ByteConv(Kernel):
 
 
 def two_axes(weight: Tensor) -> Tensor:
-    """A weight over one axis as one over two."""
+    """A conv1d weight as a conv2d weight."""
     return weight.unsqueeze(ADDED) if weight.dim() == 3 else weight
 
 
 def check_bytes(call: Call, engine: str) -> None:
-    """Refuse what an engine does not convolve, whatever its weights' zero points."""
+    """Refuse operands that an engine does not convolve, whatever the weight's zero points."""
     x = call.node.args[0]
     kind = x.meta.get("val") if isinstance(x, fx.Node) else None
     if kind is None or kind.dtype is not torch.uint8:
@@ -187,7 +188,7 @@ def check_bytes(call: Call, engine: str) -> None:
 
 
 def _fits(numbers: Tensor) -> bool:
-    """Whether integers are bytes."""
+    """True if integers fit int8."""
     limits = torch.iinfo(torch.int8)
     return limits.min <= int(numbers.min()) and int(numbers.max()) <= limits.max
 
@@ -196,7 +197,7 @@ Built = TypeVar("Built", bound=ByteConv)
 
 
 def symmetric(kernel: Built, engine: str) -> Built:
-    """A kernel that multiplies with symmetric weights alone, if it can for these."""
+    """The kernel, if its weights can be made symmetric in int8."""
     if not kernel.is_centered:
         raise NoKernelError(f"{engine} takes symmetric weights, and with its zero points these need more than 8 bits")
     if kernel.optional_buffer("zero_points") is not None:

@@ -1,15 +1,14 @@
-"""Transposed convolutions on bytes.
+"""Int8 transposed convolutions, run as ordinary convolutions.
 
-Each is an ordinary one with a result for each of the places that an element is spread over: with a stride of 2 on two
-axes, four times the outputs, put side by side afterwards. That way they take all that ordinary ones do. onednn's own are
-not within reach of torch; fbgemm's have one scale for the whole weight, and were two to ten times slower where they were
-measured, but for windows that do not overlap.
+Each becomes a convolution with one output per phase of the stride: with stride 2 on two axes, four times the outputs, interleaved
+afterwards. So they support everything that ordinary ones do. onednn's own kernels are not reachable from torch; fbgemm's have one
+scale for the whole weight, and were measured two to ten times slower, except for windows that do not overlap.
 
-For places t = stride·q + r on an axis, and taps κ = stride·j + r of the weight W:
+For positions t = stride·q + r on an axis, and taps κ = stride·j + r of the weight W:
 
     result[t] = Σ_j x[q − j] · W[stride·j + r]
 
-which is, for each r, a convolution by the taps of W that are `stride` apart, turned about.
+which is, for each phase r, a convolution by the flipped taps of W that are `stride` apart.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 
 @dataclass(frozen=True)
 class Spreading:
-    """How a transposed convolution spreads what it reads, axis by axis."""
+    """Parameters of a transposed convolution, by spatial axis."""
 
     taps: tuple[int, ...]
     stride: tuple[int, ...]
@@ -64,28 +63,28 @@ class Spreading:
 
     @cached_property
     def reach(self) -> tuple[int, ...]:
-        """From the first tap to the last."""
+        """Dilated kernel size: from the first tap to the last."""
         return tuple(gap * (k - 1) + 1 for gap, k in zip(self.dilation, self.taps, strict=True))
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """How many elements each result is made of."""
+        """Input elements per result, by axis."""
         return tuple(-(-reach // stride) for reach, stride in zip(self.reach, self.stride, strict=True))
 
     @cached_property
     def window(self) -> Window:
-        """That of the ordinary convolution, which reads beyond the edges as far as results go."""
+        """Window of the equivalent ordinary convolution, padded to cover all results."""
         each = zip(self.reach, self.stride, self.padding, self.output_padding, self.steps, strict=True)
         around = [max(0, (reach - 1 + out - pad) // s, steps - 1 - pad // s) for reach, s, pad, out, steps in each]
         return Window([1] * self.axes, around, [1] * self.axes, self.groups)
 
     def sizes(self, sizes: Sequence[int]) -> list[int]:
-        """The sizes of a result."""
+        """Output sizes on the spatial axes."""
         each = zip(sizes, self.stride, self.padding, self.reach, self.output_padding, strict=True)
         return [(n - 1) * s - 2 * pad + reach + out for n, s, pad, reach, out in each]
 
     def work(self, shape: Sequence[int]) -> Work:
-        """What there is to do for an input."""
+        """Workload of an input."""
         batch = shape[0] if len(shape) == self.axes + 2 else 1
         pixels = batch * math.prod(self.sizes(shape[-self.axes :]))
         channels = (self.groups * self.inputs, self.groups * self.outputs)
@@ -106,7 +105,7 @@ class Spreading:
         return turned.reshape(self.groups * math.prod(self.stride) * self.outputs, self.inputs, *self.steps)
 
     def weight(self, rows: Tensor) -> Tensor:
-        """The weight as it was."""
+        """Inverse of `rows`: the original weight."""
         axes, many = range(self.axes), self.axes
         parts = rows.reshape(self.groups, *self.stride, self.outputs, self.inputs, *self.steps)
         straight = parts.flip([3 + many + axis for axis in axes])
@@ -115,7 +114,7 @@ class Spreading:
         return spaced.reshape(-1, self.outputs, *self._spaced())[self._taps()]
 
     def _spaced(self) -> list[int]:
-        """How many taps there are with zeros between them and after them, axis by axis."""
+        """Number of taps by axis, dilation and trailing zeros included."""
         return [steps * s for steps, s in zip(self.steps, self.stride, strict=True)]
 
     def _taps(self) -> tuple[slice, ...]:
@@ -124,14 +123,14 @@ class Spreading:
         return (slice(None), slice(None), *(slice(0, reach, gap) for reach, gap in each))
 
     def for_places(self, values: Tensor) -> Tensor:
-        """A number for each output, as one for each output of the ordinary convolution."""
+        """Per-output values, repeated for each phase of the ordinary convolution."""
         each = values.reshape(self.groups, 1, self.outputs)
         return each.expand(-1, math.prod(self.stride), -1).reshape(-1).contiguous()
 
     # -- the result ------------------------------------------------------------------------------------------------
 
     def side_by_side(self, made: Tensor) -> Tensor:
-        """The result, from that of the ordinary convolution."""
+        """Interleave the phases of the ordinary convolution into the result."""
         axes = range(self.axes)
         batch, across = made.shape[0], made.shape[2:]
         parts = made.movedim(1, -1).reshape(batch, *across, self.groups, *self.stride, self.outputs)
@@ -151,7 +150,7 @@ class Spreading:
 
 
 class Spread(ByteConv):
-    """A transposed convolution that runs as an ordinary one; to be put before the class of that one."""
+    """Mixin that runs a transposed convolution as an ordinary one; put it before that one's class."""
 
     spreading: Spreading
     outputs_axis: ClassVar[int] = 1
@@ -189,13 +188,13 @@ class Spread(ByteConv):
 
 
 class SpreadOnednn(Spread, Conv):
-    """A transposed convolution on onednn's kernels for ordinary ones."""
+    """Transposed convolution on onednn's ordinary convolution kernels."""
 
     name: ClassVar[str] = "onednn qconv, spread"
 
 
 class SpreadFbgemm(Spread, ConvFbgemm):
-    """A transposed convolution on fbgemm's kernels for ordinary ones."""
+    """Transposed convolution on fbgemm's ordinary convolution kernels."""
 
     name: ClassVar[str] = "fbgemm qconv, spread"
 

@@ -1,8 +1,8 @@
-"""What is done to bytes between products, element by element: sums, products, other grids; and where bytes begin and end.
+"""8-bit elementwise kernels (add, mul, requantize) and the quantize/dequantize boundary.
 
-Numbers are computed in float32, in steps of the result, and rounded once. Bytes are exact in float32, and a result that
-is not cut off has 256 levels at most: so what float32 loses moves a few results that lie halfway between two levels to
-the other one, and none farther. Only sums whose terms cancel could lose more, and those are refused where they could.
+Values are computed in float32, in steps of the result, and rounded once. 8-bit levels are exact in float32, and an unclamped result
+has at most 256 levels: so float32 error moves only a few results that lie halfway between two levels, and none by more than one level.
+Only sums with cancelling terms could lose more; they are refused where they could.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXACT_STEPS = 2**20
 
 
 class Rounding(Kernel):
-    """A kernel that computes steps of its result in float32, and rounds them once. It reads tensors as they lie."""
+    """Base of kernels that compute steps of the result in float32 and round once. They accept any memory format."""
 
     any_order: ClassVar[bool] = True
 
@@ -39,7 +39,7 @@ class Rounding(Kernel):
         return ()
 
     def settled(self, values: Tensor, scale: float = 1.0) -> Tensor:
-        """Numbers on the grid of the result, each step of which is `scale` of them; as they are if it is float."""
+        """Values quantized with `scale` onto the result's grid; unchanged if the result is float."""
         ending = self.ending
         made = values if ending.is_float else to_bytes(values, scale, ending.zero_point, ending.dtype)
         if ending.cuts:
@@ -53,7 +53,7 @@ def check_bytes(*nodes: Any) -> None:
 
 
 def one_number(call: Call, value: Any) -> float:
-    """A multiplier that serves a whole tensor."""
+    """A per-tensor multiplier; NoKernelError if it is per channel."""
     tensor = call.program.tensor(value) if isinstance(value, fx.Node) else value
     if not isinstance(tensor, Tensor) or tensor.numel() != 1:
         raise NoKernelError("it has a multiplier for each channel")
@@ -61,10 +61,10 @@ def one_number(call: Call, value: Any) -> float:
 
 
 def real(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    """Bytes as float32 numbers, which are new: they may be written over. They lie in memory as the bytes do.
+    """Dequantized float32 tensor: new memory that may be overwritten, with the strides of the input.
 
-    torch keeps the order of channels-last tensors, and puts all others in that of their axes, though every op of floats
-    keeps it: results would have other strides than the model's.
+    torch's dequantize keeps channels-last strides and makes all others contiguous, though every float op keeps them: results would have
+    other strides than the model's.
     """
     if x.is_contiguous() or _is_channels_last(x):
         return as_quantized(x, scale, zero_point).dequantize()
@@ -86,7 +86,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Bytewise(Rounding):
-    """Two tensors of bytes added or multiplied, each on its own scale, in one go."""
+    """Elementwise op on two 8-bit tensors of one shape, each with its own scale, in one op."""
 
     def __init__(self, op: str, scales: tuple[float, float], zero_points: tuple[int, int], ending: Ending) -> None:
         super().__init__(ending)
@@ -163,7 +163,7 @@ def _check_room(reaches: Sequence[float], offset: float = 0.0) -> None:
 
 
 class FloatSum(Rounding):
-    """A sum of tensors of bytes and a number, any of which may be broadcast, have a scale by channel, or be missing."""
+    """Sum of 8-bit tensors and a number; operands may be broadcast, have per-channel scales, or be missing."""
 
     name: ClassVar[str] = "float32 sum"
 
@@ -227,7 +227,7 @@ def _shape(kind: TensorType | None) -> tuple[int | str, ...] | None:
 
 
 def _fits(values: Tensor, kind: TensorType | None) -> bool:
-    """Whether numbers can be multiplied into a tensor in place: none of its axes grows."""
+    """True if numbers can be multiplied into a tensor in place, without broadcasting it."""
     if kind is None or values.dim() > kind.rank:
         return values.numel() == 1
     own = kind.shape[kind.rank - values.dim() :]
@@ -235,7 +235,7 @@ def _fits(values: Tensor, kind: TensorType | None) -> bool:
 
 
 class FloatProduct(Rounding):
-    """Two tensors of bytes multiplied, of which one may be broadcast."""
+    """Elementwise product of two 8-bit tensors, one of which may be broadcast."""
 
     name: ClassVar[str] = "float32 mul"
 
@@ -263,7 +263,7 @@ def multiply_in_float(call: Call) -> Placement:
 
 
 class Requantize(Rounding):
-    """Bytes on another grid: brought to float32 and rounded, which is several times as fast as a table."""
+    """Requantize through float32, which is several times as fast as a lookup table."""
 
     name: ClassVar[str] = "float32 requantize"
 
@@ -285,7 +285,7 @@ def requantize(call: Call) -> Kernel:
 
 
 class Quantize(Kernel):
-    """A float tensor rounded to bytes, in one go. NaN, which the op as written makes 0, becomes the highest level."""
+    """Quantize a float tensor to 8 bits in one op. NaN, which the integer form maps to 0, becomes the highest level."""
 
     name: ClassVar[str] = "fbgemm quantize"
     any_order: ClassVar[bool] = True
@@ -307,7 +307,7 @@ class Quantize(Kernel):
 
 
 class Dequantize(Kernel):
-    """Bytes as the real numbers they stand for."""
+    """Dequantize an 8-bit tensor."""
 
     name: ClassVar[str] = "fbgemm dequantize"
     any_order: ClassVar[bool] = True

@@ -1,9 +1,9 @@
-"""Linear layers on bytes, by fbgemm and by onednn.
+"""Int8 linear layers on fbgemm and onednn.
 
-fbgemm packs its weight once, and is several times faster than onednn for few rows. onednn packs it at every call, which
-many rows make up for; and it does activations on the way.
+fbgemm packs its weight once and is several times faster than onednn for few rows. onednn packs at every call, which many rows
+amortize, and fuses activations.
 
-Both may be given float32 and round it themselves: fbgemm as it packs the rows, so that the bytes are never written.
+Both accept float32 and quantize it themselves: fbgemm while it packs the rows, so that the uint8 tensor is never written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONEDNN: Any = torch.ops.onednn.qlinear_pointwise.default
 
 @dataclass(frozen=True)
 class Reading:
-    """What a layer reads: bytes, or float32 that it rounds onto a grid."""
+    """Input of a layer: uint8, or float32 that the layer quantizes."""
 
     zero_point: int
     highest: int
@@ -52,13 +52,13 @@ class Reading:
     """Of the grid; None where bytes are read."""
 
     def levels(self, x: Tensor) -> Tensor:
-        """The bytes that are multiplied."""
+        """The uint8 levels that are multiplied."""
         return x if self.scale is None else to_bytes(x, self.scale, self.zero_point, torch.uint8)
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of float results, after which they are rounded onto a grid."""
+    """Fused activation of a float result, and the grid its result is quantized to."""
 
     name: str
     """What the dialect calls it."""
@@ -75,16 +75,16 @@ class Activation:
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """The levels, where they end earlier than bytes do."""
+        """Clamp bounds, if they are tighter than uint8."""
         return None if (self.low, self.high) == (0, 255) else (self.low, self.high)
 
     def rounded(self, reals: Tensor) -> Tensor:
-        """What becomes of float results."""
+        """Activation and quantization of a float result."""
         return to_bytes(self.function(reals), self.scale, self.zero_point, torch.uint8)
 
 
 class Linear(Kernel):
-    """A product of bytes with int8 weights, rounded onto the grid of its result, or float32."""
+    """GEMM of uint8 by int8 weights, with a requantized or float32 result."""
 
     any_order: ClassVar[bool] = True
 
@@ -156,7 +156,7 @@ class Linear(Kernel):
         return self.ended(made)
 
     def ended(self, made: Tensor) -> Any:
-        """Results within their bounds, each of which is by itself."""
+        """Clamp the results and split them by sibling layer."""
         if self.bounds is not None:
             made.clamp_(*self.bounds)
         if not self.outputs:
@@ -181,7 +181,7 @@ class Linear(Kernel):
         return step
 
     def bound_product(self, packed: Any, reads: Form, yields: Form) -> Callable[[Tensor], Tensor]:
-        """`product` with what is packed."""
+        """`product`, bound to the packed weight."""
         return partial(self.product, packed)
 
     @property
@@ -190,10 +190,10 @@ class Linear(Kernel):
 
     @abstractmethod
     def product(self, packed: Any, x: Tensor) -> Tensor:
-        """All results, side by side, of a tensor that is not empty and has rows; bounds of levels are not in them."""
+        """GEMM of a non-empty tensor that has rows; sibling results are concatenated and not yet clamped."""
 
     def packed_for_fbgemm(self, levels: Tensor, multiplier: Tensor, bias: Tensor | None) -> Any:
-        """A weight as `on_fbgemm` wants it: its scales times that of what is read are the multipliers."""
+        """Weight packed for `on_fbgemm`: weight scale times input scale is the multiplier."""
         scale = 1.0 if self.reading.scale is None else self.reading.scale
         return packed_linear("fbgemm", levels, multiplier.double() / scale, bias)
 
@@ -212,7 +212,7 @@ class Linear(Kernel):
 
 
 class OnFbgemm(Linear):
-    """By fbgemm, which multiplies few rows as fast as memory gives the weight."""
+    """Linear on fbgemm, which is memory-bound by the weight for few rows."""
 
     name: ClassVar[str] = "fbgemm qlinear"
     family: ClassVar[str] = "fbgemm"
@@ -265,7 +265,7 @@ class OnFbgemm(Linear):
 
 
 class Later:
-    """Something that is made when it is first asked for, by whichever thread comes first."""
+    """A lazily made value; thread-safe."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make, self._made, self._making = make, None, threading.Lock()
@@ -279,7 +279,7 @@ class Later:
 
 
 class OnOnednn(Linear):
-    """By onednn; by fbgemm if few rows come, for which the weight is packed once more when they first do."""
+    """Linear on onednn; for few rows on fbgemm, for which the weight is packed a second time, lazily."""
 
     name: ClassVar[str] = "onednn qlinear"
     family: ClassVar[str] = "onednn"
@@ -288,7 +288,7 @@ class OnOnednn(Linear):
         return self._packed_for(None)
 
     def pack_for(self, *inputs: Tensor) -> Any:
-        """Packed for as many rows as come first: onednn's kernels for others may want the weight laid out otherwise."""
+        """Packed for the first call's number of rows: onednn may use another weight layout for others."""
         rows = inputs[0].numel() // self.shape[1]
         return self._packed_for([rows, self.shape[1]] if rows > 0 else None)
 
@@ -341,7 +341,7 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def quantizer_before(program: Program, node: Any) -> Quantize | None:
-    """The kernel that makes what a node reads, if it rounds float32 to whole bytes for linear layers alone."""
+    """Kernel that quantizes a node's float32 input to full-range uint8, if linear layers are its only users."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     found = attribute(program.owner(node.graph), str(node.target))
@@ -356,14 +356,14 @@ def _is_linear(node: fx.Node) -> bool:
 
 
 def _is_by_output(bias: Any, outputs: int) -> bool:
-    """Whether a bias is a constant, and one number for each output, or for all."""
+    """True if a bias is a constant with one number per output, or one for all."""
     if not isinstance(bias, Tensor):
         return bias is None
     return bias.numel() == 1 or (bias.numel() == outputs == bias.shape[-1])
 
 
 def parts_of(call: Call) -> tuple[Weight, Reading, Ending, tuple[Any, ...]]:
-    """What a call multiplies, and the nodes it reads: a tensor of floats, if it is rounded for linear layers alone."""
+    """Weight, input and epilogue of a linear call, and the nodes it reads: the float tensor, if it is quantized for linear layers alone."""
     x: Any = call.node.args[0]
     kind = x.meta.get("val") if isinstance(x, fx.Node) else None
     if kind is None or kind.dtype is not torch.uint8:

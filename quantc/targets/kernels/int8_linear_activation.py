@@ -1,7 +1,7 @@
-"""Linear layers whose activation is rounded to bytes: one kernel for linear, activation and quantize.
+"""Fused kernels for linear, activation and quantize.
 
-onednn does some activations as it writes its results, in real units: the scales are the true ones there. Whatever is
-between the product and the grid is float32, as it is where the three are apart.
+onednn applies some activations as it writes results, in real units: with the true scales. Values between GEMM and quantize are
+float32, as in the unfused ops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALGORITHM = "none"
 
 @dataclass(frozen=True)
 class PostOp:
-    """An activation as onednn's linear kernel takes it."""
+    """An activation as a post-op of onednn's linear kernel."""
 
     name: str
     scalars: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ APART = PostOp("")
 
 
 def activated(call: Call, family: type[Linear]) -> Placement:
-    """A linear layer, its activation, and the rounding that a call does."""
+    """Linear layer with its activation and the quantize of a call, fused."""
     reals, scale, zero_point, low, high, dtype = call.node.args
     if not isinstance(reals, fx.Node) or dtype is not torch.uint8 or len(reals.users) > 1:
         raise NoKernelError("what is rounded is read by others too, or not rounded to uint8")

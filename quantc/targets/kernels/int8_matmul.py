@@ -1,5 +1,6 @@
-"""Products of two activations. No kernel multiplies batches of bytes, and the factors are small: they are brought to
-float32, where sums of some hundred products of bytes are exact, and the result is rounded in one go."""
+"""Matmuls of two activations. No kernel multiplies batches of 8-bit matrices, and the operands are small: they are dequantized
+to float32, where sums of some hundred 8-bit products are exact, and the result is requantized in one op.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ ROWS = "linear"
 
 
 class Matmul(Kernel):
-    """A product of matrices of bytes, or of batches of them, with a bias in steps of the accumulator if there is one."""
+    """(Batched) matmul of 8-bit matrices, with an optional bias in steps of the accumulator."""
 
     name: ClassVar[str] = "float32 matmul"
     any_order: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""Norms and softmax of bytes, in float32 with one rounding.
+"""8-bit norms and softmax, computed in float32 and rounded once.
 
-torch's norms of quantized tensors are not used: they have the variance as the difference of two large float32 numbers,
-which leaves nothing of it in rows that are nearly alike; and they are no faster.
+torch's norms of quantized tensors are not used: they compute the variance as the difference of two large float32 numbers, which
+cancels in nearly constant rows; and they are no faster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAST_PLACE = 2.0**-23
 
 @dataclass(frozen=True)
 class Rows:
-    """What is normalized together: all of the last axes, or groups of channels with all that they have."""
+    """Elements normalized together: the trailing axes, or groups of channels with all their elements."""
 
     shape: tuple[int, ...] = ()
     """The last axes; none if it is groups of channels."""
@@ -36,7 +36,7 @@ class Rows:
 
 
 class Normalize(Rounding):
-    """A layer, group or instance norm. Rows are levels, and so is what is added to their variance."""
+    """Layer, group or instance norm, computed on levels; eps is rescaled to levels as well."""
 
     name: ClassVar[str] = "float32 norm"
 
@@ -67,7 +67,7 @@ class Normalize(Rounding):
 
 
 class RootMeanSquare(Normalize):
-    """The norm that leaves the mean where it is."""
+    """RMS norm: does not subtract the mean."""
 
     name: ClassVar[str] = "float32 rms_norm"
 
@@ -103,7 +103,7 @@ def normalize(call: Call) -> Kernel:
 
 
 def _rows(call: Call, length: int, *numbers: Tensor | None) -> Rows:
-    """Which axes `length` elements come from, so that the numbers go with them."""
+    """Axes that `length` elements come from, such that the affine parameters broadcast to them."""
     kind = tensor_type(call.node.args[0])
     given = [values for values in numbers if values is not None]
     shape = () if kind is None else kind.shape
@@ -122,7 +122,7 @@ def _rows(call: Call, length: int, *numbers: Tensor | None) -> Rows:
 
 
 def _go_with(values: Tensor, sizes: list[int]) -> bool:
-    """Whether there is a number for each element of a row."""
+    """True if parameters broadcast to a row."""
     if values.numel() == 1:
         return True
     own = sizes[len(sizes) - values.dim() :] if values.dim() <= len(sizes) else []
@@ -130,7 +130,7 @@ def _go_with(values: Tensor, sizes: list[int]) -> bool:
 
 
 class Softmax(Rounding):
-    """Parts of one, as float32 has them."""
+    """Softmax in float32."""
 
     name: ClassVar[str] = "float32 softmax"
 

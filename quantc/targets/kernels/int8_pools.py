@@ -1,7 +1,7 @@
-"""Pools of bytes: the largest of each window, its average, and images made larger.
+"""8-bit pooling and upsampling: max pool, average pool, nearest upsampling.
 
-torch's kernels go along the channels where images lie channels last, and are several times as fast there. So what lies
-in order is turned first, if it has channels enough.
+torch's kernels vectorize over channels in channels-last memory format, where they are several times as fast. So contiguous inputs
+are converted first, if they have enough channels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANY_CHANNELS = 32
 
 
 def turned(x: Tensor) -> Tensor:
-    """A batch of images that lies channels last, if it has channels enough or lies in no other order; else as it is."""
+    """A batch of images in channels-last memory format, if it has enough channels or is not contiguous; else unchanged."""
     if x.shape[1] < MANY_CHANNELS and x.is_contiguous():
         return x
     made = x.contiguous(memory_format=LAST[x.dim()])
@@ -52,7 +52,7 @@ def _plainly(x: Tensor) -> Tensor:
 
 
 class MaxPool(Kernel):
-    """The largest of each window. torch's pool of plain bytes refuses images that lie channels last."""
+    """Max pool over one or two axes. torch's pool of plain uint8 refuses channels-last images."""
 
     name: ClassVar[str] = "quantized max_pool2d"
     any_order: ClassVar[bool] = True
@@ -72,9 +72,9 @@ class MaxPool(Kernel):
 
 
 class MaxPool3d(Kernel):
-    """The largest of each window in space: of each image, then of those one behind another, both channels last.
+    """3D max pool as two 2D pools, first within images, then along the depth, both channels last.
 
-    torch's pool of plain bytes refuses what lies channels last, and takes longer than that of floats does.
+    torch's pool of plain uint8 refuses channels-last tensors and is slower than the float one.
     """
 
     name: ClassVar[str] = "quantized max_pool2d, twice"
@@ -132,7 +132,7 @@ ADAPTIVE: dict[int, Any] = {2: functional.adaptive_avg_pool2d, 3: functional.ada
 
 
 class AveragePool(Rounding):
-    """Sums of windows in float32, which are exact, on the scale of the result."""
+    """Average pool: window sums in float32, which are exact, rescaled to the result."""
 
     name: ClassVar[str] = "float32 avg_pool"
 
@@ -184,7 +184,7 @@ def average_pool(call: Call) -> Kernel:
 
 
 class AdaptivePool(Rounding):
-    """Averages of windows that cover an image evenly, in float32."""
+    """Adaptive average pool in float32."""
 
     name: ClassVar[str] = "float32 adaptive_avg_pool"
 
@@ -228,7 +228,7 @@ def adaptive_pool(call: Call) -> Placement:
 
 
 def _is_even(size: int, starts: Tensor, ends: Tensor) -> bool:
-    """Whether spans are those of torch's adaptive pools: they cover an axis evenly, and overlap where it must be."""
+    """True if spans are those of torch's adaptive pools: evenly spaced, overlapping where sizes do not divide."""
     count = len(starts)
     expected = [(place * size // count, math.ceil((place + 1) * size / count)) for place in range(count)]
     return list(zip(starts.tolist(), ends.tolist(), strict=True)) == expected
@@ -238,7 +238,7 @@ def _is_even(size: int, starts: Tensor, ends: Tensor) -> bool:
 
 
 class Repeat(Kernel):
-    """Images made larger by repeating their elements, channels last: in order it takes twenty times as long."""
+    """Nearest upsampling, channels last: contiguous takes twenty times as long."""
 
     name: ClassVar[str] = "upsample_nearest, channels last"
     any_order: ClassVar[bool] = True

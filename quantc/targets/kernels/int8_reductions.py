@@ -1,4 +1,4 @@
-"""Sums and averages of bytes over whole axes."""
+"""8-bit sums and means over whole axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 
 
 class SumOver(Rounding):
-    """Sums of bytes in int32; what they are too large by, since nothing was subtracted, is taken off the few results."""
+    """Int32 sum of levels; the zero point's share is subtracted from the results, which are few."""
 
     name: ClassVar[str] = "int32 sum"
 

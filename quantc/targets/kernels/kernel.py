@@ -1,4 +1,4 @@
-"""A module that runs one op on a kernel. Its tensors are plain; what the kernel wants packed is made when it first runs."""
+"""Base class of kernels: a module that runs one op. Its buffers are plain tensors; packed weights are made at the first call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantc.targets.kernels.packing import hush
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a kernel has to do for one call: what its time depends on, and the name under which times are remembered."""
+    """Workload of one call: the parameters its time depends on; `str` is the key of remembered times."""
 
     kind: str
     """`conv2d 3x3 s1`, `conv2d depthwise 3x3 s2`, `linear`."""
@@ -35,7 +35,7 @@ class Work:
 
 
 class Form(Enum):
-    """What bytes are handed from one kernel to the next as."""
+    """Form in which 8-bit tensors pass between kernels: plain, or torch's quantized dtype."""
 
     PLAIN = "plain"
     QUANTIZED = "quantized"
@@ -43,12 +43,11 @@ class Form(Enum):
 
 
 class Kernel(nn.Module, ABC):
-    """One op on a real kernel.
+    """One op on a CPU kernel.
 
-    `pack` makes what the kernel reads out of the module's plain tensors; `run` calls the kernel. Packed weights are
-    opaque to torch: they are in no state dict, and copies and pickles are made without them. `run` must not write to
-    the module, since several threads may call it at once; nor may it read plain weights, which are dropped where the
-    packed ones hold them too.
+    `pack` makes the kernel's packed weights from the module's plain buffers; `run` calls the kernel. Packed weights are opaque to torch:
+    they are in no state dict, and copies and pickles are made without them. `run` must not write to the module, since several threads may
+    call it at once; nor may it read plain weights, which are dropped once the packed ones hold them too.
     """
 
     name: ClassVar[str]
@@ -75,10 +74,10 @@ class Kernel(nn.Module, ABC):
 
     @abstractmethod
     def pack(self) -> Any:
-        """What `run` is given first: packed weights, and numbers worked out once."""
+        """First argument of `run`: packed weights and precomputed values."""
 
     def pack_for(self, *inputs: Tensor) -> Any:
-        """The same, where the kernel can make use of what it is called with first: most calls will be like it."""
+        """Like `pack`, for kernels that specialize on the inputs of the first call: most calls will be like it."""
         return self.pack()
 
     @abstractmethod
@@ -92,21 +91,21 @@ class Kernel(nn.Module, ABC):
         return self.run(packed, *inputs)
 
     def takes_quantized(self, rank: int) -> bool:
-        """Whether what it reads may be one tensor of torch's quantized dtype with so many axes."""
+        """True if the input may be a single tensor of torch's quantized dtype with this rank."""
         return False
 
     @property
     def gives_quantized(self) -> bool:
-        """Whether it makes tensors of torch's quantized dtype before it makes bytes of them."""
+        """True if the kernel makes a tensor of torch's quantized dtype before it converts it to a plain one."""
         return False
 
     @property
     def makes_memory(self) -> bool:
-        """Whether what it yields is one float tensor, in memory that nobody else has."""
+        """True if the result is one float tensor in freshly allocated memory."""
         return False
 
     def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
-        """`run` with what it is given first, for a caller that has looked into everything which is known beforehand."""
+        """`run` bound to packed weights, for a caller that has checked everything known statically."""
         return partial(self.run, packed)
 
     def _pack_once(self, inputs: tuple[Tensor, ...]) -> Any:
@@ -119,30 +118,30 @@ class Kernel(nn.Module, ABC):
             return self._packed
 
     def forget_packed(self) -> None:
-        """Pack again before the next call: the plain tensors have changed."""
+        """Invalidate the packed weights: the plain tensors have changed, and the next call packs again."""
         self.take_back()
         self._packed = None
 
     # -- plain weights, and packed ones that hold them too ---------------------------------------------------------
 
     def unpack(self, packed: Any) -> dict[str, Tensor]:
-        """The buffers that can be had back from what `pack` made, by name; none if that is not known."""
+        """Buffers recoverable from packed weights, by name; empty if the kernel cannot unpack."""
         return {}
 
     def drop(self, names: Sequence[str]) -> None:
-        """Let go of buffers that `unpack` gives back."""
+        """Release buffers that `unpack` can restore."""
         self._dropped = tuple(names)
         for name in names:
             self._buffers[name] = None
 
     def take_back(self) -> None:
-        """Hold all buffers again."""
+        """Restore all dropped buffers."""
         if self._dropped:
             self._buffers.update(self.plain_buffers())
             self._dropped = ()
 
     def plain_buffers(self) -> dict[str, Tensor]:
-        """All buffers by name, those that were dropped too."""
+        """All buffers by name, dropped ones included."""
         held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         if not self._dropped:
             return held
@@ -153,33 +152,32 @@ class Kernel(nn.Module, ABC):
     # -- what the choice among kernels is made by ------------------------------------------------------------------
 
     def work(self, *inputs: Tensor) -> Work | None:
-        """What the kernel has to do on inputs of such shapes, which may be on the meta device; None if nobody asks."""
+        """Workload for inputs of these shapes, which may be meta tensors; None if the kernel is not timed by shape."""
         return None
 
     # -- what a kernel may do beyond its own op --------------------------------------------------------------------
 
     def absorb(self, op: str) -> bool:
-        """Do an op of the dialect too, the only one that reads this one; False if the kernel cannot."""
+        """Fuse an op of the dialect that is the only user of this one; False if the kernel cannot."""
         return False
 
     @property
     def joins(self) -> Hashable:
-        """What is equal among kernels that can be one, if they read the same; None if it is best alone."""
+        """Key that is equal among kernels that can be merged if they share inputs; None if this one cannot."""
         return None
 
     @classmethod
     def joined(cls, kernels: Sequence[Kernel]) -> Kernel:
-        """One kernel for several that read the same, which yields the result of each."""
+        """One kernel for several with the same inputs, which yields the result of each."""
         raise NotImplementedError(f"{cls.__name__} says that it joins others, and does not")
 
     def levels_read(self, *inputs: Tensor) -> Tensor | None:
-        """The bytes that a kernel makes of floats before its own op; None if it reads what its op does."""
+        """Levels that a kernel quantizes its float input to; None if it reads the same inputs as its op."""
         return None
 
     @property
     def pair_sums(self) -> tuple[Tensor, int] | None:
-        """Weights by output channel and the highest level they are multiplied with, where the kernel may add two such
-        products in 16 bits; None where it does not."""
+        """Weight by output channel and the highest input level, if the kernel may add two products in 16 bits; None if not."""
         return None
 
     # -- torch's own ways ------------------------------------------------------------------------------------------
@@ -216,7 +214,7 @@ UNSAVED = ("_packed", "_packing", "_dropped")
 
 
 def check_columns(x: Tensor, columns: int, kernel: str) -> None:
-    """Refuse a tensor with another number of columns than the weight has: some kernels would read beyond its end."""
+    """Refuse a tensor whose last axis does not match the weight: some kernels would read out of bounds."""
     if not x.dim() or x.shape[-1] != columns:
         raise InputError(
             f"{kernel} was given a tensor of shape {tuple(x.shape)}, and its weight has {columns} columns",

@@ -1,7 +1,7 @@
-"""How far each kernel is from the op it stands for, given the same inputs.
+"""Difference between each kernel and the op it replaces, on the same inputs.
 
-A kernel that rounds what it reads may put a number halfway between two levels on the other one. So the levels it makes are
-compared with those of the program, and its op is run on them.
+A kernel that quantizes its input may round a value halfway between two levels to the other one. So the levels it makes are compared
+with the program's, and its op is run on them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One kernel against its op. Bytes are counted in steps; floats relative to the largest of them."""
+    """Difference of one kernel from its op: in steps for 8-bit results, relative to the largest value for floats."""
 
     node: str
     kernel: str
@@ -40,7 +40,7 @@ class Gap:
 
 
 def kernel_agreement(lowered: Lowered, *args: Any, **kwargs: Any) -> tuple[Gap, ...]:
-    """Run the program op by op as it is written, and each kernel on the inputs its op had there."""
+    """Run the program op by op, and each kernel on the inputs of its op."""
     values = _Values(lowered.program.module)
     with torch.no_grad():
         values.run(*pytree.tree_leaves((args, kwargs)), enable_io_processing=False)
@@ -61,7 +61,7 @@ class _Values(fx.Interpreter):
         return value
 
     def again(self, name: str, known: dict[str, Any]) -> Any:
-        """What a node yields if some that come before it yield something else; that is added to what is known."""
+        """Value of a node when earlier nodes have the values in `known`; recomputed values are added to `known`."""
         for node in self.nodes.values():
             if node.name not in known and any(source.name in known for source in node.all_input_nodes):
                 given = fx.map_arg((node.args, node.kwargs), lambda item: known.get(item.name, self.by_name[item.name]))

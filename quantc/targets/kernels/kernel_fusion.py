@@ -1,6 +1,6 @@
-"""Fewer kernels that do more: the activation behind one, and several that read the same.
+"""Kernel fusion: absorb activation epilogues; merge sibling layers that share an input; fix memory formats.
 
-Queries, keys and values are three products of one tensor. On one kernel it is looked through and packed once.
+Queries, keys and values are three GEMMs of one tensor. Merged, its input is quantized and packed once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ STANDS_FOR = "stands_for"
 
 
 def stands_for(node: fx.Node) -> Any:
-    """The node of the program, by name, whose value a node of the running module has; several for joined kernels."""
+    """Name of the program's node whose value a lowered node computes; several for merged kernels."""
     return node.meta.get(STANDS_FOR, node.name.removeprefix(PREFIX))
 
 
 def kernels_of(program: Program, graph: fx.Graph) -> Iterator[tuple[fx.Node, Kernel]]:
-    """The nodes of a graph that run a kernel."""
+    """Nodes of a graph that run a kernel, with their kernels."""
     owner = program.owner(graph)
     for node in graph.find_nodes(op="call_module", sort=True):
         found = attribute(owner, str(node.target))
@@ -38,7 +38,7 @@ def kernels_of(program: Program, graph: fx.Graph) -> Iterator[tuple[fx.Node, Ker
 
 
 def absorb_readers(program: Program) -> None:
-    """Let kernels do what alone reads them, where they can; and tell them if nobody asks how results lie in memory."""
+    """Fuse each kernel's single-user activation, and mark kernels whose consumers accept any memory format."""
     for _, graph in program.graphs():
         for node, kernel in list(kernels_of(program, graph)):
             reader = next(iter(node.users)) if len(node.users) == 1 else None
@@ -49,12 +49,12 @@ def absorb_readers(program: Program) -> None:
 
 
 def is_read_in_order(program: Program, node: fx.Node) -> bool:
-    """Whether somebody who reads a node asks how it lies in memory."""
+    """True if some user of a node depends on its memory format."""
     return not all(_takes_any_order(program, user) for user in node.users)
 
 
 def erase_unread(program: Program) -> None:
-    """Take out kernels whose result nobody reads: another one has their work in it."""
+    """Erase kernels without users: another kernel has absorbed their work."""
     for _, graph in program.graphs():
         for node, _kernel in reversed(list(kernels_of(program, graph))):
             if not node.users:
@@ -62,7 +62,7 @@ def erase_unread(program: Program) -> None:
 
 
 def join_siblings(program: Program) -> dict[fx.Node, int]:
-    """Make one kernel of those that read the same; the nodes that were, and how many of them became one."""
+    """Merge kernels that read the same inputs; the merged nodes, each with the size of its group."""
     joined: dict[fx.Node, int] = {}
     for _, graph in program.graphs():
         alike: dict[tuple[object, ...], list[tuple[fx.Node, Kernel]]] = {}
@@ -95,7 +95,7 @@ def _join(program: Program, graph: fx.Graph, group: list[tuple[fx.Node, Kernel]]
 
 
 def _takes_any_order(program: Program, reader: fx.Node) -> bool:
-    """Whether a node reads tensors as they lie in memory: most of ATen's ops do, since `view` is spelled `reshape`."""
+    """True if a node accepts any memory format: most ATen ops do, since `view` is normalized to `reshape`."""
     if reader.op == "call_module":
         kernel = attribute(program.owner(reader.graph), str(reader.target))
         return isinstance(kernel, Kernel) and kernel.any_order
@@ -108,8 +108,9 @@ BY_MEMORY: tuple[Any, ...] = (torch.ops.aten.as_strided.default,)
 
 
 def in_usual_order(program: Program) -> None:
-    """Give the caller, and ops that look at the memory itself, what they would have been given without kernels: tensors
-    in order, and views of such. Kernels leave images channels last, and ATen's ops hand that on."""
+    """Restore the model's memory format for outputs and for ops that depend on strides: contiguous tensors and views of such.
+    Kernels yield channels-last images, and ATen ops propagate that.
+    """
     for _, graph in program.graphs():
         for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
             # what is read by its memory is the first argument; sizes may be values too
@@ -148,7 +149,7 @@ def _keeps_views(program: Program, result: fx.Node) -> bool:
 
 
 def is_image(node: fx.Node) -> bool:
-    """Whether what a node yields can lie channels last."""
+    """True if a node's value can be channels last."""
     kind = type_of(node)
     return isinstance(kind, TensorType) and kind.rank in CHANNELS_LAST
 

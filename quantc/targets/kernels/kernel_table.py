@@ -1,10 +1,10 @@
-"""Which kernels there are for which op of the integer form, target by target.
+"""Kernel registry: kernels by target and op of the integer form.
 
     @kernel("x86", "linear_dynamic")
     def fbgemm(call: Call) -> Kernel: ...
 
-A maker looks at one call and gives the kernel for it, or raises NoKernelError with the reason. The first that gives one is
-taken; an op for which none does runs as it is written, which is exact and slower.
+A maker inspects one call and returns its kernel, or raises NoKernelError with the reason. Kernel selection decides among several; an
+op without any runs as the integer form writes it, which is exact and slower.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from quantc.targets.kernels.kernel import Kernel
 
 
 class NoKernelError(Exception):
-    """Why a kernel cannot take a call. Never reaches the user: the reason is put into the report."""
+    """The reason why a kernel cannot take a call. Never reaches the user: it is recorded in the report."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A node that calls an op, with its arguments by name: constants are tensors already."""
+    """A node that calls an op, with arguments by name; constants are resolved to tensors."""
 
     program: Program
     node: fx.Node
 
     @property
     def op(self) -> str:
-        """What kernels are offered for: the name of an op of the integer form, or that of the dialect, which is
-        `aten.linear` if the integer form has a `linear` too."""
+        """Registry key: the name of an integer op, or of a dialect op, prefixed as `aten.linear` if the integer form has a `linear` too."""
         own = op_of(self.node.target)
         name = op_name(self.node) if own is None else own.name
         return f"aten.{name}" if own is None and name in OPS else name
@@ -61,7 +60,7 @@ class Call:
         return self.arguments.get(name)
 
     def tensor(self, name: str) -> Tensor:
-        """An argument that must be a constant."""
+        """An argument that must be a constant; NoKernelError if it is not."""
         found = self[name]
         if not isinstance(found, Tensor):
             raise NoKernelError(f"{name} is not a constant")
@@ -69,7 +68,7 @@ class Call:
 
     @property
     def inputs(self) -> tuple[fx.Node, ...]:
-        """The arguments that are computed, in the order of the schema: what the kernel is called with."""
+        """Computed arguments in schema order: the inputs of the kernel."""
         flat = [value for value in self.arguments.values() if isinstance(value, fx.Node)]
         listed = [item for value in self.arguments.values() if isinstance(value, list | tuple) for item in value]
         return (*flat, *(item for item in listed if isinstance(item, fx.Node)))
@@ -77,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Placement:
-    """A kernel, and the nodes it reads where they are not those of the call: it computes what is before the call too."""
+    """A kernel and its inputs, for kernels that also absorb ops before the call and so read other nodes."""
 
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
@@ -87,9 +86,9 @@ HIGHEST = "highest_level"
 
 
 def highest_level(value: Any) -> int:
-    """The highest level that a tensor of bytes can have: where the op that made it ends, which moves leave as it is.
+    """Highest level an 8-bit tensor can have: the clamp of the op that made it; value-preserving ops are looked through.
 
-    Kernels that took the place of an op have what it had, in their node's `meta`.
+    Nodes that replaced an op carry its bound in `meta`.
     """
     while isinstance(value, fx.Node) and HIGHEST not in value.meta:
         target: Any = value.target
@@ -137,7 +136,7 @@ MODULES = (
 
 
 def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
-    """Offer kernels for ops on a target."""
+    """Register a maker for ops on a target."""
 
     def add(maker: Maker) -> Maker:
         for op in ops:
@@ -148,7 +147,7 @@ def kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
 
 
 def larger_kernel(target: str, *ops: str) -> Callable[[Maker], Maker]:
-    """Offer kernels that do the work of ops before those too: they are asked for first."""
+    """Register a maker that also absorbs ops before the call; these are tried first."""
 
     def add(maker: Maker) -> Maker:
         LARGER.add(maker)
@@ -169,7 +168,7 @@ def _place(maker: Maker) -> tuple[bool, int]:
 
 
 def kernels_for(target: str) -> dict[str, list[Maker]]:
-    """The kernels of a target, by op."""
+    """Makers of a target, by op; UnknownNameError if there is no such target."""
     for name in MODULES:
         import_module(f"quantc.targets.kernels.{name}")
     if target not in KERNELS:

@@ -1,4 +1,4 @@
-"""`qc.lower`: a quantized program as a module on real kernels."""
+"""`qc.lower`: a quantized program as a module on CPU kernels."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ MAX_SHAPES = 256
 
 
 class Lowered(nn.Module):
-    """A quantized program on the kernels of a target. Called like the model; `placed` says what runs each op.
+    """A quantized program on the kernels of a target. Called like the model; `placed` lists the kernel of each op.
 
-    Several threads may call it at once. Weights are plain until the first call, which packs them; from then on only
-    the packed ones are held, where they can be unpacked again.
+    Thread-safe. Weights are plain until the first call, which packs them; from then on only packed weights are held, where they can be
+    unpacked again.
     """
 
     def __init__(
@@ -83,24 +83,26 @@ class Lowered(nn.Module):
 
     @property
     def module(self) -> fx.GraphModule:
-        """What runs: it takes the flat inputs and gives the flat outputs. It is no submodule, or else torch.export would
-        take its tensors along, beside those of the portable program."""
+        """The lowered module, from flat inputs to flat outputs. Not a submodule, or torch.export would take its tensors along with
+        those of the portable program.
+        """
         return self._running.module
 
     @property
     def placed(self) -> tuple[Placed, ...]:
-        """What became of each op."""
+        """Kernel, or reason for none, of each op."""
         return self._running.placed
 
     @property
     def choices(self) -> dict[str, str]:
-        """The kernel that was taken for each op, by name."""
+        """Selected kernel of each op, by name."""
         return self._running.choices
 
     @property
     def program(self) -> Program:
-        """The portable form: the program in integer form, on plain tensors. It can be saved, copied, exported and
-        compiled. Weights that only kernels hold are unpacked for it each time it is asked for."""
+        """The portable form: the program in integer form, on plain tensors. It can be saved, copied, exported and compiled. Weights
+        that only kernels hold are unpacked at each access.
+        """
         with self._settling:
             return self._holdings.whole()
 
@@ -143,7 +145,7 @@ class Lowered(nn.Module):
         return self._given_back(self.run_flat(leaves))
 
     def run_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Run on flat inputs that fit, and give the flat outputs."""
+        """Run on valid flat inputs; flat outputs."""
         line = self._line
         if isinstance(line, Replayed):
             return line(*leaves)
@@ -155,7 +157,7 @@ class Lowered(nn.Module):
         return made
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch.compile sees, one op that it does not look into; and torch.export, the portable program."""
+        """Traced form: one opaque op for torch.compile, the portable program for torch.export."""
         signature = self._program.signature
         leaves, spec = signature.flatten(args, kwargs)
         signature.check(leaves, spec)
@@ -217,7 +219,7 @@ class Lowered(nn.Module):
             unexpected_keys.extend(f"{inner}{name}" for name in found.unexpected_keys)
 
     def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
-        """Itself, and what runs."""
+        """This module and the lowered one's modules."""
         yield self
         yield from self.module.modules()
 
@@ -248,7 +250,7 @@ class Lowered(nn.Module):
         )
 
     def get_extra_state(self) -> Tensor:
-        """What tells programs apart that differ in scales and zero points alone: many of those are no tensors."""
+        """Digest that distinguishes programs that differ in scales and zero points only, many of which are not tensors."""
         return self._digest
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -270,7 +272,7 @@ class Lowered(nn.Module):
 
     @property
     def lowering(self) -> Lowering:
-        """What a file says of it, beside the program: enough to lower it again in the same way, without timing."""
+        """Lowering record of a saved file: enough to lower the program again in the same way, without timing."""
         return Lowering(
             target=self.target,
             choices=self.choices,
@@ -279,14 +281,15 @@ class Lowered(nn.Module):
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program to a file, and which kernels run it. Nothing packed is in it: `qc.load` gives a module
-        that packs its weights again, on the same kernels, without timing anything."""
+        """Write the program and its kernel selection to a file. Packed weights are not saved: `qc.load` gives a module that packs
+        its weights again, on the same kernels, without timing anything.
+        """
         save(self.program, path, self.lowering)
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """The bytes that weights take here, and those that they took in float."""
+        """Bytes of weights here, and in the float model."""
         with self._settling:
             return memory_of(self._program, self.module)
 
@@ -299,7 +302,7 @@ class Lowered(nn.Module):
         return f"{self._program.name} on {self.target}: {on_kernels} of {len(self.placed)} ops on kernels{compiled}"
 
     def to_data(self) -> dict[str, Any]:
-        """What runs each op, for machines."""
+        """Kernel of each op, as JSON-compatible data."""
         return {
             "program": self._program.name,
             "target": self.target,
@@ -328,7 +331,7 @@ class Lowered(nn.Module):
 
 
 def _is_flat(inputs: pytree.TreeSpec) -> bool:
-    """Whether inputs are positional arguments without parts."""
+    """True if inputs are positional arguments without nesting."""
     args, kwargs = inputs.children()
     return not kwargs.num_leaves and all(part.is_leaf() for part in args.children())
 
@@ -340,7 +343,7 @@ def _digest(program: Program) -> Tensor:
 
 
 def raised(program: Program, lowering: Lowering) -> Lowered:
-    """A program lowered again as it was before; it is not copied."""
+    """Lower a program again as recorded; it is not copied."""
     choosing = Choosing(allow_float=lowering.allow_float, saved=lowering.choices)
     return Lowered(program, lowering.target, choosing, lowering.compile)
 
@@ -350,7 +353,7 @@ def _unpickled(content: bytes) -> Any:
 
 
 def load_lowered(path: str | os.PathLike[str], *, portable: bool = False) -> Program | Lowered:
-    """What `save` wrote: a program, or a lowered module on the kernels that were chosen when it was lowered."""
+    """Read a file written by `save`: a program, or a lowered module on the kernels selected when it was lowered."""
     program, lowering = read(path)
     if lowering is None or portable:
         return program
@@ -374,19 +377,18 @@ def lower(
     compile: bool = False,  # noqa: A002 - the name users expect
     progress: Style = "auto",
 ) -> Lowered:
-    """A quantized program as a module on the kernels of a target: "x86" or "qnnpack".
+    """Lower a quantized program to the kernels of a target: "x86" or "qnnpack".
 
-    `program` is what `qc.convert` gave, in Q/DQ or in integer form, or a lowered module, to be lowered otherwise; it is
-    not changed. Kernels compute what the integer form does, within one step; ops for which the target has none run as the integer form writes them, and
-    `lowered.placed` says why.
+    `program` is the result of `qc.convert`, in Q/DQ or integer form, or a lowered module to be lowered differently; it is not modified.
+    Kernels compute what the integer form does, within one step; ops without a kernel on the target run as the integer form writes
+    them, and `lowered.placed` gives the reason.
 
-    Where several kernels could run an op, the choice goes by a table of times. `tune=True` times them on this machine,
-    on the program's example inputs, or on the inputs that are given: `tune=(x,)`; what was measured is remembered for
-    the next time. `allow_float=True` lets products of bytes be computed in float where that is faster.
+    Where several kernels support an op, a cost table decides. `tune=True` times them on this machine, on the program's example inputs,
+    or on given inputs: `tune=(x,)`; measured times are cached. `allow_float=True` permits computing 8-bit GEMMs and convolutions in
+    float where that is faster.
 
-    `compile=True` has torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes from
-    seconds to minutes at the first call, after which both forms are timed: the faster one stays, and the headline says
-    which that is.
+    `compile=True` lets torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes seconds to minutes at the
+    first call, after which both forms are timed: the faster one stays, and the headline names it.
     """
     from quantc import pipelines
 

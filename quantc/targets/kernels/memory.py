@@ -1,4 +1,4 @@
-"""How much memory the weights of a lowered module take: plain ones, packed ones, and what they were in float."""
+"""Memory of a lowered module's weights: plain, packed, and in the float model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KILO = 1000
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of weights."""
+    """Bytes of weights: plain, packed, and in float."""
 
     plain: int
     """Held as tensors."""
@@ -37,7 +37,7 @@ class Memory:
 
     @property
     def share(self) -> float:
-        """Of what the weights took in float32; 1 where there are none."""
+        """Fraction of the weights' size in float32; 1 if there are none."""
         return self.held / self.in_float if self.in_float else 1.0
 
     def to_data(self) -> dict[str, int]:
@@ -53,7 +53,7 @@ def _size(count: int) -> str:
 
 
 def memory_of(program: Program, module: nn.Module) -> Memory:
-    """The memory of a program's weights, and of the module's that runs it on kernels."""
+    """Memory of a program's weights and of the lowered module's."""
     held: dict[int, int] = {}
     packed = 0
     for tensor in _tensors(program.root, module):
@@ -72,7 +72,7 @@ def _tensors(*roots: nn.Module) -> Iterator[Tensor]:
 
 
 def _packed_bytes(kernel: Kernel, held: dict[int, int]) -> int:
-    """What a kernel packed, without tensors that are held plain. What torch hides is as large as the weights in it."""
+    """Bytes packed by a kernel, except tensors that are held plain. Opaque packed objects count as large as their weights."""
     hidden: set[str] = set()
     total = 0
     for part in _parts(kernel._packed):

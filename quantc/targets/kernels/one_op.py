@@ -1,8 +1,8 @@
-"""A lowered module as torch's compilers see it.
+"""Lowered modules under torch.compile and torch.export.
 
-torch.compile sees one op, `quantc::run_lowered`, that it does not look into: packed weights are opaque to it, and
-nothing is gained by taking the module apart. What the op is called with is the name of the module. torch.export sees
-the portable program instead: what it writes must run where there is no such module.
+torch.compile sees one opaque op, `quantc::run_lowered`: packed weights are opaque to it, and nothing is gained by decomposing the
+module. The op takes the module's key. torch.export sees the portable program instead, since its output must run without quantc's
+module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NUMBERS = itertools.count()
 
 
 def registered(lowered: Lowered) -> str:
-    """The name by which the op finds a module again, as long as the module lives."""
+    """Key by which the op finds a module, as long as the module lives."""
     key = f"lowered_{next(_NUMBERS)}"
     _MODULES[key] = lowered
     return key
@@ -105,7 +105,7 @@ torch.library.register_fake("quantc::run_lowered", _shapes, lib=_LIBRARY)
 
 
 def portable_module(lowered: Lowered) -> fx.GraphModule:
-    """The module of the portable program, for torch.export: weights are unpacked as if nobody was tracing."""
+    """Module of the portable program, for torch.export; weights are unpacked outside tracing."""
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError("a lowered module is exported with strict=False; or export lowered.program.module")
     with torch._C.DisableTorchFunction(), _disable_current_modes():  # the former sees to torch.no_grad

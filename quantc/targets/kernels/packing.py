@@ -1,6 +1,6 @@
-"""The one place where torch's quantized dtypes are used: packing weights for fbgemm and QNNPACK.
+"""Weight packing for fbgemm and QNNPACK: the only module that uses torch's quantized dtypes.
 
-torch means to remove these dtypes. Everything else here works on plain int8 tensors.
+torch plans to remove these dtypes. Everything else works on plain int8 tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNUSED = torch.zeros(1)
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Let torch pack for an engine: it has one for the whole process, which is put back."""
+    """Context manager that selects torch's process-wide quantized engine and restores it afterwards."""
     known = torch.backends.quantized.supported_engines
     if name not in known:
         raise MissingDependencyError(
@@ -44,9 +44,9 @@ def engine(name: str) -> Iterator[None]:
 
 
 def quantized_weight(levels: Tensor, scale: Tensor, axis: int = 0, zero_points: Tensor | None = None) -> Tensor:
-    """Integers and their scales as a tensor of torch's quantized dtype; call it with an engine chosen.
+    """Integers and scales as a tensor of torch's quantized dtype; call it inside `engine`.
 
-    `zero_points` has one for each scale; None if all are 0.
+    `zero_points` has one entry per scale; None if all are 0.
     """
     zeros = torch.zeros(scale.shape, dtype=torch.int64) if zero_points is None else zero_points.long()
     if not scale.dim():
@@ -59,7 +59,7 @@ def quantized_weight(levels: Tensor, scale: Tensor, axis: int = 0, zero_points: 
 
 
 def packed_linear(name: str, levels: Tensor, scale: Tensor, bias: Tensor | None) -> Any:
-    """A linear layer's weight, packed."""
+    """Packed weight of a linear layer."""
     with engine(name):
         weight = quantized_weight(levels.contiguous(), scale)
         return on_large_pages(lambda: torch.ops.quantized.linear_prepack(weight, bias), weight.numel())
@@ -68,9 +68,9 @@ def packed_linear(name: str, levels: Tensor, scale: Tensor, bias: Tensor | None)
 def packed_for_qnnpack(
     op: str, levels: Tensor, scale: Tensor, zero_points: Tensor | None, bias: Tensor | None, *window: Any
 ) -> Any:
-    """The weight of one of QNNPACK's products, packed: `op` is `linear`, `conv2d`, `conv_transpose1d`, ….
+    """Packed weight of a QNNPACK op: `op` is `linear`, `conv2d`, `conv_transpose1d`, ….
 
-    Scales belong to axis 0, but to axis 1 in transposed convolutions.
+    Scales are along axis 0, but along axis 1 in transposed convolutions.
     """
     axis = 1 if "transpose" in op else 0
     with engine("qnnpack"):
@@ -79,7 +79,7 @@ def packed_for_qnnpack(
 
 
 def unpacked_by_qnnpack(op: str, packed: Any) -> Tensor | None:
-    """The integers of a packed weight, as they were given; None if torch cannot give them back."""
+    """The original integers of a packed weight; None if torch cannot unpack them."""
     if op == "conv3d":
         return None
     # torch packs rows as images, and unpacks them by taking the axis away in place: the second time, there is none
@@ -90,7 +90,7 @@ def unpacked_by_qnnpack(op: str, packed: Any) -> Tensor | None:
 
 
 def product_with_packed(op: str) -> Any:
-    """torch's op that multiplies with a packed weight: `linear_relu`, `conv2d`, …. Some have an older form too."""
+    """torch's op on a packed weight: `linear_relu`, `conv2d`, …. Some have an older overload too."""
     found = getattr(torch.ops.quantized, op)
     return found.new if "new" in found.overloads() else found.default
 
@@ -105,59 +105,59 @@ _UNPACK: dict[int, Any] = {2: torch.ops.quantized.conv2d_unpack, 3: torch.ops.qu
 def packed_conv(
     name: str, levels: Tensor, scale: Tensor, zero_points: Tensor | None, bias: Tensor | None, *window: Any
 ) -> Any:
-    """A convolution's weight, packed; `window` is stride, padding, dilation, groups."""
+    """Packed weight of a convolution; `window` is stride, padding, dilation, groups."""
     with engine(name):
         weight = quantized_weight(levels.contiguous(), scale, zero_points=zero_points)
         return _PREPACK[levels.dim() - 2](weight, bias, *window)
 
 
 def unpacked_conv(packed: Any, axes: int) -> Tensor:
-    """The integers of a convolution's weight."""
+    """The integers of a packed convolution weight."""
     levels: Tensor = _UNPACK[axes](packed)[0].int_repr()
     return levels
 
 
 def packed_cell(ih: Any, hh: Any, reduced: bool) -> Any:
-    """The packed weights of one layer of an LSTM or GRU, for the two functions below."""
+    """Packed weights of one LSTM or GRU layer, for the two functions below."""
     return torch.ops.quantized.make_quantized_cell_params_dynamic(ih, hh, UNUSED, UNUSED, reduced)
 
 
 def lstm_dynamic(x: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
-    """All layers of an LSTM over a sequence; `layout` is number of layers, both directions, batch first."""
+    """All layers of an LSTM over a sequence; `layout` is (number of layers, bidirectional, batch first)."""
     layers, both, batch_first = layout
     settings = (True, layers, 0.0, False, both, batch_first)
     return torch.quantized_lstm(x, state, cells, *settings, dtype=torch.qint8, use_dynamic=True)
 
 
 def gru_dynamic(x: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
-    """All layers of a GRU over a sequence."""
+    """All layers of a GRU over a sequence; `layout` as in `lstm_dynamic`."""
     layers, both, batch_first = layout
     return torch.quantized_gru(x, state[0], cells, True, layers, 0.0, False, both, batch_first)
 
 
 def lstm_of_packed(x: Tensor, batch_sizes: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
-    """All layers of an LSTM over sequences of several lengths; `layout` is number of layers, both directions."""
+    """All layers of an LSTM over packed sequences; `layout` is (number of layers, bidirectional)."""
     layers, both = layout
     settings = (True, layers, 0.0, False, both)
     return torch.quantized_lstm(x, batch_sizes, state, cells, *settings, dtype=torch.qint8, use_dynamic=True)
 
 
 def gru_of_packed(x: Tensor, batch_sizes: Tensor, state: Sequence[Tensor], cells: Sequence[Any], *layout: Any) -> Any:
-    """All layers of a GRU over sequences of several lengths."""
+    """All layers of a GRU over packed sequences; `layout` as in `lstm_of_packed`."""
     layers, both = layout
     return torch.quantized_gru(x, batch_sizes, state[0], cells, True, layers, 0.0, False, both)
 
 
 @cache
 def hush() -> None:
-    """Have torch say once, where nobody hears it, that quantized dtypes will be removed: it says so at first use only."""
+    """Trigger and suppress torch's deprecation warning for quantized dtypes, which it emits at first use only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
 
 
 def to_bytes(x: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
-    """A float tensor rounded to uint8 or int8, in one go."""
+    """Quantize a float tensor to uint8 or int8 in one op."""
     return as_bytes(torch.quantize_per_tensor(x, scale, zero_point, _QUANTIZED[dtype]))
 
 
@@ -165,7 +165,7 @@ _QUANTIZED = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 
 
 def as_quantized(x: Tensor, scale: float = 1.0, zero_point: int = 0) -> Tensor:
-    """Bytes as a tensor of torch's quantized dtype, on the same memory. A scale below 0 turns the sign of all numbers."""
+    """An 8-bit tensor as torch's quantized dtype, sharing memory. A negative scale flips the sign of all values."""
     empty = _on_grid(scale, zero_point, _QUANTIZED[x.dtype])
     return empty.detach().set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
@@ -180,7 +180,7 @@ def _on_grid(scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
 
 
 def as_bytes(q: Tensor) -> Tensor:
-    """The integers of a tensor of torch's quantized dtype, on the same memory."""
+    """The integers of a quantized tensor, sharing memory."""
     return _PLAIN[q.dtype].detach().set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())
 
 
@@ -199,23 +199,23 @@ ON_FLOATS_RELU: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_relu
 
 
 def product_of_quantized(relu: bool) -> Any:
-    """torch's op on a quantized tensor: called with that, a packed weight, scale and zero point of the result."""
+    """torch's linear op on a quantized tensor; arguments: tensor, packed weight, scale and zero point of the result."""
     return ON_QUANTIZED_RELU if relu else ON_QUANTIZED
 
 
 def product_of_floats(relu: bool) -> Any:
-    """torch's op that rounds float32 itself: called with that, its scale and zero point, and a packed weight."""
+    """torch's linear op that quantizes float32 itself; arguments: tensor, its scale and zero point, packed weight."""
     return ON_FLOATS_RELU if relu else ON_FLOATS
 
 
 def unpacked_linear(packed: Any) -> Tensor:
-    """The integers that `packed_linear` packed."""
+    """The integers of a weight packed by `packed_linear`."""
     levels: Tensor = torch.ops.quantized.linear_unpack(packed)[0].int_repr()
     return levels
 
 
 def quantized_rows(x: Tensor, scale: float | None, zero_point: int) -> Tensor:
-    """Float32 rounded onto a grid; or if that has no scale, bytes that are in order in memory, taken as of scale 1."""
+    """Float32 rows quantized with `scale`; without a scale, contiguous 8-bit rows taken as of scale 1."""
     if scale is not None:
         return torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
     if x.numel() <= COPIED_IN:
@@ -224,13 +224,13 @@ def quantized_rows(x: Tensor, scale: float | None, zero_point: int) -> Tensor:
 
 
 def linear_to_bytes(rows: Tensor, packed: Any, zero_point: int, relu: bool) -> Tensor:
-    """The product of rows that `quantized_rows` made, rounded to steps of 1."""
+    """Linear of rows made by `quantized_rows`, requantized to scale 1."""
     made = product_of_quantized(relu)(rows, packed, 1.0, zero_point)
     return made.int_repr() if made.numel() <= COPIED_OUT else as_bytes(made)
 
 
 def linear_to_floats(x: Tensor, scale: float | None, zero_point: int, packed: Any, relu: bool) -> Tensor:
-    """The product of float32, rounded onto a grid on the way, or of bytes where that has no scale."""
+    """Linear with float32 result, of float32 rows quantized on the way, or of 8-bit rows if `scale` is None."""
     reals = quantized_rows(x, None, zero_point).dequantize() if scale is None else x
     made: Tensor = product_of_floats(relu)(reals, scale or 1.0, zero_point, packed)
     return made
@@ -246,14 +246,14 @@ BYTEWISE: dict[str, Any] = {
 
 
 def max_of_windows(x: Tensor, *window: Any) -> Tensor:
-    """The largest bytes of windows over images: sizes, strides, padding, dilation, whether the last may reach out."""
+    """2D max pool of 8-bit images; `window` is sizes, strides, padding, dilation, ceil mode."""
     return as_bytes(torch.ops.quantized.max_pool2d(as_quantized(x), *window))
 
 
 def bytes_on_grid(x: Tensor, scale: float, zero_point: int, highest: int) -> Tensor:
-    """A float tensor on a grid of levels from 0.
+    """A float tensor quantized to levels 0..highest.
 
-    torch's op adds the zero point before it rounds, so that what is halfway between two levels may go to the other one.
+    torch's op adds the zero point before it rounds, so a value halfway between two levels may round to the other one.
     """
     levels = as_bytes(torch.quantize_per_tensor(x, scale, zero_point, torch.quint8))
     return levels if highest == 255 else levels.clamp_(max=highest)
@@ -263,12 +263,12 @@ def bytes_on_grid(x: Tensor, scale: float, zero_point: int, highest: int) -> Ten
 
 
 def has_halves() -> bool:
-    """Whether this build of torch can multiply with float16 weights."""
+    """True if this build of torch can multiply by float16 weights."""
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(torch, "fbgemm_pack_gemm_matrix_fp16")
 
 
 def packed_halves(matrix: Tensor) -> Tensor:
-    """A matrix with a row for each output, packed for one thread."""
+    """Matrix with one row per output, packed for one thread."""
     with engine("fbgemm"):
         packed = torch.fbgemm_pack_gemm_matrix_fp16(matrix.contiguous())
         multiply_halves(matrix.new_zeros([1, matrix.shape[1]]), packed, None)  # torch warns of it at the first call
@@ -280,7 +280,7 @@ def multiply_halves(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def packed_halves_for_threads(matrix: Tensor, bias: Tensor | None) -> Any:
-    """The same with its bias, for a kernel that uses several threads."""
+    """Matrix and bias, packed for the multithreaded kernel."""
     with engine("fbgemm"):
         return torch.ops.quantized.linear_prepack_fp16(matrix.contiguous(), bias)
 
@@ -291,6 +291,6 @@ def multiply_halves_on_threads(x: Tensor, packed: Any) -> Tensor:
 
 
 def packed_half_cell(ih: tuple[Tensor, Tensor | None], hh: tuple[Tensor, Tensor | None]) -> Any:
-    """The float16 weights of one layer of an LSTM or GRU, each with its bias, for `lstm_dynamic` and `gru_dynamic`."""
+    """Float16 weights of one LSTM or GRU layer, each with its bias, for `lstm_dynamic` and `gru_dynamic`."""
     packed = [packed_halves_for_threads(*each) for each in (ih, hh)]
     return torch.ops.quantized.make_quantized_cell_params_fp16(*packed)

@@ -1,4 +1,4 @@
-"""Which kernel runs which op: kernels are put in the place of ops, chosen among those that could, and joined."""
+"""Kernel placement: replaces ops by kernels, selects among candidates, and fuses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from quantc.targets.kernels.tuning import Times, tune
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One op of the integer form, and what runs it."""
+    """One op of the integer form, and the kernel that runs it."""
 
     node: str
     op: str
@@ -70,7 +70,7 @@ class Placed:
 
     @property
     def why(self) -> str:
-        """The reason and the times, on one line."""
+        """Reason and times, on one line."""
         times = ", ".join(f"{name} {time:.0f} µs" for name, time in self.microseconds.items())
         return "; ".join(part for part in (self.reason, f"{self.chosen}: {times}" if times else "") if part)
 
@@ -81,7 +81,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """How kernels are chosen where several could run an op."""
+    """Options of kernel selection."""
 
     tune: bool | tuple[Any, ...] = False
     """Whether they are timed here, or the inputs to time them on."""
@@ -94,7 +94,7 @@ class Choosing:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A program on kernels."""
+    """A lowered program: module, placements and selected kernels."""
 
     module: fx.GraphModule
     """Takes the flat inputs and gives the flat outputs: trees take as long as a small layer."""
@@ -106,7 +106,7 @@ class Running:
 
 
 def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
-    """A program with kernels in the place of ops; the program itself is not changed."""
+    """Lower a program to kernels; the program itself is not modified."""
     made = _on_kernels(program, target, choosing)
     if not made.others or why_not_repeated(made.module) is not None:
         return made
@@ -131,7 +131,7 @@ def _told(row: Placed, alone: Placed | None) -> Placed:
 
 
 def _times_of_wholes(forms: Mapping[str, Running], inputs: Sequence[Any]) -> dict[str, float]:
-    """How long forms of a program take, unless it is remembered."""
+    """Times of whole-program variants, measured unless cached."""
     times = Times.remembered()
     texts = {name: "\n".join(f"{key} {value}" for key, value in form.choices.items()) for name, form in forms.items()}
     works = "\n".join(f"{row.node} {row.op} {row.work}" for row in forms["measured"].placed)
@@ -157,7 +157,7 @@ def _running(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _inputs(program: Program, choosing: Choosing) -> Sequence[Any]:
-    """What a program is timed on."""
+    """Inputs for timing."""
     given = choosing.tune
     return program.example_inputs or () if isinstance(given, bool) else _leaves(program, given)
 
@@ -325,7 +325,7 @@ def _share_tensors(copy: nn.Module, root: nn.Module) -> None:
 
 
 def candidates(makers: list[Maker], call: Call, allow_float: bool) -> tuple[list[Placement], str]:
-    """The kernels that could run a call, and why the others cannot."""
+    """Kernels that support a call, and the reasons of those that do not."""
     found: list[Placement] = []
     reasons: list[str] = []
     for maker in makers:

@@ -1,8 +1,8 @@
-"""Which of several running forms of one program is the fastest: they take turns, as a whole.
+"""Whole-program race: times several variants of one lowered program, interleaved.
 
-A kernel's own time is not all that it costs. Code of another family has to come into the cache, a sum that one family does on
-its way is an op beside another, and bytes change their form between two families. So tuning ends with a race of the
-whole program: each op on its own fastest kernel, all as the table has it, and all of one family.
+A kernel's own time is not its full cost: code of another family must come into the cache, an add that one family fuses is a separate op
+in another, and tensors change form between families. So tuning ends with a race of whole programs: each op on its own fastest kernel,
+all by the cost table, and all of one family.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARGIN = 0.98
 
 
 def race(forms: Mapping[str, Run], inputs: Sequence[Any], turns: int = TURNS) -> dict[str, float]:
-    """The times of forms in microseconds, which take turns on copies of the same inputs."""
+    """Times of variants in microseconds, interleaved on copies of the same inputs."""
     # the processor's time is not disturbed by others, but adds up that of all threads
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     spent: dict[str, list[float]] = {name: [] for name in forms}
@@ -39,7 +39,7 @@ def race(forms: Mapping[str, Run], inputs: Sequence[Any], turns: int = TURNS) ->
 
 
 def fastest(times: Mapping[str, float]) -> str:
-    """The name of the fastest; the earlier of two that are as fast."""
+    """Name of the fastest variant; the earlier one on a tie."""
     best = next(iter(times))
     for name, found in times.items():
         if found < MARGIN * times[best]:

@@ -1,7 +1,7 @@
-"""Functions of one byte, as tables: sigmoid, tanh, hardswish, leaky relu, gelu and the like.
+"""8-bit activations as lookup tables: sigmoid, tanh, hardswish, leaky relu, gelu and others.
 
-QNNPACK has such tables too; torch makes them anew for each call. Python's own `translate` is the fastest way to them that
-is within reach: two to three times as fast as an index of torch's, and exact.
+QNNPACK uses such tables too, but torch rebuilds them at each call. Python's `bytes.translate` is the fastest lookup available: two to
+three times as fast as torch indexing, and exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMAGES = {axes + 2: order for axes, order in FORMATS.items()}
 
 
 class Lookup(Kernel):
-    """The entry of a table for each byte, as they lie in memory."""
+    """Lookup table applied to each byte, in any memory format."""
 
     name: ClassVar[str] = "bytes translated"
     any_order: ClassVar[bool] = True
@@ -52,7 +52,7 @@ class Lookup(Kernel):
 
 
 class ChannelLookup(Lookup):
-    """The same with a table for each index of an axis."""
+    """Lookup with one table per index of an axis."""
 
     name: ClassVar[str] = "bytes translated by channel"
 

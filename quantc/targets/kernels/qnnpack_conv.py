@@ -1,5 +1,6 @@
-"""Convolutions on bytes, on QNNPACK's kernels. The first ones of image models read few channels by wide windows, for
-which the kernels are not made: there the rows of windows are laid out as channels."""
+"""Int8 convolutions on QNNPACK. First layers of image models have few channels and wide windows, which the kernels handle
+badly: there the rows of a window are laid out as channels.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from quantc.targets.kernels.qnnpack_layer import Layer, Product
 
 
 class Conv(Product):
-    """A convolution over one, two or three axes, or one that is transposed."""
+    """Convolution over one, two or three axes, or transposed convolution."""
 
     name: ClassVar[str] = "QNNPACK conv"
 
@@ -38,7 +39,7 @@ class Conv(Product):
         return made.contiguous() if self.in_order else made
 
     def convolved(self, packed: Any, x: Tensor) -> Tensor:
-        """The convolution of a batch."""
+        """Convolution of a batch."""
         order = FORMATS.get(self.axes, torch.contiguous_format)
         return self.multiplied(packed, x.contiguous(memory_format=order))
 
@@ -73,8 +74,9 @@ MIN_CHANNELS = 32
 
 
 class ConvOfRows(Conv):
-    """Each row of a window is made the channels of one place: they lie next to each other in memory, and the kernels
-    read eight channels in the time of one."""
+    """Convolution with each window row laid out as channels: they are adjacent in memory, and the kernels read eight channels
+    in the time of one.
+    """
 
     name: ClassVar[str] = "QNNPACK conv of rows"
 
@@ -100,9 +102,9 @@ class ConvOfRows(Conv):
 
 
 class ConvSpread(Conv):
-    """A transposed convolution as an ordinary one, with a result for each place that an element is spread over.
+    """Transposed convolution as an ordinary one, with an output per phase of the stride.
 
-    QNNPACK's own take two to four times as long where there is more than one such place; over three axes they are wrong.
+    QNNPACK's own take two to four times as long with more than one phase; over three axes they are wrong.
     """
 
     name: ClassVar[str] = "QNNPACK conv, spread"
@@ -146,7 +148,7 @@ def conv_of_rows(call: Call) -> Kernel:
 
 
 def _pays(layer: Layer) -> bool:
-    """Whether taking rows together saves more than it costs."""
+    """True if laying out rows as channels saves more than it costs."""
     made, read, *window = layer.levels.shape
     if layer.op != "conv2d" or layer.window[-1] != 1 or layer.window[2][1] != 1 or made < MIN_CHANNELS:
         return False
@@ -184,7 +186,7 @@ def conv_transpose(call: Call) -> Kernel:
 
 
 def conv_layer(call: Call) -> Layer:
-    """A convolution that is not transposed."""
+    """Layer of an ordinary convolution."""
     weight = call.tensor("w")
     axes = weight.dim() - 2
     return Layer.of(call, f"conv{axes}d", weight, call["w_zero_point"], *Window.of(call, axes).arguments)

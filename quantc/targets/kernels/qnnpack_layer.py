@@ -1,10 +1,10 @@
-"""Linear layers and convolutions on bytes: QNNPACK's kernels, for Arm and x86.
+"""Int8 linear layers and convolutions on QNNPACK, for Arm and x86.
 
-They take zero points off in 16 bits and add products in 32, so that no sum is cut off on the way, multiply by a float32
-for each channel, and round to even: what the integer form does, as long as a sum times its multiplier stays within 32
-bits. Weights may have zero points. A packed weight knows its engine, so nothing is asked of the process.
+QNNPACK subtracts zero points in 16 bits and accumulates in 32, so that no sum saturates, multiplies by a float32 per channel, and rounds
+to even: as the integer form does, as long as sum times multiplier fits 32 bits. Weights may be asymmetric. A packed weight knows its
+engine, so no process-wide engine is set.
 
-torch keeps the weight that it packed beside the packed one, and there is no way to have it let go.
+torch keeps the original weight beside the packed one, and there is no way to release it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDED_BITS = 31
 
 @dataclass(frozen=True)
 class Layer:
-    """A product as QNNPACK takes it."""
+    """A conv or linear as QNNPACK takes it."""
 
     op: str
     """`linear`, `conv2d`, `conv_transpose1d`, …."""
@@ -53,7 +53,7 @@ class Layer:
 
     @staticmethod
     def of(call: Call, op: str, levels: Tensor, zero_points: Tensor | None, *window: Any) -> Layer:
-        """The layer of a call, or the reason why it cannot be one."""
+        """Layer of a call; NoKernelError with the reason if QNNPACK does not support it."""
         kind, bias = type_of_first(call), call["bias"]
         if kind is None or kind.dtype not in BYTES:
             raise NoKernelError("QNNPACK multiplies bytes")
@@ -81,26 +81,26 @@ class Layer:
 
     @property
     def channels(self) -> int:
-        """How many results there are for each place."""
+        """Number of output channels."""
         return self.levels.shape[1] * self.window[-1] if self.is_transposed else self.levels.shape[0]
 
     @property
     def channels_read(self) -> int:
-        """How many channels what it reads must have."""
+        """Number of input channels."""
         first, second = self.levels.shape[:2]
         return first if self.is_transposed else second * (self.window[-1] if self.window else 1)
 
     def for_channels(self, values: Tensor) -> Tensor:
-        """Scales or zero points as they are packed: one for each channel.
+        """Scales or zero points as packed: one per output channel.
 
-        The channels of a transposed convolution with groups lie on no axis of its weight: it has one of each.
+        Output channels of a grouped transposed convolution are on no axis of its weight: it has one of each.
         """
         if self.is_transposed and self.window[-1] > 1:
             return values.reshape(())
         return values.expand(self.channels).contiguous()
 
     def check(self) -> None:
-        """Refuse what the kernels do not compute."""
+        """Refuse layers that the kernels compute wrongly."""
         multiplier = self.ending.multiplier
         if self.is_transposed and self.window[-1] > 1 and max(multiplier.numel(), self.zeros) > 1:
             raise NoKernelError("in transposed convolutions with groups QNNPACK has one scale for the whole weight")
@@ -113,11 +113,11 @@ class Layer:
 
     @property
     def zeros(self) -> int:
-        """How many zero points the weight has."""
+        """Number of weight zero points."""
         return 0 if self.zero_points is None else self.zero_points.numel()
 
     def reach(self) -> Tensor:
-        """The most that a sum can be from zero, in steps of the result, channel by channel or as a whole."""
+        """Largest absolute sum, in steps of the result, per channel."""
         wide = self.levels.double()
         if self.zero_points is not None:
             shape = [1] * wide.dim()
@@ -134,7 +134,7 @@ class Layer:
 
 
 def type_of_first(call: Call) -> TensorType | None:
-    """The type of what a call reads first; None if it is not known."""
+    """Type of a call's first argument; None if unknown."""
     x = call.node.args[0]
     found = x.meta.get("val") if isinstance(x, fx.Node) else None
     return found if isinstance(found, TensorType) else None
@@ -145,9 +145,9 @@ WITH_RELU = ("linear", "conv1d", "conv2d", "conv3d")
 
 
 class Product(Kernel):
-    """A product of bytes with a weight, rounded onto the grid of its result.
+    """Conv or linear of 8-bit tensors by an 8-bit weight, requantized.
 
-    The kernels read and make unsigned bytes. Signed ones are shifted, which changes no number.
+    The kernels read and write uint8. Int8 is shifted, which changes no value.
     """
 
     family: ClassVar[str] = "qnnpack"
@@ -171,7 +171,7 @@ class Product(Kernel):
         self.cuts = ending.cuts and not self.does_relu
 
     def as_packed(self) -> tuple[Tensor, tuple[Any, ...]]:
-        """The weight and the window that are packed."""
+        """Weight and window to pack."""
         return self.get_buffer("weight"), self.window
 
     def pack(self) -> Any:
@@ -185,11 +185,11 @@ class Product(Kernel):
         return {} if found is None else {"weight": self.as_given(found)}
 
     def as_given(self, weight: Tensor) -> Tensor:
-        """The weight as it was before `as_packed`."""
+        """Inverse of `as_packed`: the original weight."""
         return weight
 
     def multiplied(self, packed: Any, x: Tensor) -> Tensor:
-        """The kernel on unsigned bytes that lie as it wants them."""
+        """Run the kernel on uint8 in its memory format."""
         function, weight = packed
         made = as_bytes(function(as_quantized(x, 1.0, self.x_zero_point), weight, 1.0, self.zero_point))
         if self.cuts:

@@ -1,4 +1,4 @@
-"""Linear layers on bytes, on QNNPACK's kernels."""
+"""Int8 linear layers on QNNPACK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantc.targets.kernels.qnnpack_layer import Layer, Product
 
 
 class Linear(Product):
-    """A product with the rows of a matrix, on the last axis."""
+    """Linear layer: GEMM along the last axis."""
 
     name: ClassVar[str] = "QNNPACK linear"
 
@@ -36,7 +36,7 @@ def linear(call: Call) -> Kernel:
 
 @kernel("qnnpack", "matmul")
 def matmul(call: Call) -> Kernel:
-    """A product with a constant matrix: a linear layer, whose weight has a row for each result."""
+    """Matmul by a constant matrix, as a linear layer with the transposed weight."""
     matrix = call.tensor("y")
     if matrix.dim() != 2:
         raise NoKernelError("QNNPACK multiplies with one matrix")

@@ -1,8 +1,7 @@
-"""Kernels that both targets have: they ask for no engine's packing and for no instruction set.
+"""Kernels shared by both targets: they need no engine's packing and no instruction set.
 
-QNNPACK has kernels of its own for sums, pools and activations. torch takes them only where QNNPACK is the engine of the
-whole process, which is not ours to choose; and they compute no better: its sums are rounded twice, and its activations
-are tables that are made anew for each call.
+QNNPACK has its own kernels for adds, pools and activations. torch uses them only if QNNPACK is the process-wide engine, which is not
+ours to choose; and they are no better: its adds round twice, and its activations are lookup tables rebuilt at each call.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The running form without Python: for shapes that come again, the ops of a call are run by torch's own interpreter.
+"""Records a lowered module once per input shape and replays it through the TorchScript interpreter.
 
-Between two kernels of some dozen microseconds, Python takes about five to look at twenty arguments, and leaves their code and data
-outside the cache. torch's interpreter of graphs, which TorchScript is made on, takes less than one. Nothing is compiled, and every op is
-the same, so the results are too, bit for bit.
+Between two kernels of some dozen microseconds, Python takes about five to process twenty arguments, and evicts their code and data from
+the cache. The TorchScript interpreter takes less than one. Nothing is compiled and every op is the same, so results are bit-exact.
 
-A recording is trusted only after it was held to the function itself: two recordings on different numbers must be the same steps on the same
-tensors, and the graph must yield the bits that the function yields.
+A recording is validated before use: two recordings on different data must have the same steps on the same tensors, and the graph must
+yield the same bits as the function.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ Run = Callable[..., Sequence[Any]]
 
 
 class Replayed:
-    """A function on tensors that is run from a recording where its inputs have shapes and strides that were met before.
+    """A tensor function, replayed from a recording for inputs whose shapes and strides were seen before.
 
-    `watched` are inputs that must be finite, and `alarm` is called with all inputs where one may not be. A
-    recording adds such inputs up on its way, which takes half as long as to do so beforehand.
+    `watched` are inputs that must be finite; `alarm` is called with all inputs if one may not be. A recording sums up such inputs as part of
+    its graph, which takes half as long as a separate check.
     """
 
     def __init__(self, line: Run, watched: Sequence[int] = (), alarm: Callable[[Sequence[Any]], None] | None = None):
@@ -72,7 +71,7 @@ class Replayed:
         return self.directly(*leaves) if found is None else found(*leaves)
 
     def directly(self, *leaves: Any) -> Sequence[Any]:
-        """Call the function itself, which is recorded the next time if it was met before."""
+        """Call the function itself; a second call with the same shapes records it."""
         if self.alarm is not None and self.watched:
             self.alarm(leaves)
         look = look_of(leaves)
@@ -83,14 +82,14 @@ class Replayed:
         return self.line(*leaves)
 
     def recording(self, leaves: Sequence[Any]) -> Run | None:
-        """What runs inputs like these, if they were recorded."""
+        """Recording for inputs like these; None if there is none."""
         look = look_of(leaves)
         found = None if look is None else self._known.get(look)
         return found if found is not None and is_usual() else None
 
     @property
     def count(self) -> int:
-        """How many shapes are recorded."""
+        """Number of recorded shapes."""
         return len(self._known)
 
     def __str__(self) -> str:
@@ -155,7 +154,7 @@ def _with_own_errors(run: Run, line: Run) -> Run:
 
 
 def look_of(leaves: Sequence[Any]) -> Hashable:
-    """What the ops of a call depend on, numbers aside; None if there is more than plain tensors."""
+    """Cache key of a call: shapes, strides, dtypes and devices; None if an input is not a plain tensor."""
     for leaf in leaves:
         if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:
             return None
@@ -165,12 +164,12 @@ def look_of(leaves: Sequence[Any]) -> Hashable:
 
 
 def is_usual() -> bool:
-    """Whether ops do what they did when they were recorded: autocast changes them, and torch.jit.trace looks at Python."""
+    """True if ops behave as when recorded: autocast changes them, and torch.jit.trace observes Python."""
     return not torch.is_autocast_enabled("cpu") and not C._is_tracing()
 
 
 def replay(line: Run, leaves: Sequence[Tensor]) -> Run:
-    """A function that runs the ops that another one calls on such inputs; NoTapeError if that is not all the other does."""
+    """Recording of a function on such inputs, as a function; NoTapeError if the function does more than dispatch ops."""
     try:
         with torch.no_grad():
             return _replay(line, leaves)
@@ -210,7 +209,7 @@ def _turned(leaf: Tensor) -> Tensor:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are alike in all they have: NaN, too, and how they lie in memory."""
+    """True if two tensors are bit-identical, NaN and strides included."""
     if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
         return False
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
@@ -220,7 +219,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def interpreted(tape: Tape) -> Run:
-    """A function that has torch's interpreter run a tape."""
+    """Function that runs a tape on the TorchScript interpreter."""
     run: Any = C._create_function_from_graph("replayed", _Drawing(tape).graph)
     held = tape.held
     optimize, is_optimized = C._set_graph_executor_optimize, C._get_graph_executor_optimize

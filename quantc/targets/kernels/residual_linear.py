@@ -1,7 +1,7 @@
-"""Linear layers to whose float results another tensor is added, as around the branches of a transformer: onednn adds as it
-writes, bit for bit what two ops yield.
+"""Linear layers with a fused residual add of float results, as in transformer branches: onednn adds as it writes, bit-identical to
+the two ops.
 
-It adds in place where nobody reads the other summand later; elsewhere the result is memory of its own.
+It adds in place if this is the summand's last use; otherwise the result is new memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HAVE_OWN_MEMORY = ("add", "layer_norm")
 
 
 class LinearSum(OnOnednn):
-    """A linear layer with float results, and a sum."""
+    """Linear layer with float result and fused add."""
 
     name: ClassVar[str] = "onednn qlinear + sum"
     keep = True
@@ -48,7 +48,7 @@ class LinearSum(OnOnednn):
         return super().run(packed, x).add_(other)
 
     def summed(self, packed: Any) -> Callable[[Tensor, Tensor], Tensor]:
-        """Product and sum, of bytes."""
+        """Fused GEMM and add, on uint8 levels."""
         weight, multiplier, zeros, bias, *result = packed[2]
         before = (1.0, self.reading.zero_point, weight, multiplier, zeros)
         scale, zero_point, dtype, *_ = result
@@ -68,8 +68,7 @@ class LinearSum(OnOnednn):
 
 
 def absorb_sums(program: Program) -> list[fx.Node]:
-    """Let linear layers on onednn add what their float results are added to, where nobody else reads those; the nodes
-    that were."""
+    """Fuse residual adds into onednn linear layers with float results that have no other user; the fused nodes."""
     found: list[fx.Node] = []
     for _, graph in program.graphs():
         layers = {
@@ -91,7 +90,7 @@ def _that_adds(kernel: Kernel) -> OnOnednn | None:
 
 
 def _is_plain_sum(node: fx.Node, own: fx.Node) -> bool:
-    """Whether a node adds two tensors of one type, of which nobody else reads the first."""
+    """True if a node adds two tensors of one type, the first of which has no other user."""
     kinds = {tensor_type(item) for item in (*node.args, node) if isinstance(item, fx.Node)}
     others = [item for item in node.args if isinstance(item, fx.Node) and item is not own]
     is_whole = len(others) == 1 and len(node.args) == 2 and not node.kwargs
@@ -112,8 +111,9 @@ def _absorb(program: Program, graph: fx.Graph, node: fx.Node, own: fx.Node, laye
 
 
 def settle_float_summands(program: Program) -> None:
-    """Let sums write over their summand where nobody can tell: it is memory of its own, all that read it come before, and
-    none of them keeps a view of it."""
+    """Let adds write over their summand where that is not observable: it is memory of its own, all its other uses come before,
+    and none of them keeps a view of it.
+    """
     for _, graph in program.graphs():
         order = {node: position for position, node in enumerate(graph.nodes)}
         makers = dict(kernels_of(program, graph))

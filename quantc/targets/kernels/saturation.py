@@ -1,7 +1,7 @@
-"""A warning for sums that the processor at hand cuts off.
+"""Warnings for sums that saturate on the current processor.
 
-`convert` sees to it that none is, for the instruction set of the backend. But a program may have been converted for
-another one, or a config may have asked for more bits than are safe.
+`convert` prevents saturation for the backend's instruction set. But a program may have been converted for another one, or a config may
+have asked for more bits than are safe.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ COLUMNS, LEVEL, BYTE = 64, 127, 255
 
 
 def instruction_set_here() -> str:
-    """The instruction set of torch's kernels for bytes, where they add two products in 16 bits; empty elsewhere."""
+    """Instruction set of torch's int8 kernels, if they add two products in 16 bits; else empty."""
     return INSTRUCTION_SETS_HERE.get(torch.backends.cpu.get_cpu_capability(), "") if _is_cut_off() else ""
 
 
 def instruction_set_of_processor() -> str:
-    """The same for engines outside torch, which go by the processor itself."""
+    """Like `instruction_set_here`, for engines outside torch, which go by the processor itself."""
     if torch.cpu._is_vnni_supported():
         return ""
     return INSTRUCTION_SETS_HERE.get(torch.backends.cpu.get_cpu_capability(), "")
@@ -45,8 +45,9 @@ def instruction_set_of_processor() -> str:
 
 @cache
 def _is_cut_off() -> bool:
-    """Whether one of torch's engines cuts off the sum of two products. They are asked for one: environment variables
-    (`FBGEMM_ENABLE_INSTRUCTIONS`, `ONEDNN_MAX_CPU_ISA`) hold them to fewer instructions than the processor has."""
+    """True if one of torch's engines saturates the sum of two products. Tested with a real GEMM: environment variables
+    (`FBGEMM_ENABLE_INSTRUCTIONS`, `ONEDNN_MAX_CPU_ISA`) restrict engines to fewer instructions than the processor has.
+    """
     row, levels = torch.full((1, COLUMNS), BYTE, dtype=torch.uint8), torch.full((1, COLUMNS), LEVEL, dtype=torch.int8)
     with torch.inference_mode(False), torch.no_grad():
         found = [product(row, levels) for name, product in PRODUCTS.items() if name in engines()]
@@ -54,7 +55,7 @@ def _is_cut_off() -> bool:
 
 
 def engines() -> list[str]:
-    """The engines for bytes that this build of torch has."""
+    """Quantized engines of this build of torch."""
     return [str(name) for name in torch.backends.quantized.supported_engines]
 
 
@@ -73,12 +74,12 @@ PRODUCTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"fbgemm": _by_fbge
 
 
 def adds_in_16_bits() -> bool:
-    """Whether torch's kernels for bytes add two products in 16 bits here: those for x86 without VNNI do."""
+    """True if torch's int8 kernels add two products in 16 bits here: on x86 without VNNI they do."""
     return bool(instruction_set_here())
 
 
 def can_saturate(kernel: Kernel) -> bool:
-    """Whether two products of a kernel can leave 16 bits, whatever it reads."""
+    """True if the sum of two products of a kernel can exceed 16 bits for some input."""
     found = kernel.pair_sums
     if found is None:
         return False
@@ -87,14 +88,14 @@ def can_saturate(kernel: Kernel) -> bool:
 
 
 def warn_of_saturation(kernels: Iterable[tuple[str, Kernel]], program: Program | None = None) -> None:
-    """Name the ops whose sums may be cut off here, and the instruction sets the program was converted for."""
+    """Warn of ops whose sums may saturate here, and name the instruction sets the program was converted for."""
     here = instruction_set_here()
     names = [name for name, kernel in kernels if can_saturate(kernel)] if here else []
     _warn(names, here, program)
 
 
 def warn_of_products(program: Program) -> None:
-    """The same for a program in Q/DQ form that an engine outside torch runs here."""
+    """Like `warn_of_saturation`, for a program in Q/DQ form that an engine outside torch runs."""
     here = instruction_set_of_processor()
     rows = accumulators(program).rows if here and why_not_provable(program) is None else ()
     _warn([row.node for row in rows if here in row.saturates_on], here, program)

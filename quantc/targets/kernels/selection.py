@@ -1,7 +1,7 @@
-"""Which of several kernels runs an op: the one that was fastest where it was measured.
+"""Kernel selection: the fastest candidate, by cost table or measurement.
 
-Without tuning that is the built-in table, at the nearest shape; where the table has nothing, the order in which kernels
-are offered. `qc.lower(..., tune=True)` measures them here and now.
+Without tuning, the built-in table at the nearest shape decides; where it has no row, the order of registration.
+`qc.lower(..., tune=True)` measures on this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ By = Literal["", "table", "measured", "remembered", "whole", "saved"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernels that could run an op, and what is known about their times."""
+    """Candidates for an op in order of preference, and their known times."""
 
     candidates: tuple[Kernel, ...]
     """The one that was taken is the first."""
@@ -43,14 +43,14 @@ class Choice:
 
 
 def by_times(candidates: Sequence[Kernel], by: By, work: Work | None, microseconds: dict[str, float]) -> Choice:
-    """The choice of the fastest; those whose time is not known come last, in their order."""
+    """Choice by time; candidates without a known time come last, in order of registration."""
     ordered = sorted(candidates, key=lambda kernel: microseconds.get(kernel.name, float("inf")))
     known = {kernel.name: microseconds[kernel.name] for kernel in ordered if kernel.name in microseconds}
     return Choice(tuple(ordered), by, work, known)
 
 
 def by_table(target: str, candidates: Sequence[Kernel], inputs: Sequence[fx.Node], sizes: dict[str, int]) -> Choice:
-    """The choice by the built-in table; `sizes` are those of dynamic axes, as far as they are known."""
+    """Choice by the built-in cost table; `sizes` are those of dynamic axes, as far as known."""
     if len(candidates) == 1:
         return Choice(tuple(candidates))
     tensors = [_shaped(node, sizes) for node in inputs]

@@ -1,4 +1,4 @@
-"""A weight as it is stored: plain tensors of a kernel, and what they stand for."""
+"""Weights as stored: plain tensors of a kernel, and their dequantization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantc.targets.kernels.kernel_table import Call
 
 @dataclass(frozen=True, eq=False)
 class StoredWeight:
-    """The constants of an op on a stored weight."""
+    """Constants of a weight-only op."""
 
     w: Tensor
     scale: Tensor | None
@@ -34,19 +34,19 @@ class StoredWeight:
         return StoredWeight(*weight, transposed=bool(call["transposed"]))
 
     def real(self) -> Tensor:
-        """The float32 weight, in order in memory; nobody else has it."""
+        """The dequantized float32 weight: contiguous, in new memory."""
         made = self._made(self.scale).contiguous()
         return made.clone() if made is self.w else made
 
     def levels(self) -> Tensor:
-        """The same without scales: distances from the zero points, as float32."""
+        """Levels minus zero points, without scales, as float32."""
         return self._made(None)
 
     def _made(self, scale: Tensor | None) -> Tensor:
         return stored_weight(self.w, scale, self.zero_point, self.axis, self.group_size, self.shape, self.order)
 
     def rows(self, matrix: Tensor) -> Tensor:
-        """A matrix of the weight's shape with a row for each output."""
+        """A matrix of the weight's shape, with one row per output."""
         return matrix.t() if self.transposed else matrix
 
     @property
@@ -64,7 +64,7 @@ class StoredWeight:
 
     @property
     def row_scale(self) -> Tensor | None:
-        """The scale of each output; None if there is none, or if the weights of an output have several."""
+        """Scale of each output; None if there is none, or several per output."""
         if self.scale is None or self.group_size is not None:
             return None
         if not self.scale.dim():
@@ -74,7 +74,7 @@ class StoredWeight:
 
 
 class WeightOnly(Kernel):
-    """A kernel with a stored weight, which its state dict holds as it is."""
+    """Kernel with a stored weight, which its state dict holds unchanged."""
 
     def __init__(self, weight: StoredWeight, bias: Tensor | None = None) -> None:
         super().__init__()

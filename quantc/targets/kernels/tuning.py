@@ -1,11 +1,10 @@
-"""`qc.lower(..., tune=True)`: kernels are timed on this machine, on what they are really given, and the fastest stays.
+"""`qc.lower(..., tune=True)`: kernel selection by timing on this machine, on real inputs.
 
-They are timed where they will run: the whole module runs again and again, each time with other kernels in it. A kernel that is
-called alone in a loop finds its code and its weight in the cache, which in a module others have made use of; on ResNet-18
-that turns the order of two kernels about.
+Kernels are timed in place: the whole module runs repeatedly, each time with other candidates. A kernel called alone in a loop finds its
+code and weight in the cache, which other ops of a module evict; on ResNet-18 that reverses the ranking of two kernels.
 
-What was measured is remembered in a file, by the work that was done, the kernel, the processor, the number of threads
-and the version of torch. `QUANTC_CACHE` names another folder for it.
+Times are cached in a file, keyed by workload, kernel, processor, number of threads and torch version. `QUANTC_CACHE` names another
+folder for it.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ MAX_CACHE = 256 << 20
 
 
 def cache_folder() -> Path:
-    """Where measured times are kept."""
+    """Folder of cached times."""
     return Path(os.environ.get("QUANTC_CACHE") or platformdirs.user_cache_dir("quantc"))
 
 
 @cache
 def processor() -> str:
-    """The processor's name, and the instructions torch uses on it."""
+    """Processor name, and the instruction set torch uses on it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -62,7 +61,7 @@ def processor() -> str:
 
 @dataclass
 class Times:
-    """Measured times, in microseconds, and the file they are kept in."""
+    """Measured times in microseconds, and their cache file."""
 
     path: Path = field(default_factory=lambda: cache_folder() / FILE)
     known: dict[str, float] = field(default_factory=dict)
@@ -77,7 +76,7 @@ class Times:
         return times
 
     def read(self) -> dict[str, float]:
-        """The times in the file. One that is damaged, or of an earlier quantc, is not used, and written anew."""
+        """Times in the cache file. A file that is damaged or of an earlier quantc is ignored and rewritten."""
         if not self.path.exists():
             return {}
         try:
@@ -92,12 +91,12 @@ class Times:
             return {}
 
     def key(self, kernel: Kernel, inputs: Sequence[Tensor]) -> str | None:
-        """What the time of a kernel is remembered by; None if the kernel does not say what it has to do."""
+        """Cache key of a kernel's time; None if the kernel does not state its workload."""
         work = kernel.work(*inputs)
         return None if work is None else self.key_of(kernel.name, str(work))
 
     def key_of(self, what: str, work: str) -> str:
-        """What the time of anything is remembered by."""
+        """Cache key of any measurement."""
         threads = torch.get_num_threads()
         versions = f"quantc {version('quantc')}, torch {torch.__version__}, {threads} threads"
         return f"{processor()} | {versions} | {what} | {work}"
@@ -110,14 +109,14 @@ class Times:
             self.new[key] = round(float(microseconds), 2)
 
     def check(self) -> None:
-        """Say so now if what is about to be measured cannot be kept: it takes long."""
+        """Warn before a long measurement if the cache file cannot be written."""
         try:
             check_writable(self.path, makes_folders=True)
         except SaveError as error:
             self._lose(error.what)
 
     def write(self) -> None:
-        """Add what was measured to the file, which others may have written to in the meantime."""
+        """Merge new times into the cache file, which other processes may have written meanwhile."""
         if not self.new or not self.is_kept:
             return
         content = sealed({"format": FORMAT, "times": {**self.read(), **self.new}})
@@ -151,9 +150,9 @@ def tune(
     put: Callable[[fx.Node, Kernel], None],
     progress: Style = "auto",
 ) -> dict[fx.Node, Choice]:
-    """Time the candidates of each kernel as the module runs, unless all are remembered; `put` sets the fastest in.
+    """Time each op's candidates as the module runs, unless all are cached; `put` installs the fastest.
 
-    Gives the choices as they are now. Kernels in branches stay: nobody knows how often they run.
+    Returns the updated choices. Kernels in branches are not timed: how often they run is unknown.
     """
     if inputs is None or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in inputs):
         raise InputError(
@@ -188,13 +187,13 @@ def tune(
 
 
 def _keys(candidates: Sequence[Kernel], inputs: Sequence[Any], times: Times) -> dict[str, str]:
-    """What the times of kernels are remembered by; by their names alone where they do not say what they have to do."""
+    """Cache keys of kernels' times; unique ones for kernels that do not state their workload."""
     return {kernel.name: times.key(kernel, inputs) or f"unknown work of {id(kernel)}" for kernel in candidates}
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a kernel was called with, and how long it took."""
+    """Inputs of one kernel call, and its time."""
 
     inputs: tuple[Any, ...]
     microseconds: float
@@ -232,9 +231,9 @@ class _Turns(fx.Interpreter):
 def measure(
     turns: _Turns, nodes: Sequence[fx.Node], told: Callable[[int, int | None], None]
 ) -> dict[fx.Node, dict[str, float]]:
-    """The times of the candidates of nodes, in microseconds.
+    """Times of all candidates of nodes, in microseconds.
 
-    Each has as many turns as any other of its node, in an order of chance: so it runs beside now these, now those.
+    All candidates of a node get equally many turns, in random order, so that each runs next to varying neighbours.
     """
     samples: dict[fx.Node, dict[str, list[float]]] = {node: {} for node in nodes}
     chance = random.Random(0)
@@ -253,6 +252,6 @@ def measure(
 
 
 def low(times: Sequence[float]) -> float:
-    """The mean of the lowest times."""
+    """Mean of the lowest times."""
     lowest = sorted(times)[: max(1, len(times) // COUNTS)]
     return sum(lowest) / len(lowest)

@@ -1,14 +1,12 @@
-"""Linear layers whose weight alone is quantized, and the weights of other ops.
+"""Weight-only linear layers, and quantized weights of other ops.
 
-On x86 they run on fbgemm's kernel for float16 weights wherever these are exactly what the stored ones stand for. torch
-wraps it twice: once with little overhead, for one thread, and once for several. Where it is slower, or would not be exact
-(scales of 24 bits for each group), float32 weights are made once: of the speed of the float model, and of its size in
-memory.
+On x86 they run on fbgemm's float16 kernel wherever float16 represents the weights exactly. torch wraps it twice: once with little
+overhead, for one thread, and once for several. Where it is slower or not exact (24-bit scales per group), the weight is dequantized
+once: speed and memory of the float model.
 
-torch's own kernels for packed weights are not used. On a CPU with AVX2 only, `_weight_int8pack_mm` is 4 to 38 times
-slower than float, and `_weight_int4pack_mm_for_cpu` 9 to 74 times. With bfloat16 activations the first is as fast as
-float16 on one row and half as fast on many, but it rounds what it reads to 8 bits. `benchmarks/weight_only.py` measures
-them.
+torch's own weight-only kernels are not used. On a CPU with AVX2 only, `_weight_int8pack_mm` is 4 to 38 times slower than float, and
+`_weight_int4pack_mm_for_cpu` 9 to 74 times. With bfloat16 activations the first is as fast as float16 on one row and half as fast on
+many, but it rounds its input to 8 bits. `benchmarks/weight_only.py` measures them.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ SMALL = 1 << 19
 
 
 class HalfLinear(WeightOnly):
-    """Multiplies with float16 weights, then brings each output to its scale and adds the bias."""
+    """GEMM by float16 weights, then scale and bias per output."""
 
     name: ClassVar[str] = "fbgemm linear, exact float16 weights"
 
@@ -72,7 +70,7 @@ def _brought(y: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class HalfLinearThreads(HalfLinear):
-    """The same on several threads."""
+    """`HalfLinear` on several threads."""
 
     name: ClassVar[str] = "fbgemm linear, exact float16 weights, several threads"
 
@@ -84,7 +82,7 @@ class HalfLinearThreads(HalfLinear):
 
 
 class FloatLinear(WeightOnly):
-    """The op of the Q/DQ form, on a float32 weight that is made once."""
+    """Linear op of the Q/DQ form, on a weight dequantized once."""
 
     name: ClassVar[str] = "float linear, float32 weights made once"
 
@@ -97,7 +95,7 @@ class FloatLinear(WeightOnly):
 
 
 class FloatWeight(WeightOnly):
-    """A float32 weight, made once, for an op that has no kernel for stored weights."""
+    """A weight dequantized once, for an op without a weight-only kernel."""
 
     name: ClassVar[str] = "float32 weight made once"
 

@@ -1,7 +1,7 @@
-"""One copy of each weight: what the packed one holds, the plain one need not.
+"""Weight ownership: releases plain weights that packed ones hold too, so that each weight exists once.
 
-A kernel packs its weight when it first runs, and can give the plain one back. From then on the program's own tensor is
-let go of; whoever asks for the program gets one with the weights unpacked again.
+A kernel packs its weight at the first call and can unpack it. From then on the program's own tensor is released; `Lowered.program` returns
+a program with the weights unpacked again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quantc.targets.kernels.kernel import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a buffer of a kernel: where a tensor of the program is."""
+    """Rows of a kernel's buffer that hold a tensor of the program."""
 
     kernel: Kernel
     buffer: str
@@ -26,12 +26,12 @@ class Part:
     stop: int
 
     def like(self, tensor: Tensor) -> Tensor:
-        """The plain tensor that was in the place of one without numbers."""
+        """The plain tensor for a released placeholder."""
         return self.kernel.plain_buffers()[self.buffer][self.start : self.stop].clone().reshape(tensor.shape)
 
 
 class Holdings:
-    """The tensors of a program that packed weights hold in their place."""
+    """Tensors of a program that are released in favour of packed weights."""
 
     def __init__(self, program: Program, module: fx.GraphModule) -> None:
         self.program, self.module = program, module
@@ -40,7 +40,7 @@ class Holdings:
 
     @torch.inference_mode(False)
     def release(self) -> None:
-        """Let go of every plain weight that its kernel can give back, bit for bit."""
+        """Release every plain weight that its kernel can restore bit for bit."""
         names = _by_storage(self.program.root)
         for kernel in self.module.modules():
             if isinstance(kernel, Kernel) and not kernel._dropped:
@@ -64,7 +64,7 @@ class Holdings:
         kernel.made_of = ()
 
     def whole(self) -> Program:
-        """The program with all its weights plain; the very one, if none was let go of."""
+        """The program with all weights plain; the same object, if none was released."""
         if not self.parts:
             return self.program
         made = self.program.draft()
