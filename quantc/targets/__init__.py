@@ -1,1 +1,1 @@
-"""Targets: where programs end up. Kernels, engines, ONNX and ExecuTorch."""
+"""Deployment targets: CPU kernels, engines, ONNX and ExecuTorch."""

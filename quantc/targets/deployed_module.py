@@ -1,4 +1,4 @@
-"""What modules have in common that something outside torch runs."""
+"""Base class of modules that run outside torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantc.ir.program import Program
 
 
 class Deployed(nn.Module):
-    """A quantized program that is run outside torch. Called like the model; it has no gradients, and no training mode."""
+    """A quantized program that runs outside torch. Called like the model; it has no gradients and no training mode."""
 
     @property
     @abstractmethod
@@ -23,11 +23,11 @@ class Deployed(nn.Module):
     @property
     @abstractmethod
     def headline(self) -> str:
-        """What it is, in a line."""
+        """One-line summary."""
 
     @abstractmethod
     def to_data(self) -> dict[str, Any]:
-        """What is known of it, for machines."""
+        """Summary as JSON-compatible data."""
 
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)

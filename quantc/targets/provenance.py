@@ -1,4 +1,4 @@
-"""What a deployed file says of where it comes from."""
+"""Provenance of a deployed file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERSION = version("quantc")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Which quantc made a file, for which backend, by which config, and of what: digests, so that two can be told apart."""
+    """The quantc version, backend, config and source of a file: digests, so that two files can be told apart."""
 
     quantc: str
     """The version."""
@@ -48,7 +48,7 @@ def _digest(*texts: str) -> str:
 
 
 def check_quantized(program: Program, target: str) -> None:
-    """Refuse what is not in Q/DQ form: float programs, and those in integer form."""
+    """Refuse programs that are not in Q/DQ form: float programs, and those in integer form."""
     if program.stage < Stage.FOLDED:
         raise QuantcError(
             f"{program.name} is not quantized",

@@ -1,9 +1,8 @@
-"""A convolution that skips every other place of an image of few channels, as one over blocks of two places, or of two by two.
+"""Space-to-depth for strided convolutions of images with few channels: blocks of two pixels, or two by two, become channels.
 
-Kernels on integers multiply four or more channels at a time. An image has three, so that a network's first layer, which
-has the largest image, leaves most of each instruction empty. With the places of a block as channels of their own the
-same convolution takes every block, on two or four times as many channels. The products are the same, and so are their sums; what
-is added to fill up the window are weights of zero.
+Integer kernels multiply four or more channels at a time. An image has three, so that a network's first layer, which has the largest
+image, leaves most of each instruction empty. With the pixels of a block as channels, the same convolution has stride 1 over blocks, on
+two or four times as many channels. Products and sums are the same; the window is padded with zero weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ So does SpaceToDepth of ONNX."""
 
 @dataclass(frozen=True)
 class Window:
-    """What a convolution sees of a batch of images, along rows and columns."""
+    """Stride, padding, dilation and groups of a 2D convolution."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -42,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The same convolution over blocks."""
+    """The equivalent convolution over blocks."""
 
     weight: Tensor
     begin: Size
@@ -53,14 +52,14 @@ class Blocks:
 
 
 def parted(image: TensorType, block: Size) -> tuple[list[int | str], list[int | str]]:
-    """The sizes of images with the places of a block apart, and with them as channels."""
+    """Image shapes with the pixels of a block on axes of their own, and with them as channels."""
     count, channels, *sizes = image.shape
     (high, wide), (rows, columns) = block, (int(size) // step for size, step in zip(sizes, block, strict=True))
     return [count, channels, rows, high, columns, wide], [count, high * wide * int(channels), rows, columns]
 
 
 def blocks_of(weight: Tensor, image: TensorType | None, window: Window, block: Size) -> Blocks | None:
-    """A convolution over blocks, for a weight in which 0 stands for zero; None where there is no such, or it gains nothing."""
+    """The convolution over blocks, for a weight whose level 0 is zero; None where it does not apply or gains nothing."""
     if image is None or image.rank != IMAGE or weight.shape[1] > MAX_CHANNELS or window.groups != 1:
         return None
     if any(wide not in (1, step) for wide, step in zip(block, window.stride, strict=True)):

@@ -1,4 +1,4 @@
-"""Engines outside torch that run a program written as ONNX: ONNX Runtime and OpenVINO.
+"""Engines outside torch that run a program through ONNX: ONNX Runtime and OpenVINO.
 
-`qc.lower(program, "x86", engine=...)` gives a module whichever engine runs it. None is imported before it is asked for.
+`qc.lower(program, "x86", engine=...)` returns a module for any engine. Engines are imported lazily.
 """

@@ -17,14 +17,13 @@ from quantc.targets.provenance import check_quantized
 def lower_x86(
     program: Program | Lowered, *, engine: str = TORCH, threads: int | None = None, **options: Any
 ) -> Lowered | OnEngine | Chosen:
-    """A quantized program as a module on x86, run by an engine.
+    """Lower a quantized program to x86, on an engine.
 
-    `engine="torch"` are torch's kernels, which `options` are for (`quantc.targets.kernels.lowered.lower`). "onnxruntime" and
-    "openvino" read the program as ONNX; each needs its extra. `engine="auto"` builds them all where they are installed,
-    times them on the program's example inputs, and keeps the fastest of those that come as close to the Q/DQ form as
-    torch's kernels do; `print` shows what was measured.
+    `engine="torch"` uses torch's kernels, which `options` are for (`quantc.targets.kernels.lowered.lower`). "onnxruntime" and "openvino" read
+    the program as ONNX; each needs its extra. `engine="auto"` builds all that are installed, times them on the program's example inputs, and
+    keeps the fastest of those that agree with the Q/DQ form as closely as torch's kernels do; `print` shows the measurements.
 
-    `threads` is how many threads an engine outside torch may use: as many as torch, unless it is given.
+    `threads` is the number of threads of an engine outside torch; by default as many as torch.
     """
     _check_threads(threads, engine)
     if engine == TORCH:

@@ -1,4 +1,4 @@
-"""`qc.lower(program, "x86", engine=...)`: a module whichever engine runs it."""
+"""`qc.lower(program, "x86", engine=...)`: a module on any engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from quantc.targets.onnx.sessions import Session
 
 
 class OnEngine(Deployed):
-    """A quantized program that an engine outside torch runs. Called like the model; several threads may call it.
+    """A quantized program on an engine outside torch. Called like the model; thread-safe.
 
-    `threads` is how many the engine may use: as many as torch, if it is None, also when that is changed later.
+    `threads` is the engine's number of threads: None follows torch's, also when that changes later.
     """
 
     def __init__(self, program: Program, engine: Engine, threads: int | None = None) -> None:
@@ -54,11 +54,11 @@ class OnEngine(Deployed):
 
     @property
     def proto(self) -> Any:
-        """The model that the engine was given, an `onnx.ModelProto`."""
+        """The model given to the engine, an `onnx.ModelProto`."""
         return self._exported.model
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program to a file that `qc.load` reads; lower it again for an engine."""
+        """Write the program to a file that `qc.load` reads; it is to be lowered for an engine again."""
         self.program.save(path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnEngine:
@@ -74,7 +74,7 @@ class OnEngine(Deployed):
         return f"{self.program.name} on x86, run by {self.engine.name}"
 
     def to_data(self) -> dict[str, Any]:
-        """What runs it, for machines."""
+        """Engine and model size, as JSON-compatible data."""
         return {
             "program": self.program.name,
             "target": "x86",
@@ -85,7 +85,7 @@ class OnEngine(Deployed):
 
     @property
     def note(self) -> str:
-        """That another backend's rules would suit the engine better, if so."""
+        """Hint that another backend suits the engine better; empty if not."""
         quantizer = self.program.plan.quantizer
         if quantizer is None or quantizer.name in self.engine.suited:
             return ""

@@ -1,4 +1,4 @@
-"""`engine="auto"`: what is installed is measured on the program's own inputs, and the fastest that computes the same stays."""
+"""`engine="auto"`: measures the installed engines on the program's own inputs, and keeps the fastest that agrees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIN_RUNS, MAX_RUNS = 3, 200
 
 @dataclass(frozen=True)
 class Measured:
-    """What an engine was found to do."""
+    """Time and agreement of one engine."""
 
     engine: str
     milliseconds: float | None
@@ -44,7 +44,7 @@ class Measured:
 
 
 class Chosen(Deployed):
-    """The fastest engine's module, and what all were measured to do."""
+    """The fastest engine's module, and all measurements."""
 
     def __init__(self, made: nn.Module, name: str, engine: str, measured: tuple[Measured, ...]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Chosen(Deployed):
 
     @property
     def program(self) -> Program:
-        """As the engine has it: torch's kernels keep no other than the integer form."""
+        """The program of the chosen module: torch's kernels keep the integer form only."""
         found: Program = self.chosen.program  # type: ignore[assignment]
         return found
 
@@ -74,7 +74,7 @@ class Chosen(Deployed):
         return f"{self._name} on x86, run by {self.engine}, {rank}"
 
     def to_data(self) -> dict[str, Any]:
-        """What was chosen and why, for machines."""
+        """Choice and measurements, as JSON-compatible data."""
         return {
             "program": self._name,
             "target": "x86",
@@ -92,8 +92,9 @@ class Chosen(Deployed):
 
 
 def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reasons: Mapping[str, str]) -> Chosen:
-    """Build what can be built, measure it in turns, and keep the fastest that comes close enough. torch's kernels come
-    first: how close they come is what others are held to."""
+    """Build what can be built, time it interleaved, and keep the fastest that agrees closely enough. torch's kernels come first:
+    their agreement is the threshold for the others.
+    """
     args, kwargs = _inputs(program)
     wanted = program(*args, **kwargs)
     rows = {name: Measured(name, None, None, why) for name, why in reasons.items()}

@@ -1,4 +1,4 @@
-"""The engines that can run a program on x86, and what each of them wants, as data."""
+"""Table of the engines that can run a program on x86."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Engine:
     """Which backends' rules suit it, the best first: a program for another runs too, with more of it in float."""
 
     def why_not(self) -> str | None:
-        """Why it cannot be used here."""
+        """Reason why it is not available; None if it is."""
         return f"{self.missing}: pip install 'quantc[{self.extra}]'" if self.missing else None
 
     @property
     def missing(self) -> str:
-        """What is not installed of it, told; empty if all is."""
+        """Packages that are not installed, as text; empty if all are."""
         packages = [package for package in self.packages if not is_installed(package)]
         return f"{', '.join(packages)} {'is' if len(packages) == 1 else 'are'} not installed" if packages else ""
 
@@ -83,7 +83,7 @@ def _advice(name: str) -> str:
 
 
 def engine_of(name: str) -> Engine:
-    """The engine of that name, which has to be installed."""
+    """Engine by name; an error if it is unknown or not installed."""
     if name not in ENGINES:
         raise UnknownNameError(
             f"there is no engine {name!r}",

@@ -1,4 +1,4 @@
-"""Programs as ExecuTorch runs them: `.pte` files, XNNPACK's delegate, and what the delegate took."""
+"""ExecuTorch export: `.pte` files, the XNNPACK delegate, and the delegation report."""
 
 from quantc.targets.executorch.artifact import Pte
 from quantc.targets.executorch.delegation import Delegation

@@ -1,4 +1,4 @@
-"""`qc.lower(program, "executorch")`: a program that ExecuTorch runs, to be called, saved, and asked what runs where."""
+"""`qc.lower(program, "executorch")`: an ExecuTorch program that can be called and saved, and reports its delegation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ TARGET = "executorch"
 
 
 class Pte:
-    """A program as ExecuTorch runs it. Called like the model; `save` writes the `.pte` file.
+    """An ExecuTorch program. Called like the model; `save` writes the `.pte` file.
 
-    What was read from a file has no delegation. One that does not say how its tensors are arranged takes them one after the other,
-    and gives them so.
+    A program read from a file has no delegation report. One whose file does not describe its input structure takes and returns flat tensors.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Pte:
         return self.run(*args)
 
     def run(self, *inputs: Tensor) -> list[Tensor]:
-        """The tensors that it takes, one after the other, to those that it gives."""
+        """Run on flat tensors; flat results."""
         self._check(inputs)
         return self._run(inputs)
 
@@ -118,7 +117,7 @@ class Pte:
         return running.run(inputs)
 
     def try_out(self, inputs: Sequence[Tensor]) -> None:
-        """Run it, whatever the tensors hold: an error if the runtime cannot. A state that it keeps stays what it was."""
+        """Run on any tensors; an error if the runtime fails. The program's state stays unchanged."""
         self._runs().run(inputs)
         if self.metadata is not None and self.metadata.has_state:
             self._running = None
@@ -190,19 +189,19 @@ class Pte:
         return f"{size} in {ranges[size][0]}..{ranges[size][1]}" if isinstance(size, str) and size in ranges else size
 
     def __reduce__(self) -> Any:
-        """What is in the runtime stays there: a copy loads the program anew."""
+        """Runtime state is not copied: a copy loads the program again."""
         return read_back, (self.content, self.metadata, self._where, self._delegation)
 
     # -- saving and telling --------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the `.pte` file, whole or not at all."""
+        """Write the `.pte` file, atomically."""
         place = as_path(path, SaveError)
         check_ending(place, (".pte",), "an ExecuTorch program")
         write_bytes(place, sealed(self.content))
 
     def delegation(self) -> Delegation:
-        """Which quantized ops a delegate took, which fell back, and why."""
+        """Quantized ops that a delegate took, those that fell back, and why."""
         if self._delegation is None:
             raise QuantcError(
                 "a .pte file does not say which op is which",
@@ -236,7 +235,7 @@ class Pte:
 
 
 def read_back(content: bytes, metadata: Metadata | None, where: str, delegation: Delegation | None = None) -> Pte:
-    """What a file holds, called as its metadata say."""
+    """Program from a file's content, with the calling convention of its metadata."""
     found = convention_in(metadata, where)
     return Pte(
         content,

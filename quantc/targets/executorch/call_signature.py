@@ -1,7 +1,7 @@
-"""How a `.pte` is called, as data in the file: the trees that inputs and outputs come in, and what in them is no tensor.
+"""Calling convention of a `.pte`, as data in the file: pytree specs of inputs and outputs, and their non-tensor leaves.
 
-They are written as the text of programs has them (`quantc.arrangement`, `quantc.values`). Reading that looks classes up among those
-that are known here; it imports nothing and runs nothing.
+They are written in the text form of programs (`quantc.text.pytree_text`, `quantc.text.literals`). Reading looks up classes among those
+already known; it imports nothing and runs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADVICE = "write it again with qc.lower(program, 'executorch').save(path)"
 
 
 class FixedData(BaseModel):
-    """An input that is no tensor: it is what it was at capture."""
+    """A non-tensor input, fixed at capture."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -35,7 +35,7 @@ class FixedData(BaseModel):
 
 
 class CallData(BaseModel):
-    """The trees of a program, and those of their leaves that are fixed; None stands for a tensor."""
+    """Pytree specs of a program, and their fixed leaves; None stands for a tensor."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -47,7 +47,7 @@ class CallData(BaseModel):
 
 @dataclass(frozen=True)
 class Convention:
-    """How a file is called; without a signature, its tensors come and go one after the other."""
+    """Calling convention of a file; without a signature, tensors are passed flat."""
 
     signature: Signature | None = None
     outputs: tuple[Any, ...] = ()
@@ -57,7 +57,7 @@ class Convention:
 
 
 def outputs_of(program: Program) -> tuple[Any, ...]:
-    """The flat outputs of a program, Ellipsis where a tensor is."""
+    """Flat outputs of a program, Ellipsis in place of each tensor."""
     (output,) = program.graph.find_nodes(op="output")
     given: Any = output.args[0]
     return tuple(... if isinstance(value, fx.Node) else value for value in given)
@@ -86,8 +86,9 @@ def _text(value: Any) -> str:
 def convention_of(
     data: CallData | None, tensors: Sequence[Input], ranges: dict[str, tuple[int, int | None]], where: str
 ) -> Convention:
-    """How a file is called that takes these tensors. LoadError if what it says contradicts itself; a class that is not known
-    here is none: the tensors then come and go one after the other."""
+    """Calling convention of a file that takes these tensors. LoadError if the data is inconsistent; with a class unknown here,
+    tensors are passed flat.
+    """
     if data is None:
         return Convention(why_flat="it says nothing of how its tensors are arranged: an older quantc wrote it")
     try:

@@ -1,4 +1,4 @@
-"""What became of each quantized op: a delegate computes it on integers, a delegate computes it in float, or none took it."""
+"""Delegation report: each quantized op runs on integers in a delegate, in float in a delegate, or outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_ROWS = 40
 
 
 class Place(StrEnum):
-    """Where an op runs."""
+    """Where an op runs: in a delegate, on ExecuTorch's own kernels, or nowhere if it was removed."""
 
     DELEGATE = "delegate"
     """In a delegate, on integers."""
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Delegation:
-    """The quantized ops of a program, and what runs each. Prints as a table."""
+    """Quantized ops of a program, and what runs each. Prints as a table."""
 
     program: str
     rows: tuple[Row, ...]
@@ -81,12 +81,12 @@ class Delegation:
 
     @property
     def fallen_back(self) -> tuple[Row, ...]:
-        """The ops that are computed in float."""
+        """Ops that are computed in float."""
         return tuple(row for row in self.rows if row.is_float)
 
     @property
     def fraction(self) -> float:
-        """The share of quantized ops that delegates compute on integers."""
+        """Fraction of quantized ops that delegates compute on integers."""
         return len(self.taken) / len(self.rows) if self.rows else 1.0
 
     def row(self, node: str) -> Row | None:
@@ -112,7 +112,7 @@ class Delegation:
         return json.dumps(self.to_data(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
-        """What fell back comes first."""
+        """Fallbacks come first."""
         ordered = sorted(self.rows, key=lambda row: not row.is_float)
         cells = [(row.node, row.op, row.rule, row.place.value, row.why) for row in ordered[:MAX_ROWS]]
         more = [f"  … and {len(ordered) - MAX_ROWS} more"] if len(ordered) > MAX_ROWS else []
@@ -126,7 +126,7 @@ class Delegation:
 
 
 def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) -> Delegation:
-    """What became of a program's quantized ops, read from the graphs that were lowered."""
+    """Delegation of a program's quantized ops, read from the lowered graphs."""
     top = manager.exported_program().graph_module
     inside = {id(graph): graph for graph in _delegated(top)}
     places: dict[str, set[Place]] = {}
@@ -144,9 +144,10 @@ def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) ->
 
 
 def misread(manager: Any) -> str:
-    """The first dequantize op that a delegate takes for a part of an op though others read it; empty if there is none.
+    """First dequantize op that a delegate fuses into an op although it has other users; empty if there is none.
 
-    What these others read would be integers taken for floats."""
+    Those other users would read integers as floats.
+    """
     for graph in _delegated(manager.exported_program().graph_module):
         for node in graph.nodes:
             is_part = is_scaling(node) and is_implicit(node) and "dequantize" in str(node.target)

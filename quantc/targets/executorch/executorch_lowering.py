@@ -1,4 +1,4 @@
-"""From a quantized program to ExecuTorch: `torch.export`, then its edge dialect, then delegates, then a `.pte`."""
+"""Lowering to ExecuTorch: `torch.export`, edge dialect, delegates, `.pte`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def lower(
     partitioners: Sequence[Any] | None = None,
     largest: int | Mapping[str, int] | None = None,
 ) -> Pte:
-    """A quantized program in Q/DQ form as ExecuTorch runs it. The program is not changed.
+    """Lower a quantized program in Q/DQ form to ExecuTorch. The program is not modified.
 
-    `partitioners` decide what goes to which delegate, the first having the first choice; XNNPACK's by default. `largest` is the
-    size up to which memory is set aside for dimensions that vary and have no bound: one for all (64 by default), or by symbol. A
-    batch that was left open because nobody said otherwise is fixed to that of the example inputs, unless `largest` is given.
+    `partitioners` assign ops to delegates, the first one first; XNNPACK's by default. `largest` is the size up to which memory is reserved for
+    unbounded dynamic dimensions: one for all (64 by default), or by symbol. A batch dimension that is dynamic by default only is fixed to that of
+    the example inputs, unless `largest` is given.
     """
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     _check_form(program)
@@ -50,7 +50,7 @@ def as_pte(
     partitioners: Sequence[Any] | None = None,
     largest: int | Mapping[str, int] | None = LARGEST,
 ) -> Pte:
-    """A program as ExecuTorch runs it, quantized or not."""
+    """Lower a program to ExecuTorch, quantized or not."""
     exir = package("executorch.exir")
     package("executorch.kernels.quantized")
     package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops takes
@@ -113,7 +113,7 @@ def _partitioners(given: Any) -> list[Any]:
 
 
 def _details(error: Exception) -> list[str]:
-    """What an exporter lists below its first line: the sizes that it does not allow, one by one."""
+    """Lines that an exporter lists below its first one: the sizes that it does not allow."""
     return [line.strip() for line in str(error).splitlines()[1:] if line.startswith("  - ")]
 
 

@@ -1,4 +1,4 @@
-"""From a program in Q/DQ form to torch's exported program: flat inputs and outputs, and every op with its name."""
+"""Export of a program in Q/DQ form by torch.export: flat inputs and outputs, and a name for every op."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ LARGEST = 64
 
 
 def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """The sizes of each dynamic dimension, all with an end: its own, or where it has none, the one for all. One that is named
-    gets no more memory than that, whatever its bound."""
+    """Range of each dynamic dimension, with an upper bound: its own, or the one for all. A named dimension gets no more memory than
+    `largest` says, whatever its bound.
+    """
     known = program.signature.ranges
     named = {} if isinstance(largest, int) else _by_symbol(largest, known)
     for_all = _checked(largest) if isinstance(largest, int) else LARGEST
@@ -57,7 +58,7 @@ def _wrong(what: str, advice: str) -> RefusedError:
 
 
 def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
-    """A program of one's own, exported. Its flat outputs are the tensors that it yields."""
+    """Export a program that the caller owns. Its flat outputs are the tensors that it yields."""
     inputs = _of_several(program, examples_of(program), ranges)
     for _, graph in program.graphs():
         for node in graph.nodes:
@@ -71,8 +72,9 @@ def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Exporte
 
 
 def keeps_state(program: ExportedProgram) -> bool:
-    """Whether an exported program writes to a buffer of its own. Refused if it writes to an input: ExecuTorch gives what is
-    written among the outputs, before the others, and leaves the caller's tensor as it was."""
+    """True if an exported program writes to its own buffers. Writes to inputs are refused: ExecuTorch returns written values before
+    the outputs, and leaves the caller's tensor unchanged.
+    """
     targets = [node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)]
     if not any(target._schema.is_mutable for target in targets):
         return False
@@ -160,7 +162,7 @@ def _of_several(
 
 
 def _shapes(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Any:
-    """Which dimensions are dynamic, as torch.export takes it; None if none is."""
+    """`dynamic_shapes` for torch.export; None if all are static."""
     if not ranges:
         return None
     dims = {symbol: Dim(symbol, min=low, max=high) for symbol, (low, high) in ranges.items()}

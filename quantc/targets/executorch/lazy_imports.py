@@ -1,4 +1,4 @@
-"""ExecuTorch's packages: imported when they are needed, and quietly."""
+"""Lazy, silent imports of ExecuTorch's packages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ XNNPACK = "executorch.backends.xnnpack"
 
 
 def package(name: str) -> Any:
-    """A module of ExecuTorch; MissingDependencyError, with the command that installs it, if there is none."""
+    """A module of ExecuTorch; MissingDependencyError with the install command if there is none."""
     with quiet():
         return extra(name, "executorch", ".pte files, which ExecuTorch writes and runs")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of packages that are not ours: of torchao about libraries for other machines, and of torch
-    about what ExecuTorch still uses."""
+    """Context manager that suppresses foreign warnings: torchao's about libraries for other machines, and torch's about deprecated
+    APIs that ExecuTorch still uses.
+    """
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -37,7 +38,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Without warnings, but with what is logged."""
+    """Context manager that suppresses warnings, but not logging."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -45,8 +46,9 @@ def unwarned() -> Iterator[None]:
 
 @cache
 def runtime() -> Any:
-    """ExecuTorch's runtime, with the kernels for quantized ops that no delegate took. It gets as many threads as torch has
-    when it is first asked for: delegates keep those they were made with."""
+    """ExecuTorch's runtime, with kernels for quantized ops that no delegate took. It gets as many threads as torch has at the first
+    use: delegates keep the number they were made with.
+    """
     package("executorch.kernels.quantized")
     found = package("executorch.runtime").Runtime.get()
     library = package("executorch.extension.pybindings.portable_lib")

@@ -1,8 +1,7 @@
-"""Products of stacks of matrices, as XNNPACK has them: `bmm`, with one axis that counts matrices, and no numbers beside tensors.
+"""Legalization of batched matmuls for XNNPACK: `bmm` with one batch axis, and no scalar operands.
 
-Attention is made of these. Every op the partitioner does not know ends the piece that the delegate runs, and is computed
-by kernels that were written to be portable. What lies between two products of attention, a factor and a softmax, is computed
-on stacks as well: in the delegate a change of shape is a copy.
+Attention is made of these. Every op the partitioner does not know splits the delegated subgraph and runs on slow portable kernels. Scale and
+softmax between the two matmuls of attention are computed on the batched shape as well: in the delegate a reshape is a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ STACK = MATRIX + 1
 
 
 def is_stack_product(node: fx.Node) -> bool:
-    """Whether a node multiplies matrices one by one, as many on one side as on the other."""
+    """True if a node is a batched matmul without broadcasting."""
     if not is_op(node, "matmul"):
         return False
     left, right = (tensor_type(argument(node, side)) for side in ("x", "y"))
@@ -37,7 +36,7 @@ def is_stack_product(node: fx.Node) -> bool:
 
 
 def stacked(program: Program, node: fx.Node) -> None:
-    """One axis that counts matrices, whatever the number of axes before."""
+    """Flatten all batch axes into one: `bmm`."""
     kind = tensor_type(node)
     if kind is None:
         return
@@ -72,7 +71,7 @@ ELEMENTWISE = ("add", "sub", "mul", "div")
 
 
 def has_number(node: fx.Node) -> bool:
-    """Whether a node combines a tensor of floats with a number, which the exporter would make a tensor without axes."""
+    """True if a node combines a float tensor with a scalar, which the exporter would turn into a rank-0 tensor."""
     if not is_op(node, *ELEMENTWISE) or (is_op(node, "add", "sub") and argument(node, "alpha") != 1):
         return False
     kind = tensor_type(node)
@@ -81,7 +80,7 @@ def has_number(node: fx.Node) -> bool:
 
 
 def with_tensor(program: Program, node: fx.Node) -> None:
-    """A tensor of one place for the number."""
+    """Replace the scalar by a tensor of one element."""
     sides = [argument(node, side) for side in SIDES]
     for place, side in enumerate(sides):
         if not isinstance(side, fx.Node):
@@ -93,7 +92,7 @@ def with_tensor(program: Program, node: fx.Node) -> None:
 
 
 def delay_reshapes(program: Program) -> None:
-    """Let ops that look at rows alone read what a reshape reads: it comes after them, and undoes another there, or is one less."""
+    """Sink reshapes below row-wise ops, where they cancel or merge with other reshapes."""
     for _, graph in program.graphs():
         for node in list(graph.nodes):
             while _is_reshape(node) and (user := _row_user(node)) is not None:

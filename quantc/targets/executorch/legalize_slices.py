@@ -1,4 +1,4 @@
-"""Parts of a tensor as slices of it: XNNPACK's partitioner knows `slice`, and not `select`, `narrow`, `split`, `chunk` or `unbind`."""
+"""Legalization of partial reads for XNNPACK: `select`, `narrow`, `split`, `chunk` and `unbind` become `slice`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUTS = ("select", "narrow", *PARTS)
 
 
 def is_cut(node: fx.Node) -> bool:
-    """Whether a node takes parts of a tensor, along an axis whose size is known; at most one other varies."""
+    """True if a node takes parts of a tensor along an axis of static size; at most one other axis is dynamic."""
     if not is_op(node, *CUTS) or len(node.all_input_nodes) != 1:  # where it cuts may depend on a size
         return False
     kind = tensor_type(node.all_input_nodes[0])
@@ -35,7 +35,7 @@ def is_cut(node: fx.Node) -> bool:
 
 
 def sliced(program: Program, node: fx.Node) -> None:
-    """Every part as a slice of its own."""
+    """Replace each part by a slice."""
     if op_name(node) not in PARTS:
         (ends,) = _ends(node)
         _slice(program, node, node, ends)

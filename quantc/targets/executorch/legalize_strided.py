@@ -1,4 +1,4 @@
-"""Convolutions over blocks of an image: XNNPACK multiplies eight channels at a time, and an image has three."""
+"""Space-to-depth for strided convolutions: XNNPACK multiplies eight channels at a time, and an image has three."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def write_blocks(program: Program) -> None:
-    """Change a program of one's own so that XNNPACK reads images block by block, where it can."""
+    """Rewrite strided image convolutions of a program that the caller owns to run over blocks, where that is possible."""
     for _, graph in program.graphs():
         for node in list(graph.nodes):
             if _is_conv_of_levels(node):

@@ -1,7 +1,8 @@
-"""A program as XNNPACK's partitioner knows it. The numbers stay; the delegate looks for ops by their names.
+"""Legalization for XNNPACK's partitioner. Values stay the same; the delegate matches ops by name.
 
-It fuses `hardtanh`, and not `clamp`, into what comes before; it finds scales row by row itself, where it sees torch's op for
-that; of views it knows `reshape`, of parts `slice`, of products `bmm`; it computes on int8, not uint8; and it clips at the ends of int8, whatever a quantize op says.
+It fuses `hardtanh` but not `clamp` as an epilogue; it finds per-row scales itself where it sees torch's op for that; it knows `reshape` of all
+views, `slice` of all partial reads, `bmm` of all matmuls; it computes on int8, not uint8; and it clamps to the full int8 range, whatever a
+quantize op says.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ QMIN = 3
 
 
 def spell(program: Program) -> None:
-    """Change a program of one's own to the delegate's spelling."""
+    """Legalize a program that the caller owns."""
     for _, graph in program.graphs():
         for node in list(graph.nodes):
             for is_meant, respelled in SPELLINGS:
@@ -96,7 +97,7 @@ def _signed(program: Program, node: fx.Node) -> None:
 
 
 def _clipped(program: Program, node: fx.Node) -> None:
-    """What a range narrower than the delegate's clips is clipped beforehand."""
+    """Insert a clamp before a quantize op whose range is narrower than the delegate's."""
     given: Any = node.args
     value, scale, zero_point, low, high, dtype = given
     if not is_quantize(node) or dtype is not torch.int8 or (low, high) == BYTE or not isinstance(zero_point, int):
@@ -226,7 +227,7 @@ OVER_IMAGE = ({2, 3}, {-2, -1})
 
 
 def is_mean_of_any_number(node: fx.Node) -> bool:
-    """A mean over images, of which there may be any number."""
+    """True if a node is a mean over images with a dynamic batch size."""
     if is_op(node, "mean"):
         is_whole = set(argument(node, "dim") or ()) in OVER_IMAGE and bool(argument(node, "keepdim"))
     else:

@@ -1,5 +1,6 @@
-"""What a `.pte` file says of itself: who wrote it, from what, and how it is called. It is a method of the file's own,
-so that any ExecuTorch runtime can ask for it."""
+"""Metadata of a `.pte` file: its writer, source and calling convention. It is a method of the file itself, so that any
+ExecuTorch runtime can read it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ METHOD = "quantc"
 
 
 class InputData(BaseModel):
-    """A tensor that the program takes."""
+    """A tensor input of the program."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -40,7 +41,7 @@ class InputData(BaseModel):
 
 
 class Metadata(BaseModel):
-    """Of a `.pte` file that quantc wrote."""
+    """Metadata of a `.pte` file that quantc wrote."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -95,7 +96,7 @@ def metadata_of(
 
 
 def read_metadata(text: str, where: str) -> Metadata:
-    """What a file says; LoadError if that is not what quantc writes."""
+    """Metadata of a file; LoadError if it is not what quantc writes."""
     try:
         return Metadata.model_validate_json(text)
     except ValidationError as error:
@@ -107,7 +108,7 @@ def read_metadata(text: str, where: str) -> Metadata:
 
 
 def convention_in(metadata: Metadata | None, where: str) -> Convention:
-    """How a file is called, by what it says of itself."""
+    """Calling convention in a file's metadata."""
     if metadata is None:
         return Convention(why_flat="quantc did not write it")
     tensors = [_input(item, where) for item in metadata.inputs]

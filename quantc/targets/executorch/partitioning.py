@@ -1,8 +1,7 @@
-"""Partitioners that are held to their word, and that say why they refuse.
+"""Partitioner wrappers that undo partial markings and report refusals.
 
-XNNPACK's partitioner marks the quantize and dequantize ops around a product as part of it while it is still looking
-whether it can take the product. Where it cannot, the marks stay, and ops that bear one do nothing in the delegate: integers are
-read as floats. So marks that come with a refusal are taken back.
+XNNPACK's partitioner marks the quantize and dequantize ops around an op as fused while it still checks whether it can take the op. If it
+cannot, the marks stay, and marked ops do nothing in the delegate: integers are read as floats. So the marks of refused ops are removed.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ TRACE = "torch.__trace"
 
 
 def name_of(node: fx.Node) -> str:
-    """The name of the program's node that an op of ExecuTorch's graph comes from; empty if it comes from none."""
+    """Name of the program's node that an ExecuTorch op comes from; empty if none."""
     return str((node.meta.get("custom") or {}).get(NAME, ""))
 
 
 def give_name(node: fx.Node, name: str) -> None:
-    """Say which node of the program an op is for; none, if the name is empty."""
+    """Tag an op with the program's node it belongs to; an empty name means none."""
     node.meta["custom"] = {NAME: name}
 
 
 def is_implicit(node: fx.Node) -> bool:
-    """Whether XNNPACK takes a quantize or dequantize op for a part of its neighbour."""
+    """True if XNNPACK treats a quantize or dequantize op as part of its neighbour."""
     return bool(node.meta.get(IMPLICIT, False))
 
 
 def held(partitioners: Sequence[Any]) -> list[Any]:
-    """The same partitioners; those that go by a table of configs take back the marks of what they refuse."""
+    """The same partitioners; those with a config table remove the marks of ops they refuse."""
     for partitioner in partitioners:
         for config in getattr(partitioner, "target_partitioner_configs", {}).values():
             if "check_constraints" not in vars(config):
@@ -55,7 +54,7 @@ def held(partitioners: Sequence[Any]) -> list[Any]:
 
 
 def _is_number(node: fx.Node) -> bool:
-    """Whether a tensor without axes goes in or comes out: XNNPACK's delegate has none, and fails on them."""
+    """True if an operand or result has rank 0: XNNPACK's delegate does not support these and fails."""
     kinds = [near.meta.get("val") for near in (node, *node.all_input_nodes)]
     return any(isinstance(kind, torch.Tensor) and kind.dim() == 0 for kind in kinds)
 
@@ -99,7 +98,7 @@ class _Reasons(logging.Handler):
 
 @contextmanager
 def reasons() -> Iterator[dict[str, str]]:
-    """While it lasts: why nodes are refused, by the name of the program's node."""
+    """Context manager that collects why nodes are refused, by the name of the program's node."""
     handler = _Reasons()
     trace = logging.getLogger(TRACE)
     was_disabled, trace.disabled = trace.disabled, True

@@ -1,7 +1,7 @@
-"""`.pte` files: their header, and the seal that quantc puts after what ExecuTorch reads.
+"""`.pte` files: their header, and the seal that quantc appends after ExecuTorch's content.
 
-ExecuTorch believes the sizes and weights that a file claims. The header says how long the file must be, and the seal, which
-is a digest of all before it, that nothing in between was damaged.
+ExecuTorch trusts the sizes and weights in a file. The header gives the required length, and the seal, a digest of everything before it,
+proves that nothing was damaged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(data: bytes, where: str) -> bytes:
-    """The content of a file; LoadError if it is no `.pte`, cut short, longer than it was, or not what was sealed. Files of
-    others have no seal."""
+    """Content of a file; LoadError if it is not a `.pte`, truncated, extended, or differs from what was sealed. Files of other writers
+    have no seal.
+    """
     if data[4:8] != MAGIC:
         raise LoadError("this is no .pte file: it does not begin as one", where=where, advice=ADVICE)
     needed = _needed(data)
@@ -45,7 +46,7 @@ def _seal(content: bytes) -> bytes:
 
 
 def _needed(data: bytes) -> int | None:
-    """How long the header says the content is; None without a header, and for one of before there were such lengths."""
+    """Content length according to the header; None without a header, or with one from before it had lengths."""
     if data[8:12] != HEADER or len(data) < 40:
         return None
     length, program_size, base, size = struct.unpack_from("<IQQQ", data, 12)

@@ -1,4 +1,4 @@
-"""What stands around an op, in a program or in a graph of ExecuTorch's: quantize and dequantize ops, and constants."""
+"""Q/DQ context of an op, in a program or in an ExecuTorch graph: neighbouring quantize and dequantize ops, and constants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WORDS = ("quantize_per_", "quantize_affine", "choose_qparams")
 
 
 def is_scaling(node: fx.Node) -> bool:
-    """A quantize or dequantize op, or one that finds scales, in any dialect."""
+    """True for quantize, dequantize and choose-qparams ops, in any dialect."""
     if node.op != "call_function":
         return False
     if "getitem" in str(node.target):

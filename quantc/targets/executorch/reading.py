@@ -12,7 +12,7 @@ from quantc.targets.executorch.runtime import Running
 
 
 def load(path: str | os.PathLike[str]) -> Pte:
-    """A `.pte` file, to be run; LoadError if it is none, damaged, or cut short. Files that others wrote will do."""
+    """Load a `.pte` file to run it; LoadError if it is invalid, damaged or truncated. Files of other writers are accepted."""
     place = as_path(path, LoadError)
     data = read_bytes(place, ADVICE)
     content = unsealed(data, str(place))

@@ -1,4 +1,4 @@
-"""Running a `.pte` on ExecuTorch's runtime from Python."""
+"""Python wrapper of ExecuTorch's runtime."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and co
 
 
 def in_order(x: Tensor) -> Tensor:
-    """A tensor that lies in memory as its axes come, with the strides of such: ExecuTorch goes by these also where an axis has
-    one place, and torch calls any stride contiguous. ExecuTorch reads memory, which a view may have with the other sign, and
-    knows no class but Tensor."""
+    """A contiguous plain tensor with canonical strides: ExecuTorch relies on these also for axes of size 1, where torch calls any
+    stride contiguous. Negated views are resolved, since ExecuTorch reads raw memory, and subclasses are unwrapped.
+    """
     if x.is_neg():
         return x.detach().resolve_neg().contiguous()
     if type(x) is not Tensor:
@@ -44,9 +44,8 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
 class Running:
     """A program in the runtime. One call at a time: it has one set of buffers.
 
-    After calls with smaller inputs, XNNPACK's means of images read memory that is not theirs (ExecuTorch 1.4.1, in its own runtime
-    too). So where an input is larger than those before, the program is loaded anew; one that keeps a state between calls would
-    lose it, and is not.
+    After calls with smaller inputs, XNNPACK's image means read out of bounds (ExecuTorch 1.4.1, in its own runtime too). So the program is
+    reloaded when an input is larger than those before; a program with state would lose it, and is not reloaded.
     """
 
     def __init__(self, content: bytes, where: str, *, has_state: bool = False) -> None:
@@ -71,7 +70,7 @@ class Running:
         return frozenset(self._program.method_names)
 
     def metadata(self) -> Metadata | None:
-        """What the file says of itself; None if quantc did not write it."""
+        """The file's metadata; None if quantc did not write it."""
         if METHOD not in self.methods:
             return None
         (text,) = self._loaded(METHOD).execute([])
@@ -88,7 +87,7 @@ class Running:
             ) from error
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """Flat inputs to flat outputs. What comes out is memory of the caller's own: the runtime copies it."""
+        """Flat inputs to flat outputs. Results are the caller's memory: the runtime copies them."""
         plain = [in_order(value) for value in inputs]
         with self._turn:
             try:

@@ -1,8 +1,7 @@
 """Recurrent layers as loops.
 
-ExecuTorch's exporter writes a recurrent layer out step by step, which takes minutes for a few dozen steps. Here the products with
-the inputs of all steps are one linear layer, which a delegate takes like any other, and the steps are one `scan`, whose
-body is written once.
+ExecuTorch's exporter unrolls a recurrent layer step by step, which takes minutes for a few dozen steps. Here the input GEMMs of all steps are
+one linear layer, which a delegate takes like any other, and the steps are one `scan`, whose body is written once.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ ONE_BIAS = ("lstm", "rnn_tanh", "rnn_relu")
 
 
 def looped(op: str) -> Callable[..., tuple[Tensor, ...]]:
-    """A function that computes what ATen's op of that name does, and is called like it, in inference."""
+    """Function with the semantics and signature of ATen's op of that name, for inference."""
 
     def run(
         x: Tensor,

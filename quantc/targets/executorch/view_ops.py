@@ -1,4 +1,4 @@
-"""Ops that move values about, written into a program for the delegate's sake."""
+"""Emission of value-preserving ops for the delegate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from quantc.targets.executorch.partitioning import give_name
 
 
 def known(shape: Sequence[int | str]) -> list[int]:
-    """Sizes for a reshape, which finds the one that varies."""
+    """Sizes for a reshape, with -1 for the dynamic one."""
     return [size if isinstance(size, int) else -1 for size in shape]
 
 
 @dataclass(frozen=True, eq=False)
 class Mover:
-    """Writes ops before a node. They count as `name` when the delegate is asked what it took; as none, if that is empty."""
+    """Emits ops before a node. They are attributed to `name` in the delegation report; to none, if it is empty."""
 
     program: Program
     before: fx.Node
@@ -33,8 +33,9 @@ class Mover:
         return made
 
     def move(self, x: fx.Node, op: Any, how: tuple[Any, ...], kind: TensorType) -> fx.Node:
-        """What lies on a grid is put on it again after it was moved, and brought back: so the delegate knows that it may move
-        levels."""
+        """Emit a value-preserving op. A dequantized input is requantized and dequantized again after it: so the delegate knows that it
+        may move levels.
+        """
         moved, ops = self.emit(op, (x, *how), kind), decomposed_ops()
         if x.target is not ops.dequantize_per_tensor.default:
             return moved

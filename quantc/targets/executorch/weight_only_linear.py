@@ -1,7 +1,7 @@
-"""Linear layers of which the weight alone is quantized, in XNNPACK's delegate.
+"""Weight-only linear layers in the XNNPACK delegate.
 
-XNNPACK multiplies floats with weights of 8 or 4 bits that have a scale for each channel. Its partitioner does not offer it;
-what it needs is one more config, for layers without bias: `quantc.targets.executorch.legalize_xnnpack` adds that afterwards.
+XNNPACK multiplies floats by 8-bit or 4-bit weights with per-channel scales. Its partitioner does not expose that; it needs one more config,
+for layers without bias: `quantc.targets.executorch.legalize_xnnpack` adds the bias afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quantc.targets.executorch.partitioning import IMPLICIT
 
 
 def xnnpack_partitioner() -> Any:
-    """XNNPACK's own partitioner, which takes linear layers with quantized weights alone as well."""
+    """XNNPACK's partitioner, extended to weight-only linear layers."""
     known = package(f"{XNNPACK}.partition.config").ALL_PARTITIONER_CONFIGS
     linear = _linear_config()
     configs = [linear if config.target_name == linear.target_name else config for config in known]

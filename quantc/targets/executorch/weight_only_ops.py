@@ -1,8 +1,8 @@
-"""Ops whose weight alone is quantized, and weights in groups, as XNNPACK and ExecuTorch's own kernels take them.
+"""Legalization of weight-only ops and grouped weights for XNNPACK and ExecuTorch's own kernels.
 
-XNNPACK multiplies floats with the weights of linear layers in 8 or 4 bits that have a scale for each channel, and run-time int8
-with groups of 4 bits. Other linear layers bring their weight back to float as they run, and convolutions have it brought
-back here: a float convolution in the delegate is many times faster than one outside it.
+XNNPACK multiplies floats by linear weights of 8 or 4 bits with per-channel scales, and dynamically quantized int8 by 4-bit groups. Other linear
+layers dequantize their weight at run time, and convolution weights are dequantized here: a float convolution in the delegate is many times
+faster than one outside it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONVOLUTIONS = tuple(f"{kind}{axes}d" for kind in ("conv", "conv_transpose") for
 
 
 def _constant(program: Program, node: Any) -> Tensor | None:
-    """What a node yields that is made of constants alone by dequantizing and moving; None of any other."""
+    """Value of a node that only dequantizes and moves constants; None for any other."""
     if not isinstance(node, fx.Node):
         return None
     if node.op == "get_attr":
@@ -45,7 +45,7 @@ def _constant(program: Program, node: Any) -> Tensor | None:
 
 
 def _is_alone(node: fx.Node) -> bool:
-    """Whether the weight of an op is quantized, and what it is multiplied with is not."""
+    """True if an op's weight is quantized and its input is not."""
     weight = argument(node, "w")
     while isinstance(weight, fx.Node) and weight.target in (aten.reshape.default, aten.permute.default):
         weight = weight.all_input_nodes[0]
@@ -60,7 +60,7 @@ def is_grouped(node: fx.Node) -> bool:
 
 
 def by_rows(program: Program, node: fx.Node) -> None:
-    """Groups that the delegate does not take, as rows of a matrix: ExecuTorch has a kernel for those."""
+    """Write groups that the delegate does not support as rows of a matrix: ExecuTorch has a kernel for those."""
     parts = [program.tensor(part) if isinstance(part, fx.Node) else None for part in node.args[:3]]
     low, high, dtype, size = node.args[3:7]
     levels, scales, zero_points = parts
@@ -80,7 +80,7 @@ def by_rows(program: Program, node: fx.Node) -> None:
 
 
 def _takes_groups(node: fx.Node, zero_points: Tensor) -> bool:
-    """Whether the delegate takes a weight in groups: of 4 bits, about zero, and where it multiplies integers."""
+    """True if the delegate supports a grouped weight: 4-bit, symmetric, and multiplied by integers."""
     low, high, _, size = node.args[3:7]
     fits = (low, high) == NIBBLE and isinstance(size, int) and size % GROUP == 0 and not bool(zero_points.any())
     return fits and all(is_op(user, "linear") and is_dequantize(argument(user, "x")) for user in node.users)
@@ -103,8 +103,9 @@ def is_linear_alone(node: fx.Node) -> bool:
 
 
 def multiplied(program: Program, node: fx.Node) -> None:
-    """A product, and the bias after it: XNNPACK adds none to products of floats and integers. What XNNPACK does not take is a
-    plain matrix product, for which ExecuTorch has a fast kernel."""
+    """Split a linear into GEMM and bias add: XNNPACK adds no bias to GEMMs of floats by integers. Where XNNPACK does not apply, it is a
+    plain matmul, for which ExecuTorch has a fast kernel.
+    """
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
     product = _whole_product(program, node, x, weight)
     if product is None:
@@ -143,7 +144,7 @@ def is_conv_alone(node: fx.Node) -> bool:
 
 
 def in_float(program: Program, node: fx.Node) -> None:
-    """A convolution with its weight brought back to float."""
+    """Dequantize the weight of a convolution."""
     weight = argument(node, "w")
     whole = _constant(program, weight)
     if whole is not None:

@@ -1,5 +1,5 @@
-"""Programs as ONNX: `qc.lower(program, "onnx")`.
+"""ONNX export: `qc.lower(program, "onnx")`.
 
-A program in Q/DQ form is written op by op by a table (`table.py`): quantize and dequantize ops become QuantizeLinear and
-DequantizeLinear, weights are stored as the integers they are, and sizes stay as dynamic as the program has them.
+A program in Q/DQ form is translated op by op by a table (`op_writers.py`): quantize and dequantize ops become QuantizeLinear and
+DequantizeLinear, weights are stored as integers, and dynamic sizes stay dynamic.
 """

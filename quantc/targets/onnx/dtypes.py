@@ -1,4 +1,4 @@
-"""Types of torch as those of ONNX, and tensors as initializers."""
+"""Conversion of torch dtypes and tensors to ONNX types and initializers."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ BOUNDS: dict[int, tuple[int, int]] = {
 
 
 def onnx_module() -> Any:
-    """The package onnx."""
+    """The onnx package; MissingDependencyError if it is not installed."""
     return extra("onnx", "onnx", 'qc.lower(..., "onnx")')
 
 
 def onnx_type(dtype: torch.dtype) -> int:
-    """The type of ONNX for one of torch."""
+    """ONNX type of a torch dtype."""
     if dtype not in ONNX_TYPES:
         raise RefusedError(f"ONNX has no type for {dtype}", advice="cast to another type in the model")
     return ONNX_TYPES[dtype]
 
 
 def integer_type(qmin: int, qmax: int, storage: torch.dtype) -> int:
-    """The smallest type that a grid of levels fits in: four bits where they will do, else as it is stored."""
+    """Smallest ONNX type for levels qmin..qmax: 4-bit if they fit, else the type of the storage dtype."""
     fitting = (kind for kind, (low, high) in NIBBLES.items() if low <= qmin and qmax <= high)
     return next(fitting, onnx_type(storage))
 
 
 def initializer(name: str, value: Tensor, kind: int | None = None) -> Any:
-    """A constant of the model; `kind` INT4 and UINT4 have two levels in each byte."""
+    """An initializer of the model; `kind` INT4 and UINT4 pack two levels per byte."""
     helper = onnx_module().helper
     value = value.detach().cpu().contiguous()
     kind = onnx_type(value.dtype) if kind is None else kind

@@ -1,4 +1,4 @@
-"""The ONNX graph as it is written: nodes, constants, names."""
+"""ONNX graph builder: nodes, initializers, unique names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantc.text.digests import raw_bytes
 
 
 class Writer:
-    """Nodes and constants in the order in which they are asked for. Names are unique."""
+    """Collects nodes and initializers in order of creation. Names are unique."""
 
     def __init__(self) -> None:
         self._helper = onnx_module().helper
@@ -26,7 +26,7 @@ class Writer:
         self._constants: dict[tuple[Any, ...], str] = {}
 
     def name(self, hint: str) -> str:
-        """A name like `hint` that nothing has yet."""
+        """An unused name derived from `hint`."""
         while True:
             count = self._taken.get(hint, 0)
             self._taken[hint] = count + 1
@@ -36,18 +36,18 @@ class Writer:
                 return found
 
     def many(self, op: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> tuple[str, ...]:
-        """A node with several results."""
+        """Add a node with several results."""
         names = tuple(self.name(self.scope or op) for _ in range(outputs))
         given = {key: value for key, value in attributes.items() if value is not None}
         self.nodes.append(self._helper.make_node(op, list(inputs), list(names), name=names[0], **given))
         return names
 
     def emit(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one result. Attributes that are None are left out; an empty name is an input left out."""
+        """Add a node with one result. Attributes that are None are omitted; an empty name is an omitted input."""
         return self.many(op, inputs, 1, **attributes)[0]
 
     def constant(self, value: Tensor, hint: str = "constant", kind: int | None = None) -> str:
-        """The name of a constant; those with the same content are one: a layer that is called twice is stored once."""
+        """Name of an initializer; equal contents are deduplicated, so a layer that is called twice is stored once."""
         content = raw_bytes(value)
         key = (value.dtype, kind, tuple(value.shape), sha256(content.data).digest())
         if key not in self._constants:
@@ -56,11 +56,11 @@ class Writer:
         return self._constants[key]
 
     def numbers(self, values: Sequence[int]) -> str:
-        """Integers as a vector: axes, sizes, steps."""
+        """An int64 vector: axes, sizes, steps."""
         return self.constant(torch.tensor(list(values), dtype=torch.int64), "numbers")
 
     def scalar(self, value: float | bool, dtype: torch.dtype) -> str:
-        """A number as a tensor without axes."""
+        """A number as a rank-0 tensor."""
         return self.constant(torch.tensor(value, dtype=dtype), "number")
 
     def cast(self, value: str, dtype: torch.dtype) -> str:

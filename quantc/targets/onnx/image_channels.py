@@ -1,7 +1,7 @@
-"""Convolutions of images that have three channels: ONNX Runtime's fast kernels want a multiple of four.
+"""Widening of convolutions over three-channel images: ONNX Runtime's fast kernels need a multiple of four channels.
 
-Such an image is written as one of blocks (`quantc.blocks`), or with a fourth channel that is multiplied by zero. Both come to
-the same sums.
+Such an image is written with space-to-depth (`quantc.targets.space_to_depth`), or with a fourth channel that is multiplied by zero.
+Both compute the same sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGEST, PAIR_BITS = 255, 16
 
 
 def wide_conv(call: Call, weight: Stored, window: Window, *bias: str) -> str | None:
-    """A convolution of quantized images of few channels, written with more. None if it has enough, or cannot be."""
+    """Convolution of quantized images with few channels, written with more. None if it has enough, or cannot be widened."""
     if call.translation.profile.images == "as they are" or (image := tensor_type(call["x"])) is None:
         return None
     has_offsets = weight.zero_point is not None and bool(weight.zero_point.any())
@@ -48,8 +48,9 @@ def wide_conv(call: Call, weight: Stored, window: Window, *bias: str) -> str | N
 
 
 def can_saturate(levels: Tensor) -> bool:
-    """Whether two products of neighbours can leave 16 bits, for some image. Blocks bring others side by side than the image
-    does, and than those that `convert` has seen to; a channel of zeros does not."""
+    """True if the sum of two adjacent products can exceed 16 bits for some image. Space-to-depth makes other products adjacent
+    than those that `convert` has checked; a channel of zeros does not.
+    """
     reach = pair_reach(decisive(by_channel(levels), "adjacent"), 0, LARGEST)
     return bool(reach.beyond(PAIR_BITS).any())
 

@@ -1,4 +1,4 @@
-"""A program in Q/DQ form as an ONNX model."""
+"""Export of a program in Q/DQ form to an ONNX model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_LISTED = 20
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """A model, and how its inputs and outputs are those of the program."""
+    """An ONNX model, and the mapping of its inputs and outputs to the program's."""
 
     model: Any
     inputs: tuple[int, ...]
@@ -40,13 +40,13 @@ class Exported:
 
 @dataclass(frozen=True)
 class Literal:
-    """An output that is no tensor."""
+    """An output that is not a tensor."""
 
     value: Any
 
 
 def export(program: Program, profile: Profile) -> Exported:
-    """Write a program for a runtime. NoOnnxFormError, listing every op that has no ONNX form."""
+    """Export a program for a runtime profile. NoOnnxFormError lists every op without an ONNX form."""
     onnx = onnx_module()
     translation = Translation(program, Writer(), profile)
     taken, inputs = _inputs(program, translation)
@@ -82,7 +82,7 @@ def _check(onnx: Any, model: Any, name: str) -> None:
 
 
 def _facts(program: Program, profile: Profile) -> dict[str, str]:
-    """What the file says of where it comes from."""
+    """Provenance entries of the model's metadata."""
     origin = asdict(Provenance.of(program))
     found = {"version": origin.pop("quantc"), **origin, "profile": profile.name}
     return {f"quantc.{name}": told for name, told in found.items()}

@@ -1,4 +1,4 @@
-"""`qc.lower(program, "onnx")`: a program as an ONNX model that can be saved, and run in ONNX Runtime."""
+"""`qc.lower(program, "onnx")`: an ONNX model that can be saved, and run in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNTIME = "onnxruntime"
 
 
 class OnnxModel(Deployed):
-    """A quantized program in ONNX. Called like the model it runs in ONNX Runtime; `proto` is the model itself."""
+    """A quantized program in ONNX. A call runs it in ONNX Runtime; `proto` is the model itself."""
 
     def __init__(self, program: Program, exported: Exported) -> None:
         super().__init__()
@@ -53,16 +53,16 @@ class OnnxModel(Deployed):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the file says of where it comes from."""
+        """Provenance entries of the model's metadata."""
         return {entry.key: entry.value for entry in self.proto.metadata_props}
 
     @property
     def profile(self) -> str:
-        """The runtime it is written for."""
+        """Runtime profile it is written for."""
         return self.metadata["quantc.profile"]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a file, whole or not at all. One too large for a file has its weights beside it."""
+        """Write the model to a file, atomically. A model above protobuf's size limit stores its weights in a second file."""
         target = as_path(path, SaveError)
         check_ending(target, (".onnx",), "an ONNX model")
         if self.proto.ByteSize() > LARGEST_MESSAGE:
@@ -82,7 +82,7 @@ class OnnxModel(Deployed):
             draft.write_bytes(sealed(place.read_bytes(), data))
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it in ONNX Runtime, on as many threads as torch uses."""
+        """Run in ONNX Runtime, on as many threads as torch uses."""
         threads = torch.get_num_threads()
         if self._session is None or self._session[0] != threads:
             self._session = threads, OnnxRuntime(self.proto.SerializeToString(), threads)
@@ -92,7 +92,7 @@ class OnnxModel(Deployed):
         return self.run(*args, **kwargs)
 
     def fusions(self) -> Fusions:
-        """Which quantized ops ONNX Runtime computes on integers, and which it leaves in float."""
+        """Quantized ops that ONNX Runtime computes on integers, and those it leaves in float."""
         return fusions_of(self.proto)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModel:
@@ -109,7 +109,7 @@ class OnnxModel(Deployed):
         return f"{self.program.name} in ONNX: {len(self.proto.graph.node)} nodes, {size:,} bytes"
 
     def to_data(self) -> dict[str, Any]:
-        """What is in it, for machines."""
+        """Summary as JSON-compatible data."""
         return {
             "program": self.program.name,
             "target": "onnx",
@@ -129,11 +129,10 @@ class OnnxModel(Deployed):
 
 
 def lower(program: Program, *, profile: str | None = None) -> OnnxModel:
-    """A quantized program as an ONNX model; the program is not changed.
+    """Lower a quantized program to an ONNX model; the program is not modified.
 
-    `program` is what `qc.convert` gave, in Q/DQ form. Ops that have no ONNX form are an error that lists them.
-    `profile` says which runtime it is written for, "onnxruntime", "openvino" or "tensorrt"; by default that of the
-    backend it was prepared for.
+    `program` is the result of `qc.convert`, in Q/DQ form. Ops without an ONNX form raise an error that lists them all. `profile` names the
+    runtime to write for: "onnxruntime", "openvino" or "tensorrt"; by default the one of the program's backend.
     """
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     check_quantized(program, "ONNX")

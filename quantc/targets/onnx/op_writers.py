@@ -1,4 +1,4 @@
-"""How each op is written in ONNX: a table from names of ops to functions, and what these are given."""
+"""Op translation table: op name to the function that writes it as ONNX, and the context these functions get."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Value = str | tuple[str, ...]
 
 
 class NoOnnxFormError(RefusedError):
-    """Something that ONNX, or what quantc writes of it, has no form for."""
+    """Something without a form in ONNX, or in the subset that quantc writes."""
 
 
 @dataclass(eq=False)
 class Translation:
-    """A program that is being written."""
+    """State of an export: the program, and the ONNX values written so far."""
 
     program: Program
     writer: Writer
@@ -41,7 +41,7 @@ class Translation:
     """What DynamicQuantizeLinear quantized, by the op that chose its scale."""
 
     def value(self, node: fx.Node) -> str:
-        """The name of what a node yields. Constants are written when they are first asked for."""
+        """Name of a node's value. Constants are written lazily, at first use."""
         if node not in self.values:
             self.values[node] = self._constant(node)
         found = self.values[node]
@@ -62,21 +62,20 @@ class Translation:
         return name
 
     def levels_of(self, node: Any) -> tuple[str, str, str] | None:
-        """Levels, scale and zero point of a tensor that `node` brings back to float, if it has one scale that was found
-        as the model runs."""
+        """Levels, scale and zero point of a tensor that `node` dequantizes with per-tensor qparams found at run time; else None."""
         if not isinstance(node, fx.Node) or op_name(node) != "quantized_decomposed.dequantize_per_tensor.tensor":
             return None
         levels, scale, zero_point = (self.value(given) for given in node.args[:3])  # type: ignore[arg-type]
         return (levels, scale, zero_point) if dtype_of(node.args[0]) in (torch.int8, torch.uint8) else None
 
     def stored(self, node: Any) -> Stored | None:
-        """The constant behind a node that brings one back to float."""
+        """The quantized constant that a node dequantizes; None if there is none."""
         return stored(self.program, node)
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One op, with what it is given."""
+    """One op with its arguments."""
 
     translation: Translation
     node: fx.Node
@@ -99,11 +98,11 @@ class Call:
 
     @property
     def result(self) -> TensorType:
-        """The type of what it yields."""
+        """Type of the result."""
         return self.type(self.node)
 
     def type(self, node: Any) -> TensorType:
-        """The type of what a node yields, which has to be known."""
+        """Type of a node's value; NoOnnxFormError if unknown."""
         found = tensor_type(node)
         if found is None:
             raise NoOnnxFormError(f"the shape of {getattr(node, 'name', node)} is unknown: capture with example inputs")
@@ -113,23 +112,23 @@ class Call:
         return self.type(self[name]).rank
 
     def axis(self, given: int, rank: int | None = None) -> int:
-        """An axis counted from the front."""
+        """A non-negative axis."""
         rank = self.rank() if rank is None else rank
         return int(given) % max(rank, 1)
 
     def axes(self, given: Any, rank: int | None = None) -> list[int]:
-        """Axes counted from the front."""
+        """Non-negative axes."""
         rank = self.rank() if rank is None else rank
         listed = [given] if isinstance(given, int) else list(given)
         return [self.axis(each, rank) for each in listed]
 
     def axes_or_all(self, given: Any, rank: int | None = None) -> list[int]:
-        """The axes that a reduction goes over: an empty list, or None, is all of them."""
+        """Axes of a reduction: an empty list or None means all."""
         rank = self.rank() if rank is None else rank
         return self.axes(range(rank) if given is None or given == [] else given, rank)
 
     def fixed(self, name: str = "x") -> tuple[int, ...]:
-        """The sizes of an operand but for the first; these have to be fixed."""
+        """Sizes of an operand after the first axis; these must be static."""
         found = self.type(self[name])
         if not all(isinstance(size, int) for size in found.shape[1:]):
             raise NoOnnxFormError(f"the sizes of {self[name].name} vary: {found}")
@@ -138,11 +137,11 @@ class Call:
     # -- values --------------------------------------------------------------------------------------------------------
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> str:
-        """An operand by name, as a tensor of a type: its own unless that is given."""
+        """An operand by name, cast to `dtype` if given."""
         return self.read(self[name], dtype)
 
     def read(self, given: Any, dtype: torch.dtype | None = None) -> str:
-        """What an argument is, as a tensor: a node's value or a number."""
+        """An argument as a tensor: a node's value or a number."""
         if not isinstance(given, fx.Node):
             return self.writer.scalar(given, dtype if dtype is not None else torch.float32)
         name = self.translation.value(given)
@@ -151,7 +150,7 @@ class Call:
         return name if dtype is None or own == dtype else self.writer.cast(name, dtype)
 
     def for_float(self, node: Any) -> str:
-        """A weight for an op that computes in float, in the form that its runtime wants."""
+        """A weight for an op that computes in float, in the form its runtime expects."""
         weight = self.translation.stored(node)
         if weight is None:
             return self.read(node)
@@ -162,7 +161,7 @@ class Call:
         return weight.write_folded(self.writer) if is_folded else weight.write(self.writer)
 
     def sizes(self, given: Sequence[Any]) -> str:
-        """Sizes as a vector; those that vary are computed."""
+        """Sizes as a vector; dynamic ones are computed."""
         if all(isinstance(size, int) for size in given):
             return self.writer.numbers(list(given))
         parts = [
@@ -176,11 +175,11 @@ class Call:
         return self.sizes([given])
 
     def size(self, value: str, axis: int) -> str:
-        """The size of a tensor along an axis, as a vector of one."""
+        """Size of a tensor along an axis, as a vector of one."""
         return self.emit("Shape", value, start=axis, end=axis + 1)
 
     def shape_of(self, node: fx.Node) -> str:
-        """The sizes of what a node yields, as a vector: numbers where they are known."""
+        """Sizes of a node's value, as a vector: constant if static."""
         kind = self.type(node)
         if kind.is_static:
             return self.writer.numbers([int(size) for size in kind.shape])
@@ -210,7 +209,7 @@ MODULES = (
 
 
 def writes(*ops: str) -> Callable[[Entry], Entry]:
-    """Write ops in this way."""
+    """Register a writer for ops."""
 
     def add(entry: Entry) -> Entry:
         for op in ops:
@@ -221,8 +220,9 @@ def writes(*ops: str) -> Callable[[Entry], Entry]:
 
 
 def along_an_axis(entry: Entry) -> Entry:
-    """An op along an axis of its first operand. A tensor without axes, which torch takes as a vector of one, is written as
-    such, and what comes of it has no axes again."""
+    """Decorator for ops along an axis of the first operand. torch treats rank-0 tensors as vectors of one: they are written so,
+    and the result is reshaped to rank 0 again.
+    """
 
     @wraps(entry)
     def write(call: Call) -> Value:
@@ -243,14 +243,14 @@ def along_an_axis(entry: Entry) -> Entry:
 
 
 def entries() -> dict[str, Entry]:
-    """The whole table."""
+    """The whole table, with all writer modules imported."""
     for name in MODULES:
         import_module(f"quantc.targets.onnx.{name}")
     return ENTRIES
 
 
 def entry_for(node: fx.Node) -> Entry:
-    """How an op is written, or NoOnnxFormError."""
+    """Writer of an op, or NoOnnxFormError."""
     found = entries().get(op_name(node))
     if found is None:
         raise NoOnnxFormError(f"{op_name(node)} has no ONNX form here")

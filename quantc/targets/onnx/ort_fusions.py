@@ -1,4 +1,4 @@
-"""Which quantized ops ONNX Runtime computes on integers: read from the model as it runs it."""
+"""Fusion report: quantized ops that ONNX Runtime computes on integers, read from its optimized model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOVES = frozenset({"Expand", "Flatten", "Gather", "Reshape", "Slice", "Split", "
 
 @dataclass(frozen=True)
 class Fusions:
-    """What became of quantized ops."""
+    """Numbers of quantized ops on integers and left in float, by op type."""
 
     integer: dict[str, int]
     """Kernels on integers, by name, and how many there are."""
@@ -54,7 +54,7 @@ class Fusions:
 
     @property
     def fraction(self) -> float:
-        """The share of quantized ops that compute on integers; 1 if there are none."""
+        """Fraction of quantized ops that compute on integers; 1 if there are none."""
         taken, rest = sum(self.integer.values()), sum(self.left.values())
         return taken / (taken + rest) if taken + rest else 1.0
 
@@ -73,7 +73,7 @@ def _listed(counts: dict[str, int]) -> str:
 
 
 def fusions_of(model: Any) -> Fusions:
-    """What ONNX Runtime makes of a model."""
+    """Fusions that ONNX Runtime applies to a model."""
     graph = OnnxRuntime.optimized(model.SerializeToString()).graph
     integer = Counter(node.op_type for node in graph.node if node.op_type in ON_INTEGERS)
     left: Counter[str] = Counter()

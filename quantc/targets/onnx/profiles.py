@@ -1,4 +1,4 @@
-"""How a model is written for the runtime that is to read it: what each of them fuses, as data."""
+"""Runtime profiles: the forms that each ONNX runtime fuses, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantc.ir.program import Program
 
 @dataclass(frozen=True)
 class Profile:
-    """The forms that a runtime knows as kernels on integers."""
+    """Forms that a runtime fuses into integer kernels."""
 
     name: str
     told: str
@@ -86,7 +86,7 @@ BY_BACKEND: Mapping[str, str] = {"openvino": "openvino", "tensorrt": "tensorrt"}
 
 
 def profile_of(program: Program, name: str | None) -> Profile:
-    """The profile of that name, or the one that goes with the program's backend."""
+    """Profile by name, or the one of the program's backend."""
     backend = "" if program.plan.quantizer is None else program.plan.quantizer.name
     wanted = BY_BACKEND.get(backend, "onnxruntime") if name is None else name
     if wanted not in PROFILES:

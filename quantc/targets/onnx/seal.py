@@ -1,7 +1,7 @@
-"""The seal of an `.onnx` file: its last metadata entry, `quantc.seal`, is a digest of all before it.
+"""The seal of an `.onnx` file: its last metadata entry, `quantc.seal`, is a digest of everything before it.
 
-Messages of protobuf can be lengthened: what is put behind one is read as more of its fields. A model too large for one file
-has its weights in another, whose digest is the entry `quantc.data`, just before the seal.
+Protobuf messages can be extended: appended bytes are read as more fields. A model too large for one file stores its weights in another,
+whose digest is the entry `quantc.data`, just before the seal.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SEAL, DATA = _begin(b"quantc.seal"), _begin(b"quantc.data")
 
 
 def sealed(content: bytes, data: Path | None = None) -> bytes:
-    """A model's bytes with their seal, and that of the file its weights are in."""
+    """A model's bytes with their seal, and the digest of its weight file."""
     if data is not None:
         content += DATA + _digest_of(data)
     return content + SEAL + sha256(content).hexdigest().encode()
 
 
 def data_file(path: Path) -> Path:
-    """Where the weights of a model lie that has them apart."""
+    """Path of a model's separate weight file."""
     return path.with_name(f"{path.name}.data")
 
 
 def check_seal(path: Path) -> None:
-    """LoadError if a file is not what was sealed. One without a seal is somebody else's, and theirs to check."""
+    """LoadError if a file differs from what was sealed. A file without a seal was not written by quantc and is not checked."""
     with path.open("rb") as file:
         content, seal = _parted(file.read(), SEAL)
     if seal is None:
@@ -49,7 +49,7 @@ def check_seal(path: Path) -> None:
 
 
 def _parted(content: bytes, begin: bytes) -> tuple[bytes, bytes | None]:
-    """What comes before an entry at the end, and its value; None if it is not there."""
+    """Content before a trailing entry, and the entry's value; None if it is missing."""
     length = len(begin) + DIGITS
     return (content[:-length], content[-DIGITS:]) if content[-length:-DIGITS] == begin else (content, None)
 

@@ -1,4 +1,4 @@
-"""Calls of a model by an engine, with the inputs and outputs of the program it was written from."""
+"""Calls of an ONNX session with the inputs and outputs of the program it was exported from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quantc.targets.onnx.sessions import Session
 
 @dataclass(frozen=True, eq=False)
 class Calling:
-    """How arguments become the flat inputs of a model, and its flat outputs what the program yields."""
+    """Conversion of arguments to a model's flat inputs, and of its flat outputs to the program's."""
 
     signature: Signature
     exported: Exported
@@ -54,7 +54,7 @@ class Calling:
         return leaves
 
     def arranged(self, made: Sequence[Any]) -> Any:
-        """What an engine yields, as the program has it."""
+        """Results of an engine, in the program's output structure."""
         places = self.exported.outputs
         flat = [place.value if isinstance(place, Literal) else made[place] for place in places]
         return flat[0] if self.signature.out_spec.is_leaf() else pytree.tree_unflatten(flat, self.signature.out_spec)

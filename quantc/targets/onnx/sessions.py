@@ -1,4 +1,4 @@
-"""A model in ONNX, loaded by an engine: arrays in, arrays out. Inputs are not copied, nor what ONNX Runtime yields."""
+"""ONNX sessions of an engine: arrays in, arrays out. Inputs are not copied, nor are ONNX Runtime's results."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Session(Protocol):
 
 
 def as_array(tensor: Tensor) -> Any:
-    """The same memory for numpy; engines want it in order."""
+    """Numpy view of a tensor's memory; engines expect it contiguous."""
     return tensor.detach().resolve_neg().contiguous().numpy()
 
 
 def as_tensor(array: Any) -> Tensor:
-    """The same memory for torch."""
+    """Torch view of an array's memory."""
     found = np.asarray(array)
     return torch.from_numpy(found if found.flags.writeable else found.copy())
 
 
 class OnnxRuntime:
-    """A model in ONNX Runtime, on the processor."""
+    """A model in ONNX Runtime, on the CPU."""
 
     def __init__(self, model: bytes | str, threads: int, optimized: Path | None = None) -> None:
         """`model` is a model, or the path of a file; only then can its weights be in a file beside it."""
@@ -60,7 +60,7 @@ class OnnxRuntime:
 
     @staticmethod
     def optimized(model: bytes) -> Any:
-        """The model as ONNX Runtime runs it, its own kernels among the ops."""
+        """The model as optimized by ONNX Runtime, fused kernels included."""
         onnx = extra("onnx", "onnx", "the engine onnxruntime")
         with TemporaryDirectory() as folder:
             path = Path(folder) / "optimized.onnx"
@@ -69,7 +69,7 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """A model in OpenVINO, on the processor."""
+    """A model in OpenVINO, on the CPU."""
 
     def __init__(self, model: bytes, threads: int) -> None:
         vino = extra("openvino", "openvino", "the engine openvino")

@@ -1,4 +1,4 @@
-"""Ops that ONNX has in parts."""
+"""ONNX writers of ops without a counterpart: composed of several."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def vector_norm(call: Call) -> Value:
 
 @writes("aten.cosine_similarity.default")
 def cosine_similarity(call: Call) -> Value:
-    """The lengths are clamped, each by itself."""
+    """Each norm is clamped separately."""
     dtype, left, right = call.result.dtype, *call.node.args[:2]
     axes = call.writer.numbers([int(call["dim"])])
     eps = call.writer.scalar(float(call["eps"]), dtype)

@@ -1,4 +1,4 @@
-"""Ops on elements: arithmetic, comparisons, activations, casts."""
+"""ONNX writers of elementwise ops: arithmetic, comparisons, activations, casts."""
 
 from __future__ import annotations
 
@@ -119,13 +119,14 @@ def divide_rounding(call: Call) -> Value:
 
 
 def floored_integers(call: Call, left: str, right: str) -> str:
-    """A quotient of integers rounded down: ONNX's own division rounds towards zero."""
+    """Floor division of integers: ONNX's own division truncates."""
     return call.emit("Div", call.emit("Sub", left, call.emit("Mod", left, right)), right)
 
 
 def floored(call: Call, left: str, right: str) -> str:
-    """A quotient of floats rounded down, as torch has it: by way of the exact remainder, as a quotient that was rounded may
-    lie on the other side of an integer."""
+    """Floor division of floats as in torch: through the exact remainder, since a rounded quotient may be on the other side of
+    an integer.
+    """
     dtype = call.result.dtype
     one, half, zero = (call.writer.scalar(number, dtype) for number in (1.0, 0.5, 0.0))
     rest = call.emit("Mod", left, right, fmod=1)
@@ -138,7 +139,7 @@ def floored(call: Call, left: str, right: str) -> str:
 
 
 def _is_opposite(call: Call, rest: str, right: str) -> str:
-    """Whether a remainder that goes towards zero has the other sign than the divisor."""
+    """True where a truncated remainder has the other sign than the divisor."""
     zero = call.writer.scalar(0.0, call.result.dtype)
     is_other = call.emit("Xor", call.emit("Less", rest, zero), call.emit("Less", right, zero))
     return call.emit("And", call.emit("Not", call.emit("Equal", rest, zero)), is_other)
@@ -332,7 +333,7 @@ def softmax(call: Call) -> Value:
 
 
 def _is_between_levels(node: fx.Node) -> bool:
-    """Whether an op reads what is dequantized, and is quantized at once."""
+    """True if an op reads a dequantized value and its result is quantized at once."""
     source: Any = node.args[0]
     return is_dequantize(source) and any(is_quantize(user) for user in node.users)
 

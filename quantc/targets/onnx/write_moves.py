@@ -1,4 +1,4 @@
-"""Ops that move values about: joining, splitting, shapes, padding."""
+"""ONNX writers of value-preserving ops: concat, split, reshape, pad."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def unbind(call: Call) -> Value:
 
 @writes("reshape", "aten.view.default", "aten._unsafe_view.default")
 def reshape(call: Call) -> Value:
-    """A lone size that varies is left for ONNX to find: a constant is easier to optimize."""
+    """A single dynamic size is left for ONNX to infer: a constant shape is easier to optimize."""
     source, given = call.node.args[:2]
     shape: list[Any] = list(given)  # type: ignore[arg-type]
     varying = [index for index, size in enumerate(shape) if isinstance(size, fx.Node)]
@@ -93,14 +93,14 @@ def reshape(call: Call) -> Value:
 
 
 def _zeros(shape: Sequence[Any]) -> int | None:
-    """Whether a size of zero, which may be one that varies, is just that: to ONNX it is the size of what is read."""
+    """`allowzero` of a Reshape: a size of zero, also a dynamic one, means zero; ONNX would copy the input's size."""
     can_be_zero = any(size == 0 or not isinstance(size, int) for size in shape)
     return 1 if can_be_zero and -1 not in shape else None
 
 
 @writes("flatten", "unflatten")
 def flatten(call: Call) -> Value:
-    """Sizes that vary are copied by their place if they keep it, or found by ONNX if there is but one."""
+    """Dynamic sizes are copied by position if they keep it, or inferred by ONNX if there is only one."""
     shape: list[Any] = list(call.result.shape)
     varying = [index for index, size in enumerate(shape) if not isinstance(size, int)]
     if len(varying) <= 1:
@@ -144,7 +144,7 @@ def squeeze(call: Call) -> Value:
 
 
 def _may_be_one(call: Call, size: int | str) -> bool:
-    """Whether a size that varies can be 1, for which torch's squeeze has one axis less."""
+    """True if a dynamic size can be 1, which torch's squeeze removes."""
     if isinstance(size, int):
         return False
     found = least(size, call.translation.program.signature.ranges)
@@ -179,7 +179,7 @@ def turned(call: Call) -> Value:
 
 @writes("expand", "aten.expand_as.default")
 def expand(call: Call) -> Value:
-    """A size of -1 is that of the tensor, which a 1 is for ONNX."""
+    """A size of -1 keeps the tensor's, as 1 does in ONNX."""
     source, size = call.node.args[:2]
     if isinstance(size, fx.Node):
         return call.emit("Expand", call.read(source), call.shape_of(size))
@@ -272,7 +272,7 @@ IMAGE = 3
 
 
 def _images(call: Call) -> str:
-    """What is read, with one axis in front of channels, height and width."""
+    """The input with one axis before channels, height and width."""
     x, kind = call.tensor("x"), call.type(call["x"])
     if kind.rank == IMAGE + 1:
         return x

@@ -1,4 +1,4 @@
-"""Pools and scaling of images."""
+"""ONNX writers of pooling and resizing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantc.targets.onnx.write_products import pair, unbatched
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a pool along one axis."""
+    """Windows of a pool along one axis."""
 
     kernel: int
     stride: int
@@ -33,18 +33,18 @@ class Windows:
 
     @property
     def end(self) -> int:
-        """How far the last window goes beyond the end, or the padding where it does not go as far."""
+        """Padding that the last window needs at the end; the op's own padding if sizes are dynamic."""
         if self.size is None or self.count is None:
             return self.padding
         return max((self.count - 1) * self.stride + self.reach - self.size - self.padding, 0)
 
     @property
     def follows_onnx(self) -> bool:
-        """Whether no window can begin in the padding at the end, whatever the size: torch leaves these out, ONNX does not."""
+        """True if no window can start in the padding at the end, for any size: torch drops these, ONNX does not."""
         return self.stride <= self.reach - self.padding
 
     def counted(self, includes_padding: bool) -> list[int]:
-        """By how many elements torch divides in each window: the padding counts, or not, but never what is beyond it."""
+        """Divisor of each window in torch: with or without padding, but never elements beyond it."""
         size, count = self.size or 0, self.count or 0
         first, last = (-self.padding, size + self.padding) if includes_padding else (0, size)
         starts = [index * self.stride - self.padding for index in range(count)]
@@ -158,7 +158,7 @@ def _adaptive(call: Call, whole: str, part: str) -> Value:
 
 
 def _cell(size: int | str, count: int | None) -> int | None:
-    """How large each of so many cells is; None if they are not all as large."""
+    """Size of each of `count` equal cells; None if they are not equal."""
     if count is None:
         return 1
     return size // count if isinstance(size, int) and size % count == 0 else None

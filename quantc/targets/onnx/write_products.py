@@ -1,4 +1,4 @@
-"""Products: convolutions, linear layers, products of matrices, attention, lookups."""
+"""ONNX writers of convolutions, linear layers, matmuls, attention and embeddings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LARGEST = 2**31 - 1
 
 
 def bias_of(call: Call, bias: Any, weight: Stored | None) -> str:
-    """A bias, as int32 on the scale of the sums where input and weight are quantized: kernels on integers want it so,
-    and a float one keeps ONNX Runtime from using them. Anything else as it is."""
+    """A bias; int32 on the accumulator's scale if input and weight are quantized: integer kernels need it so, and a float bias
+    keeps ONNX Runtime from using them. Any other bias is unchanged.
+    """
     step, tensor = _step(call["x"], weight), call.translation.program.tensor(bias)
     wanted = call.translation.profile.bias
     is_taken = wanted == "int32" or (wanted == "convolutions" and "conv" in str(call.node.target))
@@ -54,7 +55,7 @@ def _scale_of(node: Any) -> float | None:
 
 
 def pair(given: Any, count: int) -> list[int]:
-    """A setting for each axis; a lone number is for all."""
+    """A setting for each axis; a single number applies to all."""
     return [int(given)] * count if isinstance(given, int) else [int(each) for each in given]
 
 
@@ -68,14 +69,14 @@ def _window(call: Call, count: int) -> dict[str, list[int]]:
 
 
 def _batched(call: Call, x: str, count: int) -> tuple[str, bool]:
-    """What a convolution reads, with an axis for the batch."""
+    """Input of a convolution, with a batch axis."""
     if call.rank() == count + 2:
         return x, False
     return call.emit("Unsqueeze", x, call.writer.numbers([0])), True
 
 
 def unbatched(call: Call, y: str, was_single: bool) -> str:
-    """A result without the axis that a lone image was given."""
+    """Result without the batch axis that a single image was given."""
     return call.emit("Squeeze", y, call.writer.numbers([0])) if was_single else y
 
 
@@ -118,7 +119,7 @@ def conv_transpose(call: Call) -> Value:
 
 
 def turned(call: Call, node: Any) -> str:
-    """The weight of a linear layer with its output channels last; a constant is stored so."""
+    """Linear weight with output channels last; constants are stored transposed."""
     weight = call.translation.stored(node)
     if weight is not None:
         return weight.transposed().write(call.writer)
@@ -159,8 +160,9 @@ def _weighted(call: Call, weight: Stored | None, write: Callable[[], str], bias:
 
 
 def _as_matrix(call: Call) -> tuple[list[int], list[int]] | None:
-    """How a stack of matrices whose number varies is laid out as one, and the result as a stack again. ONNX Runtime does this
-    itself, so as to add the bias to the sums of integers, where all sizes are fixed."""
+    """Shapes to flatten a batch of dynamic size into one matrix and back. With static sizes ONNX Runtime does so itself, to add
+    the bias to integer sums.
+    """
     given, made = call.type(call["x"]).shape, call.result.shape
     if sum(isinstance(size, str) for size in given[:-1]) != 1 or not isinstance(given[-1], int):
         return None
@@ -286,7 +288,7 @@ def _causal(call: Call, scores: str, rank: int) -> str:
 
 @writes("embedding")
 def embedding(call: Call) -> Value:
-    """Rows are looked up as they are stored, and only those are brought back to float."""
+    """Rows are gathered in their stored format, and only those are dequantized."""
     weight = call.translation.stored(call["w"])
     indices = call.tensor("indices")
     if weight is None or weight.kind is None or weight.group is not None or weight.axis not in (0, None):
@@ -301,7 +303,7 @@ def embedding(call: Call) -> Value:
 
 
 def _row(call: Call, values: str, indices: str, weight: Stored) -> str:
-    """What each looked-up row has of something that rows have one of."""
+    """Per-row values of the rows that were looked up."""
     if weight.axis is None:
         return values
     return call.emit("Unsqueeze", call.emit("Gather", values, indices, axis=0), call.writer.numbers([-1]))

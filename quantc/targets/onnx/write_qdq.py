@@ -1,4 +1,4 @@
-"""Quantize and dequantize ops, and the scales that are found as the model runs."""
+"""ONNX writers of quantize, dequantize and run-time qparams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _name(op: str) -> str:
 def quantized_bounds(
     bounds: tuple[float | None, float | None], scale: float, zero_point: int, ends: tuple[int, int]
 ) -> tuple[int, int]:
-    """What a clip before a quantize op is after it: quantizing keeps the order, so it is a clip of levels."""
+    """Clamp bounds before a quantize op as bounds of levels: quantization is monotone."""
     levels = list(ends)
     for side, bound in enumerate(bounds):
         if bound is not None:
@@ -45,7 +45,7 @@ def _clipped(call: Call, levels: str, ends: tuple[int, int], dtype: torch.dtype)
 
 @dataclass(frozen=True)
 class Grid:
-    """A fixed grid, as it is written."""
+    """Static qparams, as written."""
 
     scale: float
     zero_point: int
@@ -54,7 +54,7 @@ class Grid:
 
     @staticmethod
     def of(call: Call) -> Grid:
-        """That of a quantize or dequantize op; int8 is shifted if the runtime wants uint8."""
+        """Qparams of a quantize or dequantize op; int8 is shifted if the profile wants uint8."""
         scale, zero_point, qmin, qmax, dtype = call.node.args[1:6]
         is_shifted = dtype is torch.int8 and call.translation.profile.activations == "uint8"
         shift = SIGN_SHIFT if is_shifted else 0
@@ -92,8 +92,9 @@ def dequantize(call: Call) -> Value:
 
 
 def dequantized(call: Call, levels: str) -> str:
-    """Levels brought back to float as a dequantize op does. Without a zero point where it is zero: ONNX Runtime 1.31 does
-    not load some models whose int8 ones are written."""
+    """Levels dequantized as by a dequantize op. A zero point of zero is omitted: ONNX Runtime 1.31 does not load some models
+    with explicit int8 ones.
+    """
     grid = Grid.of(call)
     qparams = grid.constants(call)
     is_plain = grid.dtype is torch.int8 and grid.zero_point == 0
@@ -160,7 +161,7 @@ def _symmetric(call: Call, low: str, high: str, zero_point: int, span: float, ep
 
 @writes(target_name(run_time.CHOOSE))
 def choose_own(call: Call) -> Value:
-    """A zero point for each token stays float, as the ops for tokens compute with it; one for all has its own type."""
+    """A per-token zero point stays float, as the per-token ops compute with it; a per-tensor one has its own type."""
     per_token, zero_point = call["per_token"], call["zero_point"]
     qmin, qmax, eps = int(call["qmin"]), int(call["qmax"]), float(call["eps"])
     low, high = _extremes(call, call.tensor("x", torch.float32), -1 if per_token else None)

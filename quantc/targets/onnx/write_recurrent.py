@@ -1,4 +1,4 @@
-"""Recurrent layers: one LSTM, GRU or RNN of ONNX for each layer; cells in their formulas."""
+"""ONNX writers of recurrent layers: one LSTM, GRU or RNN node per layer; cells by their formulas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quantc.targets.onnx.write_products import turned
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of layer: its ONNX op, and where ONNX has the gates that torch has first, second, ..."""
+    """A kind of layer: its ONNX op, and ONNX's position of each of torch's gates."""
 
     op: str
     gates: tuple[int, ...]
@@ -70,7 +70,7 @@ def _per_row(values: Tensor | None, kind: Kind) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer in all its directions."""
+    """One layer, all directions."""
 
     call: Call
     kind: Kind
@@ -78,7 +78,7 @@ class Layer:
     """For each direction: weights and biases."""
 
     def joined(self, place: int) -> str:
-        """What all directions have in one place, together."""
+        """Parameter `place` of all directions, concatenated."""
         parts = [_ordered(self.call, direction[place], self.kind) for direction in self.params]
         return self.call.emit("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
 
@@ -86,7 +86,7 @@ class Layer:
         return self.call.emit("Concat", self.joined(2), self.joined(3), axis=1)
 
     def run(self, x: str, states: Sequence[str], has_biases: bool, **attributes: Any) -> tuple[str, tuple[str, ...]]:
-        """What it yields for each step, and its last states."""
+        """Outputs of all steps, and final states."""
         call, count = self.call, len(self.params)
         inputs = [x, self.joined(0), self.joined(1), self.biases() if has_biases else "", "", *states]
         w_hh = self.params[0][1]

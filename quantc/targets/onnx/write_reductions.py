@@ -1,4 +1,4 @@
-"""Reductions along axes, and norms that are made of them."""
+"""ONNX writers of reductions and norms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def total(call: Call) -> Value:
 @writes("max", "min")
 @along_an_axis
 def extreme(call: Call) -> Value:
-    """The largest, and where it is."""
+    """Extreme value and its index."""
     name = "Max" if "max" in str(call.node.target) else "Min"
     axis, kept, x = call.axis(call["dim"]), int(call["keepdim"]), call.tensor("x")
     value = call.emit(f"Reduce{name}", x, call.writer.numbers([axis]), keepdims=kept)
@@ -116,7 +116,7 @@ def rms_norm(call: Call) -> Value:
 
 @writes("group_norm", "instance_norm")
 def group_norm(call: Call) -> Value:
-    """Each group is a channel of InstanceNormalization, which every runtime has."""
+    """Each group is a channel of InstanceNormalization, which every runtime supports."""
     kind = call.type(call["x"])
     channels, rank = int(kind.shape[1]), kind.rank
     is_group = "group" in str(call.node.target)

@@ -1,4 +1,4 @@
-"""Parts of tensors by their place, and tensors that are made from nothing."""
+"""ONNX writers of indexing and of tensor creation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def gather(call: Call) -> Value:
 
 @writes("index")
 def index(call: Call) -> Value:
-    """Indexing by tensors: by one, or by several. What they find together is in front if their axes are apart."""
+    """Indexing by one or several tensors. Indexed axes that are not adjacent move to the front."""
     given = list(call["indices"])
     axes = [axis for axis, each in enumerate(given) if each is not None]
     kinds = [call.type(given[axis]) for axis in axes]

@@ -1,4 +1,4 @@
-"""Arithmetic on sizes, each of which is a vector of one integer; and results taken apart."""
+"""ONNX writers of size arithmetic, on vectors of one integer, and of getitem."""
 
 from __future__ import annotations
 
