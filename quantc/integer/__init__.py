@@ -1,5 +1,5 @@
-"""The integer form: what quantized ops compute, exactly, on integers.
+"""The integer form: the exact integer semantics of quantized ops.
 
-`library` holds the ops of `torch.ops.quantc`, each with the reference that defines it, written in ATen primitives.
-`semantics` is the one table that says which of them stands for which op of the dialect, and by which formula.
+`library` holds the ops of `torch.ops.quantc`, each defined by a reference in ATen primitives. `semantics` is the single table that maps
+ops of the dialect to them, with their formulas.
 """

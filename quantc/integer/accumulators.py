@@ -1,4 +1,4 @@
-"""What a product's accumulator must hold, and what is done so that it can."""
+"""Accumulator ranges of integer GEMMs and convolutions, and the adjustments that keep them within 32 bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quantc.spec.numerics import BIAS_LIMIT, fit_weight_scale
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """The second factor of a product: its grid, and its integers if they are constant."""
+    """The second factor of a conv or matmul: its grid, and its integers if constant."""
 
     grid: Grid
     levels: Tensor | None
@@ -33,17 +33,17 @@ class Weight:
     """Of a transposed convolution: there the channels of a group have scales, and all groups have the same."""
 
     def by_output(self, values: Tensor) -> Tensor:
-        """Scales or zero points for the output channels: one for all, or one for each."""
+        """Scales or zero points by output channel: one for all, or one each."""
         return values if self.grid.is_whole or self.layout != "transposed" else values.repeat(self.groups)
 
     def along_axis(self, values: Tensor) -> Tensor:
-        """Scales or zero points, shaped to go with the integers."""
+        """Scales or zero points, shaped to broadcast to the integers."""
         if self.levels is None or self.grid.axis is None:
             return values
         return values.reshape([-1 if dim == self.grid.axis else 1 for dim in range(self.levels.dim())])
 
     def centered(self) -> Tensor | None:
-        """The integers less their zero points by output channel, as `bounds` has it; None if only ranges are known."""
+        """Integers minus zero points by output channel, as in `bounds`; None if only ranges are known."""
         if self.levels is None or (self.layout == "columns" and self.levels.dim() > 2):
             return None
         levels = self.levels.unsqueeze(-1) if self.levels.dim() == 1 else self.levels
@@ -52,7 +52,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Accumulation:
-    """How a sum of products is formed."""
+    """Summation plan of an accumulator."""
 
     parts: int
     """Into how many parts its input channels go, so that each is exact in float32; 0 if none is."""
@@ -61,9 +61,9 @@ class Accumulation:
 
 
 def accumulation(x: Grid, w: Weight, bias: Tensor | None, count: int | None) -> Accumulation:
-    """How the products of two factors are summed; `count` is the number of summands, if it is known beforehand.
+    """Summation plan of two factors; `count` is the number of summands, if known statically.
 
-    NotIntegerError if 32 bits might not hold the accumulator.
+    NotIntegerError if the accumulator might not fit 32 bits.
     """
     low, high = centered_range(x)
     weights = w.centered()
@@ -85,7 +85,7 @@ def accumulation(x: Grid, w: Weight, bias: Tensor | None, count: int | None) -> 
 
 
 def centered_range(grid: Grid) -> tuple[int, int]:
-    """The range of a grid less its zero point; the widest of them, if it has several."""
+    """Range of a grid minus its zero point; the widest, if it has several."""
     return grid.qmin - int(grid.zero_point.max()), grid.qmax - int(grid.zero_point.min())
 
 
@@ -103,10 +103,10 @@ def _even_parts(count: int, largest: int) -> int:
 
 
 def fitted(w: Weight, bias: Tensor, step: Tensor) -> tuple[Weight, int]:
-    """A weight with scales large enough for the bias, and how many of them were raised. `step` is the scale of x.
+    """A weight with scales large enough for the bias, and the number of raised scales. `step` is the scale of x.
 
-    As it says in the rules of the numbers: where `|b / (sx·sw)|` is more than 2^30 the weight's scale is raised until
-    it fits; the integers of its channel become smaller.
+    By the rules of numerics: where `|b / (sx·sw)|` exceeds 2^30 the weight's scale is raised until it fits; the integers of its channel
+    become smaller.
     """
     scale = w.by_output(w.grid.scale)
     if not bool((bias.double() / (step * scale)).abs().gt(BIAS_LIMIT).any()):

@@ -1,7 +1,6 @@
-"""Functions of one number, in float64, and where they turn.
+"""Float64 references of unary activations and their monotone segments; lookup tables are built from these.
 
-Tables of the integer form are made from these. They are written so that their relative error stays at float64's even
-where they come close to zero: `erfc`, `expm1` and `log1p` instead of differences.
+They are written to keep float64's relative error even close to zero: `erfc`, `expm1` and `log1p` instead of differences.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A stretch on which a curve never changes its direction; it begins where the piece before it ends."""
+    """A monotone segment; it begins where the previous one ends."""
 
     rises: bool
     until: float | Tensor = math.inf
@@ -30,9 +29,9 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A function of one number, and the pieces on which it only rises or only falls, from left to right.
+    """A unary function and its monotone segments, from left to right.
 
-    A curve may have rows: then it is a different function for each, and maps tensors of shape (rows, anything).
+    A curve may have rows: a different function each; it then maps tensors of shape (rows, anything).
     """
 
     function: Function
@@ -40,13 +39,13 @@ class Curve:
     rows: int = 1
 
     def levels(self, x: Tensor, grid: Grid) -> Tensor:
-        """`clamp(round_half_even(f(x) / scale) + zero_point)` for float64 numbers: the integers the results get."""
+        """`clamp(round_half_even(f(x) / scale) + zero_point)` of float64 inputs: the quantized results."""
         steps = torch.round(self.function(x) / grid.scale) + grid.zero_point
         return steps.clamp(grid.qmin, grid.qmax).to(torch.int64)
 
 
 def curve_of(node: fx.Node) -> Curve | None:
-    """The curve that an op follows; None if it is not a function of one number, or not one that is known."""
+    """Reference curve of an op; None if the op is not a known unary function."""
     make = CURVES.get(op_name(node))
     return None if make is None else make(node)
 
@@ -63,7 +62,7 @@ def _leaky_relu(node: fx.Node) -> Curve:
 
 
 def prelu(slope: Tensor) -> Curve:
-    """`x` above zero, `slope * x` below, with a row for each slope."""
+    """`x` above zero, `slope * x` below, with one row per slope."""
     slopes = slope.detach().double().reshape(-1, 1)
     falls = torch.where(slopes < 0, 0.0, -math.inf)
     # below zero a row either falls or rises: the other piece is empty
@@ -160,7 +159,7 @@ CURVES: dict[str, Callable[[fx.Node], Curve | None]] = {
 
 
 def composed(curves: list[Curve]) -> Function:
-    """One function after another."""
+    """Composition of curves, in order."""
 
     def function(x: Tensor) -> Tensor:
         for curve in curves:

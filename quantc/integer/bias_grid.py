@@ -1,4 +1,4 @@
-"""Biases on the grid of the accumulator they are added to."""
+"""Biases on the accumulator's grid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRODUCTS = ("linear", *(f"{name}{n}d" for name in ("conv", "conv_transpose") for
 
 @torch.no_grad()
 def snap_biases(program: Program) -> int:
-    """Round each constant bias of a product of quantized tensors to a multiple of `sx * sw`. Says how many changed."""
+    """Round each constant bias of a quantized conv or matmul to a multiple of `sx * sw`; number of changed biases."""
     changed = 0
     for node in list(program.nodes()):
         if not is_op(node, *PRODUCTS):
@@ -36,7 +36,7 @@ def snap_biases(program: Program) -> int:
 
 
 def snapped(bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """A bias rounded to multiples of its accumulator's scale, which is in float64."""
+    """A bias rounded to multiples of the accumulator's scale, which is float64."""
     return (torch.round(bias.double() / scale) * scale).to(bias.dtype)
 
 
@@ -50,9 +50,9 @@ def _accumulator_scale(program: Program, node: fx.Node) -> torch.Tensor | None:
 
 
 def stored_bias(task: Task, node: fx.Node, scale: torch.Tensor) -> torch.Tensor | None:
-    """The integers of a bias that is stored on the accumulator's grid already, as rules that quantize it have it.
+    """Integers of a bias that is already stored on the accumulator's grid, as by rules that quantize it.
 
-    `scale` is that of the accumulator, in float64; the stored one is its nearest float32.
+    `scale` is the accumulator's, in float64; the stored one is the nearest float32.
     """
     found = task.maybe_quantized(node)
     levels = None if found is None else task.constant(found.node)

@@ -1,4 +1,4 @@
-"""How the end of a match is written: onto the grids that its result is quantized to, or in float."""
+"""Epilogue emission: requantizes the result of a match onto its output grids, or yields float."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def term(x: Quantized, factor: float = 1.0) -> Term:
 
 
 def reach(grid: Grid) -> int:
-    """The most that |q - zero_point| can be."""
+    """Maximum of |q - zero_point|."""
     return max(grid.qmax - grid.one_zero_point, grid.one_zero_point - grid.qmin)
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a result goes: onto a grid, within bounds."""
+    """Output grid and clamp bounds of a result."""
 
     grid: Grid
     bounds: Bounds
@@ -53,10 +53,10 @@ Make = Callable[[Place | None], tuple[Any, ...]]
 
 
 def end(task: Task, target: Any, make: Make, of: fx.Node | None = None) -> None:
-    """Let an op stand for `of`, a node of the match (its core, unless given), and for what follows it.
+    """Replace `of`, a node of the match (its core by default), and its tail by one op.
 
-    A tail that only clamps becomes the bounds of the rounding. If the tail does more, or the result is read in float,
-    the op yields float, and the tail stays as it is.
+    A tail that only clamps becomes the bounds of the rounding. If the tail does more, or the result is read in float, the op yields float
+    and the tail stays.
     """
     node = task.core if of is None else of
     bounds, quantizers = tail_bounds(task.nodes[task.nodes.index(node) + 1 :]), task.quantizers()
@@ -79,10 +79,10 @@ def finish(
     divisor: Tensor | None = None,
     largest: int = ACCUMULATOR_LIMIT,
 ) -> None:
-    """End with an op that rescales its accumulator, which is at most `largest`.
+    """Finish with an op that rescales its accumulator, which is at most `largest`.
 
-    `scale` is that of the accumulator, and `divisor` the whole number that it is divided by, if any; both are shaped to
-    go with it. The multiplier is `scale / so`, or `scale / (so * divisor)`, where the product is exact.
+    `scale` is the accumulator's, and `divisor` the integer that it is divided by, if any; both broadcast to it. The multiplier is
+    `scale / so`, or `scale / (so * divisor)`, where the product is exact.
     """
     count = torch.ones((), dtype=torch.float64) if divisor is None else divisor.double()
 
@@ -100,7 +100,7 @@ def finish(
 
 
 def finish_sum(task: Task, terms: Sequence[Term], offset: Tensor | None = None, of: fx.Node | None = None) -> None:
-    """End with a sum of terms, in their order, and a real number `offset` (float64)."""
+    """Finish with a sum of terms, in their order, and a real `offset` (float64)."""
     nodes, zero_points = [item.node for item in terms], [item.zero_point for item in terms]
 
     def make(place: Place | None) -> tuple[Any, ...]:

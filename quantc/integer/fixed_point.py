@@ -1,4 +1,4 @@
-"""Multipliers as hardware has them: a mantissa and a shift."""
+"""Fixed-point multipliers: a mantissa and a shift, as in hardware."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SUM_BITS = 61
 
 
 def mantissa_and_shift(multiplier: Tensor) -> tuple[Tensor, Tensor]:
-    """`multiplier ≈ mantissa * 2^-shift` with a mantissa of 31 bits and its sign, both int32.
+    """`multiplier ≈ mantissa * 2^-shift` with a signed 31-bit mantissa, both int32.
 
-    The mantissa is rounded once, half to even: it is off by at most 2^-31 of the multiplier.
+    The mantissa is rounded once, half to even: its relative error is at most 2^-31.
     """
     fraction, exponent = torch.frexp(multiplier.double())
     mantissa = torch.round(fraction * 2.0**MANTISSA_BITS)
@@ -30,16 +30,15 @@ def mantissa_and_shift(multiplier: Tensor) -> tuple[Tensor, Tensor]:
 def common_shift(
     multipliers: Sequence[Tensor], largest: Sequence[int], offset: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor | None, Tensor] | None:
-    """The multipliers of a sum as int64 mantissas on one shift, its offset on the same, and the shift.
+    """Multipliers of a sum as int64 mantissas with a common shift, its offset with the same shift, and the shift.
 
-    `largest[i]` is the most that the i-th factor can be. Multipliers and offset go together by broadcasting, and where
-    they have several elements there are as many shifts: a channel whose multiplier is far smaller than the others'
-    keeps its places. With each, `Σ largest_i * |multiplier_i| + |offset|`, times `2^shift`, is below 2^61: rounding
-    the mantissas adds far less than as much again, so the sum, in any order, stays inside an int64, and so does what
-    rounds it. None if that would take a shift below 1.
+    `largest[i]` bounds the i-th factor. Multipliers and offset broadcast, and where they have several elements there are as many shifts: a
+    channel whose multiplier is far smaller than the others' keeps its precision. For each, `Σ largest_i * |multiplier_i| + |offset|`, times
+    `2^shift`, is below 2^61: rounding the mantissas adds far less than as much again, so the sum, in any order, fits int64, and so does its
+    rounding. None if that would need a shift below 1.
 
-    Mantissas of a sum have more than 32 bits where the other terms leave room: a product with a large multiplier is of
-    few bits then, and the smaller ones need the places.
+    Mantissas of a sum have more than 32 bits where the other terms leave room: a factor with a large multiplier has few bits then, and the
+    smaller ones need the precision.
     """
     total = torch.zeros((), dtype=torch.float64) if offset is None else offset.double().abs()
     for multiplier, most in zip(multipliers, largest, strict=True):

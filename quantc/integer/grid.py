@@ -1,4 +1,4 @@
-"""The grid of a quantized tensor: which real number each of its integers stands for."""
+"""The grid (qparams) of a quantized tensor: the real number that each integer represents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Grid:
 
     @property
     def is_whole(self) -> bool:
-        """Whether one scale serves the whole tensor."""
+        """True if the grid is per tensor."""
         return self.axis is None
 
     @property
@@ -50,13 +50,13 @@ class Grid:
         )
 
     def level(self, real: float) -> int:
-        """The integer nearest to a real number, within the range: for the bounds of clamps."""
+        """Integer nearest to a real number, within the range: for clamp bounds."""
         nearest = torch.round(torch.tensor(real, dtype=torch.float64) / self.scale) + self.zero_point
         return int(nearest.clamp(self.qmin, self.qmax).item())
 
 
 def grid_of(program: Program, node: fx.Node) -> Grid | None:
-    """The grid that a quantize or dequantize node names; None if its scales are not known before it runs."""
+    """Grid of a quantize or dequantize node; None if its qparams are not static."""
     if not (is_quantize(node) or is_dequantize(node)):
         return None
     name, group = str(node.target), None

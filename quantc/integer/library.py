@@ -1,8 +1,7 @@
 """`torch.ops.quantc`: the ops of the integer form.
 
-Each op has a *reference*, written in ATen primitives: it is the definition. It is also what the op is decomposed into,
-what gives its shape to fake tensors, and what its kernel is checked against. A *kernel*, where there is one, computes
-the same bits faster.
+Each op has a *reference*, written in ATen primitives: its definition. The reference is also the op's decomposition, gives its shape for
+fake tensors, and is what its kernel is checked against. A *kernel*, where there is one, computes the same bits faster.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False)
 class IntegerOp:
-    """One op: what it computes, and the formula that says so."""
+    """One op: its schema, reference and formula."""
 
     name: str
     schema: str
@@ -55,7 +54,7 @@ def integer_op(
 ) -> Function:
     """Define an op by its reference: `@integer_op("linear(Tensor x, …) -> Tensor", formula="…")`.
 
-    `fake` gives the shapes of what comes out where running the reference for them would take too long.
+    `fake` computes output shapes where running the reference for them would take too long.
     """
 
     def define(reference: Function) -> Function:
@@ -83,7 +82,7 @@ def _contiguous(function: Function) -> Function:
 
 
 def op_of(target: Any) -> IntegerOp | None:
-    """The op that a call target is; None if it is not one of these."""
+    """The integer op of a call target; None if it is not one."""
     if not isinstance(target, OpOverload) or target.namespace != NAMESPACE:
         return None
     return OPS.get(target._schema.name.rpartition("::")[2])

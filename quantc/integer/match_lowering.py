@@ -1,4 +1,4 @@
-"""One claimed match of a Q/DQ program, as it is turned into integer ops."""
+"""A claimed match of a Q/DQ program during its lowering to integer ops."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Curves = Literal["exact", "float"]
 
 
 class NotIntegerError(Exception):
-    """Why a match stays in float. Never reaches the user: the reason is put into the plan."""
+    """The reason why a match stays in float. Never reaches the user: it is recorded in the plan."""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """An operand that comes quantized: its integers, and what they stand for."""
+    """A quantized operand: its integers and their grid."""
 
     node: fx.Node
     grid: Grid
@@ -35,9 +35,9 @@ class Quantized:
 
 @dataclass
 class Task:
-    """A match to be lowered: the op it is about, what follows it inside the match, and what it yields.
+    """A match to be lowered: its core op, the epilogue ops of the match, and its users.
 
-    `core` is the first op. `tail` are the ops after it that the rule took with it (a sum, an activation).
+    `core` is the first op. `tail` are the ops after it that the rule claimed with it (an add, an activation).
     """
 
     program: Program
@@ -66,7 +66,7 @@ class Task:
         return argument(self.core, name)
 
     def quantized(self, value: Any) -> Quantized:
-        """An operand that must come quantized."""
+        """An operand that must be quantized."""
         if self.grouped(value) is not None:
             raise NotIntegerError(f"{value.name} has a scale for each group")
         found = self.maybe_quantized(value)
@@ -76,12 +76,12 @@ class Task:
         return found
 
     def maybe_quantized(self, value: Any) -> Quantized | None:
-        """An operand if it comes quantized, with one scale or one for each channel."""
+        """The operand if it is quantized per tensor or per channel; else None."""
         found = self._dequantized(value)
         return found if found is not None and found.grid.group is None else None
 
     def grouped(self, value: Any) -> Quantized | None:
-        """An operand if it comes quantized with a scale for each group."""
+        """The operand if it is quantized per group; else None."""
         found = self._dequantized(value)
         return found if found is not None and found.grid.group is not None else None
 
@@ -94,20 +94,20 @@ class Task:
         return Quantized(source, grid)
 
     def whole(self, value: Any) -> Quantized:
-        """An operand that must come quantized with one scale for the whole tensor."""
+        """An operand that must be quantized per tensor."""
         found = self.quantized(value)
         if not found.grid.is_whole:
             raise NotIntegerError(f"{found.node.name} has a scale for each channel")
         return found
 
     def constant(self, value: Any) -> Tensor | None:
-        """The tensor of a constant operand; None if it is not one."""
+        """Tensor of a constant operand; None if it is not constant."""
         return self.program.tensor(value) if isinstance(value, fx.Node) else None
 
     # -- what it yields --------------------------------------------------------------------------------------
 
     def quantizers(self, node: fx.Node | None = None) -> tuple[fx.Node, ...]:
-        """The nodes that quantize what the match yields; empty if anyone reads it in float."""
+        """Quantize users of the match's result; empty if any user reads it in float."""
         users = tuple((node or self.root).users)
         return users if users and all(is_quantize(user) for user in users) else ()
 
@@ -120,7 +120,7 @@ class Task:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def emit(self, target: Any, *args: Any, dtype: torch.dtype, like: fx.Node | None = None) -> fx.Node:
-        """A new node in the place of `like`, a node of the match (the root, unless given): of its shape, of a dtype."""
+        """A new node of `dtype` with the shape of `like`, before it (the root by default)."""
         source = like if like is not None else self.root
         kind = tensor_type(source)
         made = None if kind is None else TensorType(dtype, kind.shape)
@@ -131,19 +131,19 @@ class Task:
         return self.program.constant(f"{self.core.name}_{hint}", value, before=self.core)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let a new node, with its claim, stand for a node of the match, or for one that quantizes its result."""
+        """Replace a node of the match, or one that quantizes its result, by a new node that takes over the claim."""
         self.claim(new)
         self.stand_in(old, new)
 
     def claim(self, node: fx.Node) -> None:
-        """Say that a new node is what the match computes now: `coverage()` lists it under its rule."""
+        """Record a new node as the match's computation: `coverage()` lists it under its rule."""
         claim = self.program.plan.claims.get(self.root)
         if claim is not None:
             self.program.plan.claims[node] = claim
         self.made.append(node)
 
     def keep_name(self) -> None:
-        """Let the first node that was made be called as the core was: that is what users know it by."""
+        """Give the first new node the core's name: users know it by that."""
         if not self.made:
             return
         core, made = self.core, self.made[0]
@@ -153,13 +153,13 @@ class Task:
             self.program.origins[made] = origin
 
     def stand_in(self, old: fx.Node, new: fx.Node) -> None:
-        """Let a new node have the value of an old one, without its claim: a step after the one that has it."""
+        """Replace a node by a new one without a claim: a step after the claimed one."""
         name = old.name
         self.program.replace(old, new)
         self.program.plan.lowered[new] = name
 
     def fixed(self, multiplier: Tensor) -> tuple[fx.Node, fx.Node | None]:
-        """A multiplier as the constants an op takes, in the form that was asked for."""
+        """A multiplier as constant arguments, in the requested form."""
         if self.multiplier == "float64":
             return self.keep("multiplier", multiplier.double()), None
         from quantc.integer.fixed_point import mantissa_and_shift
@@ -168,24 +168,24 @@ class Task:
         return self.keep("mantissa", mantissa), self.keep("shift", shift)
 
     def onto(self, grid: Grid, multiplier: Tensor, bounds: Bounds | None = None) -> tuple[Any, ...]:
-        """The last arguments of an op whose result lies on `grid`; `multiplier` takes its accumulator there."""
+        """Epilogue arguments of an op with a result on `grid`; `multiplier` rescales its accumulator."""
         low, high = (grid.qmin, grid.qmax) if bounds is None else bounds.on(grid)
         return (*self.fixed(multiplier), grid.one_zero_point, low, high, grid.dtype)
 
     def to_float(self, multiplier: Tensor) -> tuple[Any, ...]:
-        """The last arguments of an op whose result is float32."""
+        """Epilogue arguments of an op with a float32 result."""
         return (self.keep("multiplier", multiplier.double()), None, 0, 0, 0, torch.float32)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a clamp at the end of a match lets through, as real numbers."""
+    """Bounds of a clamp at the end of a match, as real numbers."""
 
     low: float = -math.inf
     high: float = math.inf
 
     def on(self, grid: Grid) -> tuple[int, int]:
-        """The same bounds on a grid."""
+        """The bounds as levels of a grid."""
         low = grid.qmin if self.low == -math.inf else grid.level(self.low)
         high = grid.qmax if self.high == math.inf else grid.level(self.high)
         # as torch has it: where the bounds cross, the upper one wins
@@ -197,7 +197,7 @@ class Bounds:
 
 
 def bounds_of(node: fx.Node) -> Bounds | None:
-    """The bounds of a relu or of a clamp to numbers; None if it is something else."""
+    """Bounds of a relu, or of a clamp to numbers; None for any other op."""
     if is_op(node, "relu"):
         return Bounds(low=0.0)
     if not is_op(node, "clamp"):
@@ -209,7 +209,7 @@ def bounds_of(node: fx.Node) -> Bounds | None:
 
 
 def tail_bounds(tail: Sequence[fx.Node]) -> Bounds | None:
-    """The bounds of a tail that does nothing but clamp; None if it does something else."""
+    """Bounds of a tail that only clamps; None if it does more."""
     total = Bounds()
     for node in tail:
         bounds = bounds_of(node)

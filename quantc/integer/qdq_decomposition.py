@@ -1,7 +1,7 @@
-"""Where integers begin and end: quantize and dequantize ops, and those that find scales, spelled out in ATen primitives.
+"""Decomposition of quantize, dequantize and choose-qparams ops into ATen primitives.
 
-Each function below is one op of the Q/DQ form with the same bits. They follow torch's order: scales of a whole tensor
-are Python numbers there, so where they come as tensors they are brought to what such numbers would become.
+Each function below is one op of the Q/DQ form, bit for bit. They follow torch's order of operations: there per-tensor scales are Python
+numbers, so tensor scales are converted to what such numbers would become.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NARROW_FLOATS = (torch.float16, torch.bfloat16)
 def open_boundaries(program: Program) -> int:
     """Replace every quantize and dequantize op by ATen ops with the same bits; the last of them keeps the name.
 
-    Ops that say the same of one tensor are written once. Gives the number of ops there were.
+    Identical ops on one tensor are written once. Returns the number of replaced ops.
     """
     writer = Writer(program)
     return sum(_open(program, graph, writer) for _, graph in list(program.graphs()))

@@ -1,4 +1,4 @@
-"""The interpreter that checks kernels: every integer op of a program is held to its reference, bit for bit."""
+"""Kernel check: an interpreter that compares every integer op of a program with its reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: t
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One node whose kernel does not give what its reference gives on the same inputs."""
+    """A node whose kernel and reference differ on the same inputs."""
 
     node: str
     """Its name; `branch/name` in a nested graph."""
@@ -42,12 +42,12 @@ class Mismatch:
 
 
 def check_kernels(program: Program, inputs: Any) -> tuple[Mismatch, ...]:
-    """Run a program of fused integer ops node by node, and each op's reference on what the op is given.
+    """Run a program of fused integer ops node by node, and each op's reference on the op's inputs.
 
     `inputs` is a tuple of the model's arguments, a dict of them by name, or its one argument.
-    Each op goes on from what its own kernel gave. Gives the nodes whose kernel and reference differ in any bit, in the
-    order of the program; branches that these inputs do not reach are not checked. QuantcError if the program has no
-    integer ops.
+
+    Each op continues from its own kernel's result. Returns the nodes whose kernel and reference differ in any bit, in program order; branches
+    that these inputs do not reach are not checked. QuantcError if the program has no integer ops.
     """
     if not any(op_of(node.target) is not None for node in program.nodes()):
         raise QuantcError(
@@ -102,7 +102,7 @@ class _Checker(fx.Interpreter):
 
 
 def _runner(module: fx.GraphModule, path: str, found: dict[str, Mismatch]) -> Callable[..., Any]:
-    """What a higher-order op calls in place of its graph."""
+    """Replacement for the graph that a higher-order op calls."""
 
     def run(*operands: Any) -> Any:
         return _Checker(module, module.graph, path, found).run(*operands, enable_io_processing=False)

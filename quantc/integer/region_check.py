@@ -1,8 +1,8 @@
-"""Where a program computes on integers, and floats that have no business there.
+"""Finds integer regions and stray float tensors inside them.
 
-Every tensor has a dtype, so this can be read off the graph. An integer region begins where numbers are rounded to
-integers and ends where integers become numbers again; in between there may be float64, and only on the way from an
-exact sum to its rounding: that is the multiplier of the integer form. Nodes of unknown type cannot be judged.
+Every tensor has a dtype, so this is read off the graph. An integer region begins where numbers are rounded to integers and ends where integers
+are dequantized; in between, float64 is allowed only from an exact sum to its rounding: the multiplier of the integer form. Nodes of unknown type
+cannot be judged.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NARROW = (torch.int8, torch.uint8, torch.int16)
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Nodes of one graph that compute on integers and hang together, in the order of the graph."""
+    """Connected nodes of one graph that compute on integers, in graph order."""
 
     path: str
     """Of the graph: "" for the top one."""
@@ -77,17 +77,17 @@ class StrayFloat:
 
 
 def integer_regions(program: Program) -> tuple[Region, ...]:
-    """The integer regions of a program, by the place of their first node."""
+    """Integer regions of a program, ordered by their first node."""
     return tuple(region for path, graph in program.graphs() for region in _Graph(path, graph).regions())
 
 
 def stray_floats(program: Program) -> list[StrayFloat]:
-    """Every float tensor inside an integer region that is not on the way from an exact sum to its rounding."""
+    """Float tensors inside integer regions, except between an exact sum and its rounding."""
     return [stray for path, graph in program.graphs() for stray in _Graph(path, graph).strays()]
 
 
 def check_integer_form(program: Program) -> None:
-    """Raise a VerifyError that lists every stray float, and every op of the Q/DQ form that was left."""
+    """Raise a VerifyError that lists every stray float and every remaining Q/DQ op."""
     faults = [str(stray) for stray in stray_floats(program)]
     left = [node for node in program.nodes() if _is_qdq(node)]
     faults += [f"{program.describe(node)} is {node.target}, which the integer form spells out" for node in left]
@@ -150,7 +150,7 @@ class _Graph:
     # -- what hangs together ---------------------------------------------------------------------------------
 
     def _is_inside(self, node: fx.Node) -> bool:
-        """Whether a node can be part of a region: an integer op, or anything that yields integers or float64."""
+        """True if a node can be part of a region: an integer op, or anything that yields integers or float64."""
         dtype = _dtype(node)
         if op_of(node.target) is not None or node.target is out_dtype:
             self.seeds.add(node)
@@ -255,7 +255,7 @@ class _Graph:
                 self._suspect(operand, node, f"{op_name(node)} makes integers of it")
 
     def _judge_rescaling(self, node: fx.Node, source: fx.Node) -> None:
-        """What was rounded must not be integers that were cast to float32 and multiplied once."""
+        """Flag rounding of integers that were cast to float32 and multiplied once."""
         if self.leaving.get(source) == "scaled":
             self._suspect(source, node, "integers are rescaled in it, where the multiplier is float64")
 
@@ -274,7 +274,7 @@ class _Graph:
 
 
 def _adds_zero_point(node: fx.Node, zero_point: fx.Node) -> bool:
-    """Whether a node adds a zero point, found at run time, to a number that is being quantized."""
+    """True if a node adds a run-time zero point to a number that is being quantized."""
     number = node.args[0] if node.args else None
     return (
         _schema(node) == "add"
@@ -286,14 +286,13 @@ def _adds_zero_point(node: fx.Node, zero_point: fx.Node) -> bool:
 
 
 def _product_of(node: fx.Node) -> fx.Node:
-    """What a rounding is of, less a zero point that was added before."""
+    """Operand of a rounding, without a zero point added before."""
     first = node.args[0] if node.args else None
     return first if _schema(node) == "add" and isinstance(first, fx.Node) else node
 
 
 def _hands_on(node: fx.Node) -> bool:
-    """Whether a node is not to be judged by its dtypes: it picks an item, runs another graph, is the output, or is
-    an op of the Q/DQ form."""
+    """True if a node is exempt from dtype checks: it picks an item, runs another graph, is the output, or is a Q/DQ op."""
     target: Any = node.target
     runs_graph = isinstance(target, HigherOrderOperator) and target is not out_dtype
     return node.op == "output" or target is operator.getitem or runs_graph or _is_qdq(node)
@@ -318,7 +317,7 @@ def _dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def _is_float(node: fx.Node) -> bool:
-    """Whether a node yields floats of the model, not of a multiplier."""
+    """True if a node yields floats of the model, not of a multiplier."""
     dtype = _dtype(node)
     return dtype is not None and dtype.is_floating_point and dtype != torch.float64
 

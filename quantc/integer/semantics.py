@@ -1,7 +1,7 @@
-"""The one table of what quantized ops compute on integers.
+"""Semantics table: integer lowering and formula of each quantized op.
 
-Each row names ops of the dialect, gives the formula they are held to, and writes the integer ops that carry it out.
-The lowering, the docs page and the conformance kit all read this table.
+Each row names ops of the dialect, gives the formula they are held to, and writes the integer ops that implement it. The lowering, the docs
+page and the conformance kit all read this table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Write = Callable[[Task], None]
 
 @dataclass(frozen=True, eq=False)
 class Semantics:
-    """What some ops of the dialect compute on integers."""
+    """Integer semantics of some ops of the dialect."""
 
     ops: tuple[str, ...]
     formula: str
@@ -38,7 +38,7 @@ DYNAMIC: dict[str, Semantics] = {}
 
 
 def computes(*ops: str, formula: str, deviation: str = "", timing: Timing = Timing.STATIC) -> Callable[[Write], Write]:
-    """Add a row: `@computes("linear", formula="acc = Σ …")` before the function that writes it."""
+    """Add a row: `@computes("linear", formula="acc = Σ …")` on the function that writes it."""
     table = DYNAMIC if timing is Timing.DYNAMIC else SEMANTICS
 
     def add(write: Write) -> Write:
@@ -53,7 +53,7 @@ def computes(*ops: str, formula: str, deviation: str = "", timing: Timing = Timi
 
 
 def semantics_of(node: fx.Node, timing: Timing = Timing.STATIC) -> Semantics | None:
-    """The row of an op; what is weight-only is looked up among the static ones, which say what they cannot do."""
+    """Row of an op; weight-only ops use the static rows, which refuse what they cannot lower."""
     load()
     return (DYNAMIC if timing is Timing.DYNAMIC else SEMANTICS).get(op_name(node))
 

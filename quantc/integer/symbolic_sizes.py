@@ -1,4 +1,4 @@
-"""Sizes that are known by name only: as symbols torch can calculate with, and as text again."""
+"""Symbolic sizes: conversion between size expressions and torch's symbols."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FIRST_SIZE = 100
 
 
 class Sizes:
-    """The symbols of one program, and tensors without numbers that have such sizes.
+    """Symbols of one program, and fake tensors with such sizes.
 
-    Where all sizes are numbers, tensors of the meta device do: they are much faster than torch's fake ones.
+    If all sizes are static, meta tensors are used: they are much faster than torch's fake tensors.
     """
 
     def __init__(self, program: Program) -> None:
@@ -37,7 +37,7 @@ class Sizes:
         self._last = FIRST_SIZE
 
     def tensor(self, kind: TensorType) -> torch.Tensor:
-        """A tensor of a type, without numbers."""
+        """Fake or meta tensor of a type."""
         if self._fakes is None:
             return torch.empty([int(size) for size in kind.shape], dtype=kind.dtype, device="meta")
         shape = [size if isinstance(size, int) else self._value(size) for size in kind.shape]
@@ -45,7 +45,7 @@ class Sizes:
             return torch.empty(shape, dtype=kind.dtype)
 
     def run(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What an op gives on such tensors."""
+        """Result of an op on such tensors."""
         if self._fakes is None:
             # what is made of numbers alone is a tensor that has them
             return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), target(*args, **kwargs))
@@ -53,7 +53,7 @@ class Sizes:
             return target(*args, **kwargs)
 
     def text(self, size: Any) -> int | str:
-        """A size as types have it: a number, or an expression over the program's symbols."""
+        """A size as in types: a number, or an expression over the program's symbols."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expression = size.node.expr

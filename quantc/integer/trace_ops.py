@@ -1,7 +1,7 @@
-"""Writing what a function of ATen ops does into a program: it is run on stand-ins, and each op it calls is a node.
+"""Tracer for functions of ATen ops: runs them on proxies and writes each op they call as a node of a program.
 
-This is how a reference becomes part of a graph. A stand-in knows the type of its node, so the function may ask for
-shapes and dtypes. Sizes that are dynamic are read from a tensor when the program runs.
+References become part of a graph this way. A proxy knows the type of its node, so the function may read shapes and dtypes. Dynamic sizes are
+read from a tensor at run time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARITHMETIC: dict[Any, Callable[..., Any]] = {
 
 
 class Traced:
-    """Stands for the tensor that a node yields."""
+    """Proxy of a node's tensor."""
 
     def __init__(self, node: fx.Node, fake: torch.Tensor | None) -> None:
         self.node = node
@@ -60,7 +60,7 @@ class Traced:
 
 
 class Writer:
-    """Writes functions into one program. Nodes must be written in the order of their graphs."""
+    """Traces functions into one program. Nodes must be written in graph order."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -72,7 +72,7 @@ class Writer:
         """What calls gave, by what they were given: a program makes the same few calls over and over."""
 
     def write(self, function: Callable[..., Any], args: tuple[Any, ...], before: fx.Node, **kwargs: Any) -> Any:
-        """Call a function with stand-ins for the nodes among its arguments. Gives the node, or nodes, it returns."""
+        """Call a function with proxies for the nodes among its arguments. Returns the node, or nodes, of its result."""
         given, named = pytree.tree_map_only(fx.Node, self.traced, (args, kwargs))
         with _Recording(self, before):
             result = function(*given, **named)
@@ -90,7 +90,7 @@ class Writer:
         return Traced(node, fake)
 
     def call(self, target: Any, args: Any, kwargs: Any, before: fx.Node) -> Any:
-        """Write one call, and give what stands for its result. A cast to the dtype a tensor has is not written."""
+        """Write one call; proxy of its result. A cast to the tensor's own dtype is not written."""
         if target is aten.to.dtype and args[0].fake is not None and args[0].dtype == args[1] and len(args) == 2:
             return args[0]
         fake = self._run(target, args, kwargs)
@@ -108,7 +108,7 @@ class Writer:
         return self._at(item, fake)
 
     def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What a call gives on tensors without numbers; None if an operand's type is unknown."""
+        """Result of a call on fake tensors; None if an operand's type is unknown."""
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Traced) and leaf.fake is None for leaf in leaves):
             return None
@@ -120,7 +120,7 @@ class Writer:
         return self._results[key]
 
     def _kind(self, leaf: Any) -> Any:
-        """What the type of a result can depend on: of a tensor its type, of a float that it is one."""
+        """Cache key of an argument: a tensor's type; of a float only that it is one."""
         if isinstance(leaf, Traced):
             return self._type(leaf.fake)
         return str(leaf.node.expr) if isinstance(leaf, torch.SymInt) else float if isinstance(leaf, float) else leaf

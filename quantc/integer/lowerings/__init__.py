@@ -1,1 +1,1 @@
-"""How matches of the Q/DQ form are written with integer ops, one family of ops a module."""
+"""Lowerings of Q/DQ matches to integer ops, one module per op family."""

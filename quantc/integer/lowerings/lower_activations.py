@@ -1,4 +1,4 @@
-"""How functions of one number, and softmax, are written on integers."""
+"""Integer lowering of unary functions and softmax."""
 
 from __future__ import annotations
 

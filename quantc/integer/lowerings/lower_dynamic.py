@@ -1,4 +1,4 @@
-"""How products of what is quantized as it comes are written on integers. They yield float."""
+"""Integer lowering of dynamically quantized convs and matmuls. They yield float."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALED = f"{MATMUL.replace('round(b /', 'round(β·b /')}; {WHERE_IT_COMES}"
 
 @dataclass(frozen=True)
 class RunTime:
-    """An operand that is quantized as it comes: the float tensor, and how its scale is found."""
+    """A dynamically quantized operand: the float tensor, and the parameters of its run-time qparams."""
 
     node: fx.Node
     per_token: bool
@@ -43,25 +43,25 @@ class RunTime:
 
     @property
     def grid(self) -> tuple[Any, ...]:
-        """The last arguments of the ops that quantize what they read."""
+        """Trailing quantization arguments of the dynamic ops."""
         return self.per_token, self.zero_point, self.qmin, self.qmax, self.dtype, self.eps
 
     @property
     def reach(self) -> Grid:
-        """The grid as far as it is known before it runs: an affine one has its zero point anywhere."""
+        """The grid as far as known statically: the zero point of an affine one may be anywhere."""
         ends = [self.qmin, self.qmax] if self.zero_point is None else [self.zero_point]
         return Grid(torch.ones((), dtype=torch.float64), torch.tensor(ends), self.qmin, self.qmax, self.dtype)
 
     @property
     def length(self) -> int | None:
-        """How many elements its last axis has; None if that is not known."""
+        """Size of the last axis; None if unknown."""
         kind = tensor_type(self.node)
         last = kind.shape[-1] if kind is not None and kind.rank else None
         return last if isinstance(last, int) else None
 
 
 def maybe_run_time(value: Any) -> RunTime | None:
-    """An operand if it comes with scales found as the program runs."""
+    """The operand, if its qparams are found at run time; else None."""
     levels = value.args[0] if isinstance(value, fx.Node) and is_dequantize(value) else None
     scale = levels.args[1] if isinstance(levels, fx.Node) and len(levels.args) > 1 else None
     choice = scale.args[0] if isinstance(scale, fx.Node) and scale.args else None
@@ -78,7 +78,7 @@ def maybe_run_time(value: Any) -> RunTime | None:
 
 
 def run_time_operand(value: Any) -> RunTime:
-    """An operand that must come with scales found as the program runs."""
+    """An operand whose qparams must be found at run time."""
     found = maybe_run_time(value)
     if found is None:
         name = value.name if isinstance(value, fx.Node) else repr(value)
@@ -87,7 +87,7 @@ def run_time_operand(value: Any) -> RunTime:
 
 
 def whole_run_time(value: Any, what: str) -> RunTime:
-    """An operand that must have one scale: it is not summed along its last axis."""
+    """An operand that must be quantized per tensor: it is not summed along its last axis."""
     found = run_time_operand(value)
     if found.per_token:
         raise NotIntegerError(f"{found.node.name} has a scale for each token, and {what}")
@@ -99,7 +99,7 @@ def whole_run_time(value: Any, what: str) -> RunTime:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product with a weight: the op, and what it takes."""
+    """A conv or matmul by a weight: the op and its arguments."""
 
     op: str
     x: RunTime
@@ -249,8 +249,9 @@ class Addend:
 
 
 def _addend(task: Task, factor: float, trailing: int = 0) -> tuple[fx.Node | None, Addend | None]:
-    """What is added to a product: a bias, if it is a constant with an element for each output channel, or one for all;
-    anything else is added in float."""
+    """The addend of a conv or matmul: a bias, if it is a constant with one element per output channel, or one for all; anything
+    else is added in float.
+    """
     target: Any = task.core.target
     node = task.argument("b") if position(target, "b") >= 0 else None
     if node is None or not factor:

@@ -1,4 +1,4 @@
-"""How sums and products of elements are written on integers."""
+"""Integer lowering of elementwise add and mul."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How tables that are stored quantized are read: the integers of a row are looked up, then become float.
+"""Integer lowering of quantized embeddings: rows are looked up as integers, then dequantized.
 
-`embedding_bag` has no integer form. Its sums and means are of rows with scales of their own, weighted by numbers that are
-only known at run time, and what it yields is float.
+`embedding_bag` has no integer form. It sums rows that have different scales, weighted by numbers known at run time only, and yields
+float.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOKED_UP = "out = f32(wq − wz) · sw of the rows that are looked up, in float
 
 @integer_op("embedding(Tensor w, Tensor? w_zero_point, Tensor scale, Tensor indices) -> Tensor", formula=LOOKED_UP)
 def embedding(w: Tensor, w_zero_point: Tensor | None, scale: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a table that is stored quantized, with one scale or one for each row, as float32."""
+    """Rows of a quantized table, with one scale or one per row, as float32."""
     rows = aten.embedding.default(w, indices)
     rows = centered(rows, 0 if w_zero_point is None else _of_rows(w_zero_point, indices))
     real: Tensor = aten.mul.Tensor(aten.to.dtype(rows, torch.float32), _of_rows(scale, indices))

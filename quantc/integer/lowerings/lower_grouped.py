@@ -1,4 +1,4 @@
-"""Products with weights that have a scale for each group of input channels."""
+"""Integer op and lowering of linear layers with group-wise weight scales."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _linear_grouped_fast(
 def linear_grouped(
     x: Tensor, x_zero_point: int, w: Tensor, w_zero_point: Tensor | None, group_size: int, *rest: Any
 ) -> Tensor:
-    """A matrix product with the weight's rows, on the last axis, with a multiplier for each row and group.
+    """Linear layer with one multiplier per weight row and group.
 
-    The offset is the bias in steps of the result, as float64; with `shift` an int64 in the same parts of a step as the
-    multipliers, which are mantissas then.
+    The offset is the bias in steps of the result, as float64; with `shift` an int64 in the same fractions of a step as the multipliers,
+    which are mantissas then.
     """
     groups = w.shape[1] // group_size
     xs = aten.reshape.default(centered(x, x_zero_point), [-1, groups, group_size])
@@ -82,7 +82,7 @@ def _joined(
 
 
 def write_linear_grouped(task: Task, w: Quantized) -> None:
-    """Write a linear whose weight has a scale for each group."""
+    """Lower a linear layer with a group-wise quantized weight."""
     x = task.whole(task.argument("x"))
     bias, scales = _bias(task), x.grid.scale * w.grid.scale
     largest = reach(x.grid) * _mass(task, w)
@@ -111,7 +111,7 @@ def _kept(task: Task, hint: str, value: Tensor | None) -> fx.Node | None:
 def _numbers(
     form: MultiplierForm, factors: Tensor, bias: Tensor | None, grid: Grid, largest: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What brings the sums of the groups, each at most `largest`, onto a grid: multipliers, offset and shift."""
+    """Multipliers, offset and shift that requantize the sums of the groups, each at most `largest`."""
     offset = None if bias is None else bias / grid.scale
     if form == "float64":
         return factors, offset, None

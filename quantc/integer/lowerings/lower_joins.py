@@ -1,4 +1,4 @@
-"""How tensors on grids of their own are joined into one."""
+"""Integer lowering of concatenation of tensors with different grids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ops that only move values, or choose among them, are written on integers."""
+"""Integer lowering of ops that only move or select values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _max_pool1d(task: Task) -> None:
 
 
 def _pooled(task: Task) -> Move:
-    """What a pool moves. ATen pads with the lowest integer there is, which never wins over one of the tensor."""
+    """The input of a max pool. ATen pads with the lowest integer of the dtype, which never wins over an element."""
     move = Move(task)
     if move.source.grid.qmin > torch.iinfo(move.dtype).min and _may_be_all_padding(task):
         raise NotIntegerError("a window may hold nothing but padding, which is lower than the grid goes")

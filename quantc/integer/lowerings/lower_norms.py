@@ -1,4 +1,4 @@
-"""How norms are written on integers."""
+"""Integer lowering of norms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quantc.ir.types import TensorType, tensor_type
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What is normalized: how many elements a row has, whether their mean is taken off, and what comes after."""
+    """A norm: row length, eps, affine parameters, and whether the mean is subtracted."""
 
     length: int
     eps: float

@@ -1,4 +1,4 @@
-"""How products are written on integers."""
+"""Integer lowering of convolutions, linear layers and matmuls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCALED = OF_TWO.replace("round(b /", "round(β·b /").replace("sx·sy", "α·sx�
 
 @dataclass(frozen=True, eq=False)
 class Addend:
-    """A tensor that is added to a product, times a number."""
+    """A tensor that is added to the result, times a number."""
 
     node: fx.Node
     factor: float = 1.0
@@ -40,7 +40,7 @@ class Addend:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product to be written: the op, and what it takes."""
+    """A conv or matmul to lower: the op and its arguments."""
 
     op: str
     x: Quantized
@@ -57,7 +57,7 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A product but for its last arguments, which say where the result goes."""
+    """A conv or matmul without its epilogue arguments."""
 
     target: Any
     args: tuple[Any, ...]
@@ -133,7 +133,7 @@ def _bias(task: Task) -> Addend | None:
 
 
 def _is_constant(task: Task, node: fx.Node) -> bool:
-    """Whether a tensor is one, in float or quantized."""
+    """True if a tensor is a constant, in float or quantized."""
     quantized = task.maybe_quantized(node)
     return task.constant(node if quantized is None else quantized.node) is not None
 
@@ -156,7 +156,7 @@ def _window(task: Task, rank: int, *names: str) -> list[list[int]]:
 
 
 def _count(x: Quantized) -> int | None:
-    """How many products are summed; None if that is not known."""
+    """Number of summands; None if unknown."""
     kind = tensor_type(x.node)
     last = kind.shape[-1] if kind is not None and kind.rank else None
     return last if isinstance(last, int) else None
@@ -242,7 +242,7 @@ def _write_with_tail(task: Task, head: Head) -> None:
 
 
 def _added(task: Task) -> Quantized | None:
-    """What the first op of the tail adds to the product, if it comes quantized with one scale."""
+    """Tensor that the first op of the tail adds, if it is quantized per tensor."""
     first = task.tail[0]
     if not is_op(first, "add") or argument(first, "alpha") != 1:
         return None
@@ -252,7 +252,7 @@ def _added(task: Task) -> Quantized | None:
 
 
 def _has_steps(task: Task, head: Head) -> bool:
-    """Whether the tail is one curve that has a table of steps to each grid of the result."""
+    """True if the tail is one activation that has a step table to each output grid."""
     is_curve = op_name(task.root) in CURVES or is_op(task.root, "prelu")
     if len(task.tail) != 1 or not is_curve or bounds_of(task.root) is not None or task.curves == "float":
         return False

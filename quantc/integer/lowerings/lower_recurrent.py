@@ -1,4 +1,4 @@
-"""Recurrent layers whose input is quantized as it comes."""
+"""Integer lowering of dynamically quantized recurrent layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOTE = (
 
 
 def state_notes(program: Program) -> tuple[str, ...]:
-    """What the Q/DQ form of a program does not show."""
+    """Notes on quantization that the Q/DQ form of a program does not show."""
     claims = program.plan.claims
     timings = {claims[node].timing for node in program.nodes() if node in claims and op_name(node) in LAYERS + CELLS}
     return (NOTE,) if Timing.DYNAMIC in timings else ()

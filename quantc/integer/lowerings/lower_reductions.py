@@ -1,4 +1,4 @@
-"""How sums and averages are written on integers."""
+"""Integer lowering of sums, means and average pools."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _reduced(task: Task) -> tuple[Quantized, list[int], int]:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a pool along one axis: places before and after it, and how many places each window counts for."""
+    """Windows of a pool along one axis: padding before and after, and the divisor of each window."""
 
     before: int
     after: int
@@ -64,8 +64,9 @@ class Windows:
 def windows_along(
     size: int | str, kernel: int, stride: int, padding: int, ceil_mode: bool, count_padding: bool
 ) -> Windows:
-    """As torch has them: with `ceil_mode` the last may reach beyond the padding, but does not begin there; what is
-    beyond the padding never counts."""
+    """Windows as in torch: with `ceil_mode` the last may extend beyond the padding, but does not start there; elements beyond
+    the padding never count.
+    """
     if not ceil_mode and (count_padding or not padding):
         return Windows(padding, padding, (kernel,))
     (known,) = _known([size], "how much its windows cover")
@@ -122,7 +123,7 @@ def _spans(size: int, outputs: int) -> list[tuple[int, int]]:
 
 
 def _counts(along: Sequence[Sequence[int]]) -> Tensor:
-    """How many places count at each position, from the numbers along each axis; one number if it is the same at all."""
+    """Divisor at each position, from the divisors along each axis; one number if they are equal."""
     total = torch.ones((), dtype=torch.int64)
     for counts in along:
         total = total.unsqueeze(-1) * torch.tensor(list(counts))

@@ -1,4 +1,4 @@
-"""How integers are handed on: to whoever quantizes them, and dequantized to whoever reads them in float."""
+"""Propagation of integers: requantized for quantize users, dequantized for float users."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ End = tuple[fx.Node, Grid]
 
 
 def ends_of(task: Task, value: fx.Node) -> list[End]:
-    """The nodes that quantize a value of the match; NotIntegerError if the grid of one is not known."""
+    """Quantize users of a value, with their grids; NotIntegerError if a grid is unknown."""
     return [(user, task.grid(user)) for user in value.users if is_quantize(user)]
 
 
 def is_read_in_float(value: fx.Node) -> bool:
-    """Whether anybody but a quantize op reads a value."""
+    """True if a value has a user other than quantize ops."""
     return not all(is_quantize(user) for user in value.users)
 
 
 def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends: Sequence[End]) -> None:
-    """Let the integers of `made` stand for the float value `old`.
+    """Replace the float value `old` by the integers of `made`.
 
-    Quantize ops on the same grid fall away, others are rescaled to. Readers in float get the integers dequantized as
-    `dequantize` does it, an op on the same grid: to move floats and to dequantize moved integers gives the same bits.
+    Quantize ops on the same grid are removed, others become requantize ops. Float users get the integers dequantized like `dequantize`, an op
+    on the same grid: dequantizing moved integers and moving dequantized floats give the same bits.
     """
     for quantizer, grid in ends:
         task.stand_in(quantizer, made.node if grid.equals(made.grid) else requantized(task, made, grid))
@@ -49,7 +49,7 @@ def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends
 
 
 def requantized(task: Task, value: Quantized, grid: Grid, bounds: Bounds | None = None) -> fx.Node:
-    """Integers on another grid, within bounds."""
+    """Integers requantized onto another grid, within bounds."""
     args = (value.node, value.grid.one_zero_point, *task.onto(grid, value.grid.scale / grid.scale, bounds))
     kind = _retyped(value.node, grid.dtype)
     return task.program.emit(OPS["requantize"].target, args, before=task.root, like=task.root, value=kind)

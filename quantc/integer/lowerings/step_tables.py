@@ -1,8 +1,7 @@
-"""What a curve makes of an accumulator, exactly, on integers.
+"""Step tables: an activation of an accumulator, exactly, on integers.
 
-A result of 8 bits takes a few hundred values at most. Along the accumulator it goes from one to the next at certain
-integers. So the integers where it changes, and the values in between, say all there is to say: no rounding is left for
-the time the program runs.
+An 8-bit result takes a few hundred values at most and changes at certain accumulator values. The breakpoints and the levels between them
+define it completely: no rounding is left for run time.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ STEPPED = "out = levels[number of breakpoints < acc]: clamp(round(f(acc · sx·s
 
 @integer_op("steps(Tensor x, Tensor breakpoints, Tensor levels, int axis) -> Tensor", formula=STEPPED)
 def steps(x: Tensor, breakpoints: Tensor, levels: Tensor, axis: int) -> Tensor:
-    """The level between whose breakpoints an accumulator lies; with a row of breakpoints for each index of an axis.
+    """The level of the interval between breakpoints that an accumulator falls into.
 
-    `levels[i]` holds for `breakpoints[i - 1] < x <= breakpoints[i]`. The lowest int32 is no accumulator: as a
-    breakpoint it says that every accumulator lies above it.
+    With breakpoints of several rows, one row per index of `axis`. `levels[i]` holds for `breakpoints[i - 1] < x <= breakpoints[i]`. The lowest
+    int32 is no accumulator: as a breakpoint it lies below every one.
     """
 
     def level(rows: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ def steps(x: Tensor, breakpoints: Tensor, levels: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The constants of the op: breakpoints (int32, sorted; one row for each channel), levels, and the channels' axis."""
+    """Constants of the op: breakpoints (int32, sorted; one row per channel), levels, and the channel axis."""
 
     breakpoints: Tensor
     levels: Tensor
@@ -53,10 +52,10 @@ class Steps:
 
 
 def write_steps(task: Task, accumulator: fx.Node, scale: Tensor, activation: fx.Node, quantizer: fx.Node) -> None:
-    """Let a table of steps stand for an activation and the quantizer after it.
+    """Replace an activation and the quantize op after it by a step table.
 
-    `accumulator` is a node of int32, `scale` its scale in float64: one, or shaped to go with it. To know whether
-    there is such a table before anything is written, call `steps_of`, which has the same refusals.
+    `accumulator` is an int32 node, `scale` its scale in float64: one number, or broadcastable to it. `steps_of` has the same refusals and
+    can be called before anything is written.
     """
     table = steps_of(task, scale, activation, quantizer)
     breakpoints, levels = task.keep("breakpoints", table.breakpoints), task.keep("levels", table.levels)
@@ -66,7 +65,7 @@ def write_steps(task: Task, accumulator: fx.Node, scale: Tensor, activation: fx.
 
 
 def steps_of(task: Task, scale: Tensor, activation: fx.Node, quantizer: fx.Node) -> Steps:
-    """The table of an activation after an accumulator, on the grid of a quantizer. NotIntegerError if there is none."""
+    """Step table of an activation after an accumulator, on the grid of a quantize op. NotIntegerError if there is none."""
     grid = task.grid(quantizer)
     if grid.qmax - grid.qmin > 255:
         raise NotIntegerError("a result of more than 8 bits has too many steps for a table")
@@ -107,8 +106,8 @@ def _curve_on_axis(task: Task, scale: Tensor, activation: fx.Node) -> tuple[Curv
 def step_table(curve: Curve, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Breakpoints (rows, steps) in int32, and levels (steps + 1), of `curve.levels(accumulator * scale, grid)`.
 
-    First the numbers are found, by bisection over the float64 numbers themselves, at which the curve reaches another
-    level; they are the same for all scales. Then, for each scale, the integers at which the products reach them.
+    First, bisection over float64 finds the inputs at which the curve reaches another level; they are the same for all scales. Then, for each
+    scale, the integers at which the products reach them.
     """
     farthest = float(scale.max()) * -LOWEST
     reached, levels = _thresholds(curve, grid, farthest)
@@ -174,7 +173,7 @@ def _next_above(x: Tensor) -> Tensor:
 
 
 def first_accumulator(reached: Tensor, scale: Tensor) -> Tensor:
-    """The least integers whose product with a scale, rounded to float64, is not below a number."""
+    """Smallest integers whose product with a scale, rounded to float64, is not below a number."""
     guess = torch.ceil(reached / scale).clamp(LOWEST, HIGHEST + 1)
     guess = torch.where((guess - 1) * scale >= reached, guess - 1, guess)
     guess = torch.where(guess * scale < reached, guess + 1, guess)

@@ -1,4 +1,4 @@
-"""A match that hands on the values of one quantized tensor, as it is turned into the same on integers."""
+"""Lowering of matches that only move the values of one quantized tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INDICES = ("max_pool2d_with_indices", *(f"aten.adaptive_max_pool{n}d.default" fo
 
 
 class Move:
-    """What is moved and who reads it: found out before anything is changed."""
+    """The moved tensor and its users, determined before anything is changed."""
 
     def __init__(self, task: Task) -> None:
         if task.tail:
@@ -43,7 +43,7 @@ class Move:
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """The shape of the tensor that is moved."""
+        """Shape of the tensor that is moved."""
         kind = tensor_type(self.dequantize)
         if kind is None:
             raise NotIntegerError("its shape is not known; capture with example inputs")
@@ -51,27 +51,27 @@ class Move:
 
     @property
     def result_shape(self) -> tuple[int | str, ...]:
-        """The shape of what comes out."""
+        """Shape of the result."""
         kind = tensor_type(self.task.core)
         if kind is None:
             raise NotIntegerError("its shape is not known; capture with example inputs")
         return kind.shape
 
     def size(self, axis: int) -> int:
-        """The size of an axis, which must be known."""
+        """Size of an axis; it must be static."""
         size = self.shape[axis]
         if not isinstance(size, int):
             raise NotIntegerError(f"the size of axis {axis} is not known before it runs")
         return size
 
     def emit(self, target: Any, *args: Any, shape: Sequence[int | str], dtype: torch.dtype | None = None) -> fx.Node:
-        """A step, of a shape of its own."""
+        """Emit a step with a shape of its own."""
         task = self.task
         kind = TensorType(dtype if dtype is not None else self.dtype, tuple(shape))
         return task.program.emit(target, args, before=task.root, like=task.core, value=kind)
 
     def same(self, target: Any = None, *args: Any) -> fx.Node:
-        """The op itself on the integers; or another, with arguments of its own, that yields as much."""
+        """The op itself on integers; or another target with its own arguments and the same result type."""
         core = self.task.core
         kwargs: dict[str, Any] = {}
         if target is None:
@@ -84,9 +84,9 @@ class Move:
         return self.source.node if value is self.dequantize else value
 
     def finish(self, moved: fx.Node, computes: fx.Node | None = None) -> None:
-        """Let the integers `moved`, or its items if the op yields several tensors, stand for what the op yielded.
+        """Replace the op's results by the integers `moved`, or by its items if the op yields several tensors.
 
-        `computes` is the step that does the work, where that is not the last one.
+        `computes` is the step that does the work, if it is not the last one.
         """
         self.task.claim(computes if computes is not None else moved)
         for old, ends in self.ends.items():
@@ -94,7 +94,7 @@ class Move:
             hand_on(self.task, old, Quantized(made, self.source.grid), self.dequantize, ends)
 
     def finish_values(self, values: fx.Node) -> None:
-        """The same where the op yields several tensors and only the first, now `values`, is read."""
+        """Like `finish`, where the op yields several tensors and only the first, now `values`, is read."""
         self.task.claim(values)
         for old, ends in self.ends.items():
             hand_on(self.task, old, Quantized(values, self.source.grid), self.dequantize, ends)

@@ -1,1 +1,1 @@
-"""The ops of `torch.ops.quantc`: a reference each, and a faster kernel where there is one."""
+"""The ops of `torch.ops.quantc`: a reference for each, and a faster kernel where there is one."""

@@ -1,7 +1,7 @@
-"""Products that find the scale of what they read each time they run: quantized as it comes, and float again.
+"""Dynamically quantized matmul and conv: quantize input, integer accumulate, dequantize.
 
-Without a zero point a grid is affine; with one it is symmetric about it. A range that is not finite has no scale, and
-makes results that are NaN. `parts` is as in `products`, and never changes the result.
+Without a zero point a grid is affine; with one it is symmetric about it. A non-finite range has no scale, and yields NaN. `parts` is as in
+`products`, and never changes the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ACCUMULATOR = (None, None, 0, 0, 0, torch.int32)
 
 
 def of_two(second: str) -> str:
-    """How both factors are quantized."""
+    """Schema text of the quantization arguments of both factors."""
     names = ("per_token", "zero_point", "qmin", "qmax", "dtype", "eps")
     types = ("bool", "int?", "int", "int", "ScalarType", "float")
     return ", ".join(f"{kind} {side}_{name}" for side in ("x", second) for kind, name in zip(types, names, strict=True))
@@ -61,9 +61,10 @@ def linear_dynamic(
     eps: float,
     parts: int = 0,
 ) -> Tensor:
-    """A matrix product of a float tensor with the weight's rows, on the last axis.
+    """Linear layer on a float tensor, quantized at run time.
 
-    The weight has one scale, or one for each row."""
+    The weight has one scale, or one per row.
+    """
     levels, scale, offset = _as_it_comes(x, per_token, x_zero_point, qmin, qmax, dtype, eps)
     acc = products.linear(levels, offset, w, w_zero_point, None, parts, *ACCUMULATOR)
     return _real(acc, scale, w_scale, bias)
@@ -90,7 +91,7 @@ def matmul_dynamic(
     alpha: float = 1.0,
     parts: int = 0,
 ) -> Tensor:
-    """A product of a float tensor with a matrix of integers, which has one scale, or one for each column."""
+    """Matmul of a float tensor, quantized at run time, by an integer matrix with one scale, or one per column."""
     levels, scale, offset = _as_it_comes(x, per_token, x_zero_point, qmin, qmax, dtype, eps)
     acc = products.matmul(levels, offset, y, y_zero_point, None, parts, *ACCUMULATOR)
     return _real(acc, scale, y_scale, bias, alpha=alpha)
@@ -119,9 +120,10 @@ def conv_dynamic(
     eps: float,
     parts: int = 0,
 ) -> Tensor:
-    """A convolution of a float tensor over one, two or three axes.
+    """Convolution of a float tensor, quantized at run time, over one, two or three axes.
 
-    The weight has one scale, or one for each output channel. What lies beyond the edge is 0, which is in every range."""
+    The weight has one scale, or one per output channel. Padding is 0, which is in every range.
+    """
     levels, scale, offset = _as_it_comes(x, False, x_zero_point, qmin, qmax, dtype, eps)
     window = (stride, padding, dilation, groups, parts)
     acc = products.conv(levels, offset, w, w_zero_point, None, *window, *ACCUMULATOR)
@@ -152,9 +154,10 @@ def conv_transpose_dynamic(
     eps: float,
     parts: int = 0,
 ) -> Tensor:
-    """A transposed convolution of a float tensor over one, two or three axes.
+    """Transposed convolution of a float tensor, quantized at run time, over one, two or three axes.
 
-    The weight has one scale, or one for each output channel."""
+    The weight has one scale, or one per output channel.
+    """
     levels, scale, offset = _as_it_comes(x, False, x_zero_point, qmin, qmax, dtype, eps)
     window = (stride, padding, output_padding, groups, dilation, parts)
     acc = products.conv_transpose(levels, offset, w, w_zero_point, None, *window, *ACCUMULATOR)
@@ -167,7 +170,7 @@ def conv_transpose_dynamic(
     kernel=dynamic_kernels.linear_both,
 )
 def linear_both_dynamic(x: Tensor, w: Tensor, bias: Tensor | None, *grids: Any) -> Tensor:
-    """A product of two float tensors on the last axis of both, each quantized as it comes."""
+    """Linear of two float tensors, on the last axis of both, each quantized at run time."""
     (left, scale, offset), (right, w_scale, w_offset) = _as_it_comes(x, *grids[:6]), _as_it_comes(w, *grids[6:12])
     rows = aten.reshape.default(w_offset, [-1] if w_offset.dim() else [])
     acc = products.linear(left, offset, right, rows, None, 0, *ACCUMULATOR)
@@ -180,7 +183,7 @@ def linear_both_dynamic(x: Tensor, w: Tensor, bias: Tensor | None, *grids: Any) 
     kernel=dynamic_kernels.matmul_both,
 )
 def matmul_both_dynamic(x: Tensor, y: Tensor, bias: Tensor | None, *grids: Any) -> Tensor:
-    """A product of two float matrices, or batches of them, each quantized as it comes; the second with one scale."""
+    """(Batched) matmul of two float tensors, each quantized at run time; the second per tensor."""
     (left, scale, offset), (right, y_scale, y_offset) = _as_it_comes(x, *grids[:6]), _as_it_comes(y, *grids[6:12])
     acc = products.matmul(left, offset, right, y_offset, None, 0, *ACCUMULATOR)
     if y.dim() == 1 and scale.dim():

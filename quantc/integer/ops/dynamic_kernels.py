@@ -1,4 +1,4 @@
-"""The products of `dynamic` by way of the kernels for known scales: the same sums, with what was found put in."""
+"""Kernels of `dynamic`, through the kernels for static qparams: the same sums, with the run-time qparams put in."""
 
 from __future__ import annotations
 

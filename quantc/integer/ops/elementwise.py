@@ -1,4 +1,4 @@
-"""Element by element: sums of integers on different grids, and products of two."""
+"""Elementwise integer ops: sums across grids, and products."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def summed(
     qmax: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """A sum of tensors on different grids, added in their order in float64 and rounded once.
+    """Sum of tensors with different grids, added in order in float64 and rounded once.
 
-    With `shift` the multipliers are mantissas and the offset an int64, all times `2^-shift`, and the sum is formed and
-    rounded in 64-bit integers. If `dtype` is float32 the result is the sum itself: there the integers end.
+    With `shift` the multipliers are mantissas and the offset an int64, all times `2^-shift`, and the sum is formed and rounded in 64-bit
+    integers. If `dtype` is float32 the result is the unrounded sum: the integer region ends there.
     """
     wide = torch.float64 if shift is None else torch.int64
     total: Tensor = _product(centered(xs[0], zero_points[0]), multipliers[0], wide)
@@ -101,7 +101,7 @@ NARROW = (torch.int8, torch.uint8)
     formula=MULTIPLIED,
 )
 def mul(x: Tensor, x_zero_point: int, y: Tensor, y_zero_point: int, *out: Any) -> Tensor:
-    """A product of two tensors. Its accumulator is int32; int64 where an operand has 16 bits."""
+    """Elementwise product of two tensors. Its accumulator is int32; int64 where an operand has 16 bits."""
     wide = torch.int32 if x.dtype in NARROW and y.dtype in NARROW else torch.int64
     return rescale(aten.mul.Tensor(centered(x, x_zero_point, wide), centered(y, y_zero_point, wide)), *out)
 

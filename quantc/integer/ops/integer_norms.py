@@ -1,4 +1,4 @@
-"""Norms on integers: exact sums, an integer root, a division."""
+"""Integer norms: exact sums, an integer square root, a division."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def normalize(
     qmax: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Rows of `length` elements brought to mean 0 (if `centre`) and variance 1, then multiplied and offset.
+    """Rows of `length` elements normalized to mean 0 (if `centre`) and variance 1, then multiplied and offset.
 
-    `eps` is on the scale of the squares, with `places` binary places. Before it is multiplied, a normalized number has
+    `eps` is on the scale of the squares, with `places` fractional bits. Before the multiplication a normalized number has
     `reciprocal_places(length)` of them; with `shift` only `fixed_places(length)`.
     """
     rows = aten.reshape.default(centered(x, x_zero_point, torch.int32), [-1, length])
@@ -119,7 +119,7 @@ def _deviations(rows: Tensor, length: int, centre: bool, dtype: torch.dtype) -> 
 
 
 def reciprocal_places(length: int) -> int:
-    """How many places the reciprocals of roots have. A deviation is at most `√length` roots: the product has room."""
+    """Fractional bits of reciprocal roots. A deviation is at most `√length` roots, so the product fits."""
     return min(RECIPROCAL_PLACES, ROOM - _half_bits(length))
 
 
@@ -129,9 +129,9 @@ def _half_bits(length: int) -> int:
 
 
 def reciprocal_root(spread: Tensor, eps: int, places: int, length: int) -> Tensor:
-    """`1 / √(spread + eps)` with `reciprocal_places(length)` places, rounded down.
+    """`1 / √(spread + eps)` with `reciprocal_places(length)` fractional bits, rounded down.
 
-    A spread is an integer. Where it is 0 all deviations are 0, so what stands for the root there does not matter.
+    A spread is an integer. Where it is 0 all deviations are 0, so the value of the root does not matter.
     """
     up = _even_places(aten.clamp.default(aten.add.Tensor(spread, eps >> places), 1))
     down = aten.sub.Tensor(aten.full_like.default(up, places), up)
@@ -154,9 +154,9 @@ def reciprocal_root(spread: Tensor, eps: int, places: int, length: int) -> Tenso
 
 
 def _even_places(value: Tensor) -> Tensor:
-    """How far numbers of 1..2^61 can be shifted left, by an even number of places, without coming to 2^61.
+    """Largest even left shift that keeps numbers of 1..2^61 below 2^61.
 
-    So the roots of what is shifted have 30 bits or 31, however small it was.
+    So the roots of the shifted numbers have 30 or 31 bits, however small they were.
     """
     places = aten.full_like.default(value, 0)
     for step in (32, 16, 8, 4, 2):
@@ -167,10 +167,10 @@ def _even_places(value: Tensor) -> Tensor:
 
 
 def integer_root(value: Tensor) -> Tensor:
-    """The largest integers whose squares are not above numbers of 2^59..2^62, by Newton's method on integers.
+    """Floor square root of numbers of 2^59..2^62, by Newton's method on integers.
 
-    The start is less than three times the root. The relative error goes 2, 2/3, 0.14, 0.01, 4e-5, 7e-10 at worst,
-    always from above: after five rounds at most one is left to take off.
+    The start is less than three times the root. The relative error is 2, 2/3, 0.14, 0.01, 4e-5, 7e-10 at worst, always from above: after
+    five iterations at most one is left to subtract.
     """
     root = aten.full_like.default(value, 2 ** (ROOM // 2))
     for _ in range(5):
@@ -183,15 +183,16 @@ def integer_root(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Eps:
-    """What is added to a variance: an integer with so many binary places."""
+    """The eps of a variance: an integer with a number of fractional bits."""
 
     value: int
     places: int
 
 
 def eps_of(length: int, reach: int, eps: float, scale: float) -> Eps | None:
-    """The `eps` of rows of `length` integers up to `reach`, on the scale of `n·Q − S²`, with as many places as there is
-    room for. None if there is no room for the squares of the integers."""
+    """The `eps` for rows of `length` integers up to `reach`, on the scale of `n·Q − S²`, with as many fractional bits as fit.
+    None if the squares of the integers do not fit.
+    """
     real = Fraction(eps) * length**2 / Fraction(scale) ** 2
     if length**2 * reach**2 + real >= 2 ** (ROOM - 1) - 1:
         return None
@@ -200,7 +201,7 @@ def eps_of(length: int, reach: int, eps: float, scale: float) -> Eps | None:
 
 
 def fixed_places(length: int) -> int:
-    """How many places a normalized number keeps for an int32 mantissa: with them it is below 2^31."""
+    """Fractional bits that a normalized number keeps for an int32 mantissa: with them it is below 2^31."""
     return ROOM // 2 - 1 - _half_bits(length)
 
 

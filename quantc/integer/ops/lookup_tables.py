@@ -1,4 +1,4 @@
-"""Tables: what a function of one number makes of every integer that can come."""
+"""Lookup tables of unary functions over all integers of a dtype."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INDEXABLE = (torch.uint8, torch.int8, torch.int16, torch.uint16)
 
 @integer_op("lookup(Tensor x, Tensor table, int axis) -> Tensor", formula=LOOKED_UP)
 def lookup(x: Tensor, table: Tensor, axis: int) -> Tensor:
-    """The entry of a table for each integer; the first is that of the least. With a row for each index of an axis."""
+    """Lookup table entry of each integer, starting at the lowest one; optionally one table per index of an axis."""
     place = aten.to.dtype(x, torch.int64)
     least = torch.iinfo(x.dtype).min
     if least:
@@ -30,7 +30,7 @@ def lookup(x: Tensor, table: Tensor, axis: int) -> Tensor:
 
 
 def entries(table: Tensor, place: Tensor) -> Tensor:
-    """The entries of a table without rows at places."""
+    """Entries of a one-row table at positions."""
     # on one axis: index_select is some five times as fast as an index of several
     flat = aten.index_select.default(table, 0, aten.reshape.default(place, [-1]))
     found: Tensor = aten.reshape.default(flat, place.shape)
@@ -38,7 +38,7 @@ def entries(table: Tensor, place: Tensor) -> Tensor:
 
 
 def by_rows(x: Tensor, axis: int, count: int, choose: Callable[[Tensor], Tensor]) -> Tensor:
-    """What `choose` makes of a tensor, given with its `count` indices along an axis as rows of a matrix."""
+    """`choose` applied to a tensor reshaped to a matrix, with the `count` indices of an axis as rows."""
     turned = aten.transpose.int(x, 0, axis)
     rows = aten.contiguous.default(aten.reshape.default(turned, [count, -1]))
     chosen = aten.reshape.default(choose(rows), turned.shape)
@@ -50,13 +50,13 @@ LOOKUP = OPS["lookup"]
 
 
 def every_integer(dtype: torch.dtype) -> Tensor:
-    """All values of an integer dtype, from the least, as float64."""
+    """All values of an integer dtype, in ascending order, as float64."""
     info = torch.iinfo(dtype)
     return torch.arange(info.min, info.max + 1, dtype=torch.float64)
 
 
 def table_of(curve: Curve, x: Grid, out: Grid) -> Tensor:
-    """The table that takes integers on one grid to what the curve makes of them on another; a row for each of its."""
+    """Lookup table of a curve from one grid to another; one row per row of the curve."""
     reals = (every_integer(x.dtype) - x.zero_point) * x.scale
     table = curve.levels(reals.expand(curve.rows, -1), out).to(out.dtype)
     return table.reshape(-1) if curve.rows == 1 else table

@@ -1,15 +1,13 @@
-"""Products by floating-point kernels that are far faster than those for integers, with the same bits.
+"""Integer GEMMs and convolutions on floating-point kernels: far faster than integer ones, with the same bits.
 
-A sum of products of integers is exact in float32 as long as no sum on the way can reach 2^24, in whatever order it is
-formed, and in float64 up to 2^53. `parts` says into how many parts of the input channels it must go for the first;
-with 0 parts, it is the second. Three things could still go wrong, and are kept out:
+A sum of integer products is exact in float32 as long as no partial sum can reach 2^24, in any order, and in float64 up to 2^53. `parts` is
+the number of parts the input channels must be split into for float32; 0 selects float64. Three hazards are excluded:
 
-- Winograd and FFT algorithms multiply other numbers than the factors. So float32 convolutions name their kernel,
-  oneDNN's direct one on x86, and do not leave the choice to torch, which can be NNPACK; elsewhere they use float64, for
-  which torch has none of these.
-- Where the user allows it, torch rounds the factors of float32 products to bfloat16 or TF32. Those hold integers up to
-  256, so that is what factors in float32 are limited to: see `FLOAT32_FACTOR`.
-- Sums of zeros can be -0.0: to what becomes float, 0.0 is added.
+- Winograd and FFT algorithms multiply other numbers than the factors. So float32 convolutions name their kernel, oneDNN's direct one on x86,
+  instead of leaving the choice to torch, which may be NNPACK; elsewhere they use float64, for which torch has none of these.
+- If the user allows it, torch rounds factors of float32 matmuls to bfloat16 or TF32. Those represent integers up to 256, so factors in
+  float32 are limited to that: see `FLOAT32_FACTOR`.
+- Sums of zeros can be -0.0: 0.0 is added to float results.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ def conv_transpose(
     parts: int,
     *out: Any,
 ) -> Tensor:
-    """`products.conv_transpose`. Torch has no other algorithms than direct ones for it."""
+    """`products.conv_transpose`. torch has direct algorithms only for it."""
     dtype, rank = _convolution_type(x, parts), len(stride)
     left, right = _minus(x, x_zero_point, dtype), _weight(w, w_zero_point, 1, dtype)
     batch = left if x.dim() == rank + 2 else left.unsqueeze(0)

@@ -1,7 +1,7 @@
-"""Products: sums of products of integers, accumulated exactly.
+"""Integer GEMMs and convolutions, accumulated exactly.
 
-`parts` tells kernels into how many parts of its input channels a sum may go so that each part is exact in float32; 0 if
-that is not known. It never changes the result.
+`parts` tells kernels the number of parts into which input channels may be split so that each partial sum is exact in float32; 0 if unknown.
+It never changes the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def linear(
     parts: int,
     *out: Any,
 ) -> Tensor:
-    """A matrix product with the weight's rows, on the last axis."""
+    """GEMM with the weight's rows, on the last axis."""
     room = _room(x, w)
     columns = aten.transpose.int(_centered_factor(w, w_zero_point, 0, room), 0, 1)
     acc = _with_columns(centered(x, x_zero_point, room), columns)
@@ -61,7 +61,7 @@ def matmul(
     parts: int,
     *out: Any,
 ) -> Tensor:
-    """A product of matrices on the last two axes; the others go along, or are broadcast. Vectors are taken as usual."""
+    """(Batched) matmul on the last two axes, with broadcasting and vectors as in torch."""
     room = _room(x, y)
     left = centered(x, x_zero_point, room)
     right = _centered_factor(y, y_zero_point, y.dim() - 1, room)
@@ -96,7 +96,7 @@ def conv(
     parts: int,
     *out: Any,
 ) -> Tensor:
-    """A convolution over one, two or three axes. What lies beyond the edge is the real number 0.
+    """Convolution over one, two or three axes; padding is the real number 0.
 
     ATen has no dilated convolution of integers below 64 bits: the weight gets zeros between its taps.
     """
@@ -126,9 +126,9 @@ def conv_transpose(
     parts: int,
     *out: Any,
 ) -> Tensor:
-    """A transposed convolution over one, two or three axes.
+    """Transposed convolution over one, two or three axes.
 
-    ATen has none of integers below 64 bits: it is a convolution of the input with zeros between its elements.
+    ATen has none for integers below 64 bits: it is a convolution of the input with zeros between its elements.
     """
     room, rank = _room(x, w), len(stride)
     turned = _spaced(_turned(_centered_factor(w, w_zero_point, 1, room), groups), dilation)

@@ -1,8 +1,7 @@
-"""Recurrent layers that find the scales of what they multiply each time they run.
+"""Dynamically quantized recurrent layers.
 
-Every product is a `linear_dynamic`: of the whole input sequence of a layer at once, and of the hidden state at each step.
-Sums are exact in integers; gates are float32. This is what kernels carry out, so state and inner layers are quantized
-here, which the Q/DQ form does not show.
+Every GEMM is a `linear_dynamic`: of a layer's whole input sequence at once, and of the hidden state at each step. Sums are exact integers;
+gates are float32. This is what kernels compute, so state and inner layers are quantized here, which the Q/DQ form does not show.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _rnn(activation: Callable[[Tensor], Tensor]) -> Step:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of recurrent layer, by the name of its op."""
+    """A kind of recurrent layer, by op name."""
 
     step: Step
     states: int
@@ -84,7 +83,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How the layers of an op are stacked, and how its input lies."""
+    """Stacking of an op's layers, and the axis order of its input."""
 
     num_layers: int
     bidirectional: bool
@@ -98,9 +97,9 @@ class Layout:
 def unrolled(
     kind: Kind, layout: Layout, x: Tensor, hx: Sequence[Tensor], products: Sequence[tuple[Product, Product]]
 ) -> tuple[Tensor, ...]:
-    """The op, step by step: what comes out, then the last state.
+    """The op, step by step: outputs, then final state.
 
-    `products` are those of input and state, for each layer and direction in turn.
+    `products` are the GEMMs of input and state, by layer and direction.
     """
     values = aten.transpose.int(x, 0, 1) if layout.batch_first else x
     if isinstance(values.shape[0], torch.SymInt):
@@ -173,7 +172,7 @@ def _layers(kind: Kind, make: Maker) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _shapes(kind: Kind) -> Callable[..., tuple[Tensor, ...]]:
-    """What comes out, without its numbers: going through all steps for that would take long."""
+    """Shapes of the results: running all steps for them would take long."""
 
     def fake(x: Tensor, hx: Any, *rest: Any) -> tuple[Tensor, ...]:
         directions = 2 if rest[4] else 1

@@ -1,4 +1,4 @@
-"""Sums of integers over axes, windows and spans, accumulated exactly in int32."""
+"""Integer sums over axes, windows and spans, accumulated exactly in int32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sum_windows(
 ) -> Tensor:
     """Sums over windows that slide along the last axes.
 
-    `padding` has two numbers for each axis, the first axis first: places before and after it. Below 0 they cut off.
+    `padding` has two numbers per axis, the first axis first: before and after it. Negative padding crops.
     """
     rank = len(kernel)
     # ATen wants the last axis first
@@ -52,7 +52,7 @@ def sum_windows(
     formula=SUM_OF_ALL,
 )
 def sum_spans(x: Tensor, x_zero_point: int, starts: Sequence[Tensor], ends: Sequence[Tensor], *out: Any) -> Tensor:
-    """Sums over spans of the last axes, each from a start to before an end: differences of running sums."""
+    """Sums over half-open spans of the last axes: differences of cumulative sums."""
     acc: Tensor = centered(x, x_zero_point)
     for axis, (start, end) in enumerate(zip(starts, ends, strict=True)):
         dim = x.dim() - len(starts) + axis

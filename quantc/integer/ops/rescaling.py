@@ -1,4 +1,4 @@
-"""Bringing integers from one grid to another."""
+"""Requantization from one grid to another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUANTIZED = "out = clamp(round((xq − xz) · M) + zo); M = sx / so"
 
 @integer_op(f"requantize(Tensor x, int x_zero_point, {OUT}) -> Tensor", formula=REQUANTIZED)
 def requantize(x: Tensor, x_zero_point: int, *out: Any) -> Tensor:
-    """The same numbers on another grid."""
+    """The same values on another grid."""
     return rescale(centered(x, x_zero_point), *out)
 
 

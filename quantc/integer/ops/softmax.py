@@ -1,4 +1,4 @@
-"""Softmax on integers: a table of powers, a sum, a division."""
+"""Integer softmax: a lookup table of exponentials, a sum, a division."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def softmax(
     qmax: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Powers, by how far elements are below the largest, each divided by their sum.
+    """Exponentials of the distances to the maximum, from a lookup table, each divided by their sum.
 
-    With `shift`, of one place or more, the multiplier is an integer times `2^-shift` and the division one of integers.
+    With `shift`, of one bit or more, the multiplier is an integer times `2^-shift` and the division is an integer one.
     """
     wide = aten.to.dtype(x, torch.int32)
     below = aten.sub.Tensor(aten.amax.default(wide, [dim], True), wide)
@@ -98,8 +98,9 @@ SOFTMAX_OP = OPS["softmax"]
 
 
 def powers_of(x: Grid, length: int | None, multiplier_bits: int) -> Tensor:
-    """`exp(-scale * d)` for every distance that two integers of a grid can have, in int64 with as many places as there
-    is room for: `length` of them are summed, and one is multiplied by an integer of `multiplier_bits`."""
+    """`exp(-scale * d)` for every distance of two integers of a grid, in int64 with as many fractional bits as fit: `length` of them
+    are summed, and one is multiplied by an integer of `multiplier_bits`.
+    """
     summands = math.ceil(math.log2(max(length or UNKNOWN_LENGTH, 1)))
     places = min(EXACT_PLACES, ROOM - summands, ROOM - multiplier_bits)
     info = torch.iinfo(x.dtype)

@@ -1,7 +1,7 @@
-"""Ops on weights that are stored quantized and computed with in float.
+"""Weight-only ops: quantized weights, float computation.
 
-Each is what the Q/DQ form writes with two ops, a dequantize op and an op of the model, with the same bits. As one op it
-can be given to a kernel that never makes the float weight, or makes it once.
+Each is equivalent, bit for bit, to a dequantize op and an op of the model in the Q/DQ form. As one op it can go to a kernel that never
+dequantizes the weight, or does so once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stored_weight(
     shape: Sequence[int] | None = None,
     order: Sequence[int] | None = None,
 ) -> Tensor:
-    """The float32 weight that a stored one stands for."""
+    """The dequantized float32 weight."""
     levels = w if group_size is None else aten.reshape.default(w, [-1, _group(w, scale, group_size)])
     real = _scaled(levels, *(_beside(part, levels, axis, group_size) for part in (scale, zero_point)))
     if group_size is not None:
@@ -75,7 +75,7 @@ def stored_weight_op(
     shape: Sequence[int] | None,
     order: Sequence[int] | None,
 ) -> Tensor:
-    """A weight that is stored quantized, as float32."""
+    """A quantized weight, dequantized to float32."""
     return stored_weight(w, scale, zero_point, axis, group_size, shape, order)
 
 
@@ -95,16 +95,16 @@ def linear_weight_only(
     bias: Tensor | None,
     transposed: bool,
 ) -> Tensor:
-    """A product with a weight that is stored quantized.
+    """Linear or matmul by a quantized weight, computed in float.
 
-    That of a linear layer, or `transposed` the second operand of a matrix product, with the outputs on its last axis.
+    With `transposed` the weight is the second operand of a matmul, with outputs on its last axis.
     """
     real = stored_weight(w, scale, zero_point, axis, group_size, shape, order)
     return product(x, real, bias, transposed)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    """The op that the Q/DQ form has."""
+    """The op of the Q/DQ form."""
     made: Tensor
     if not transposed:
         made = aten.linear.default(x, weight, bias)
@@ -119,7 +119,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) ->
 
 
 def looked_up(table: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a table, in the format it has."""
+    """Rows of a table, in its own dtype."""
     if table.dtype not in BYTES:
         return aten.embedding.default(table, indices)
     rows = aten.embedding.default(aten.view.dtype(table, torch.uint8), indices)
@@ -129,7 +129,7 @@ def looked_up(table: Tensor, indices: Tensor) -> Tensor:
 def real_rows(
     rows: Tensor, scale: Tensor | None, zero_point: Tensor | None, indices: Tensor, axis: int | None, grouped: bool
 ) -> Tensor:
-    """What rows of a table stand for; scales and zero points are those of the whole table."""
+    """Dequantized rows of a table; scales and zero points are those of the whole table."""
     if grouped and scale is not None:
         count = scale.shape[-1]
         split = aten.reshape.default(rows, [*rows.shape[:-1], count, rows.shape[-1] // count])
@@ -154,7 +154,7 @@ def embedding_weight_only(
     group_size: int | None,
     indices: Tensor,
 ) -> Tensor:
-    """Rows of a table that is stored quantized, in any format, as float32."""
+    """Rows of a quantized table, in any format, as float32."""
     return real_rows(looked_up(w, indices), scale, zero_point, indices, axis, group_size is not None)
 
 
@@ -167,7 +167,7 @@ def bags(
     include_last_offset: bool,
     padding: int | None,
 ) -> Tensor:
-    """`embedding_bag` on rows that are looked up already, one for each index; `padding` is an index that is left out."""
+    """`embedding_bag` on rows that are already looked up, one per index; `padding` is an index that is left out."""
     count = len(indices)
     places = torch.arange(count, dtype=indices.dtype, device=indices.device)
     if padding is not None:
@@ -220,7 +220,7 @@ def embedding_bag_weight_only(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Tensor:
-    """Sums, means or maxima of rows of a table that is stored quantized."""
+    """Sums, means or maxima of rows of a quantized table."""
     table = stored_weight(w, scale, zero_point, axis, group_size)
     made: Tensor = aten.embedding_bag.padding_idx(
         table, indices, offsets, False, mode, False, per_sample_weights, include_last_offset, padding_idx

@@ -1,1 +1,1 @@
-"""Whether sums of integers can overflow: bounds from the weights and ranges there are, and what makes it impossible."""
+"""Overflow proofs of integer sums: bounds from weights and ranges, and range reductions that make overflow impossible."""

@@ -1,7 +1,7 @@
-"""What sums of products can come to, whatever the activations are: exact bounds from the integers of the weights.
+"""Exact bounds of sums of products for any activations, from the integers of the weights.
 
-Weights are looked at as `[output channel, input channel, tap]`, whatever the op: `by_channel` brings them there. Every
-product may also be missing from a sum, as it is where a convolution reaches over the edge.
+Weights have the shape `[output channel, input channel, tap]`, whatever the op: `by_channel` reshapes them. Any product may be missing from a
+sum, as at the edge of a convolution.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FEW = 8
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """The smallest and the largest value that sums can have: int64, one element for each output channel."""
+    """Minimum and maximum of sums: int64, one element per output channel."""
 
     low: Tensor
     high: Tensor
@@ -47,7 +47,7 @@ class Reach:
 
     @property
     def bits(self) -> int:
-        """How many bits hold all of them, with the sign."""
+        """Bits that represent all of them, with sign."""
         return max(bits_of(self.lowest), bits_of(self.highest))
 
     @property
@@ -55,19 +55,19 @@ class Reach:
         return self.bits <= 32
 
     def beyond(self, bits: int) -> Tensor:
-        """Which channels can leave the range of so many bits."""
+        """Mask of the channels that can exceed `bits` bits."""
         return torch.logical_or(self.low < -(2 ** (bits - 1)), self.high >= 2 ** (bits - 1))
 
 
 def bits_of(value: int) -> int:
-    """How many bits hold an integer in two's complement."""
+    """Bits of an integer in two's complement."""
     return (value if value >= 0 else ~value).bit_length() + 1
 
 
 def by_channel(w: Tensor, layout: Layout = "rows", groups: int = 1) -> Tensor:
-    """A weight as `[output channel, input channel, tap]`; the input channels are those of one group.
+    """A weight as `[output channel, input channel, tap]`; input channels are per group.
 
-    Its type stays what it is: bytes are looked through many times as fast as wider integers.
+    Its dtype is kept: 8-bit integers are scanned many times as fast as wider ones.
     """
     if layout == "rows":
         return w.reshape(w.shape[0], w.shape[1], math.prod(w.shape[2:]))
@@ -78,21 +78,21 @@ def by_channel(w: Tensor, layout: Layout = "rows", groups: int = 1) -> Tensor:
 
 
 def centered_by_channel(w: Tensor, zero_point: Tensor | None, layout: Layout = "rows", groups: int = 1) -> Tensor:
-    """`wq - wz` as `by_channel` has it; the zero point is one for all, or one for each output channel."""
+    """`wq - wz` in the shape of `by_channel`; the zero point is one for all, or one per output channel."""
     wide = by_channel(w, layout, groups).to(difference_type(w.dtype))
     return wide if zero_point is None else wide - zero_point.to(wide.dtype).reshape(-1, 1, 1)
 
 
 def difference_type(dtype: torch.dtype) -> torch.dtype:
-    """The narrowest integers that hold every difference of two of a type, and its absolute value."""
+    """Narrowest dtype that represents every difference of two integers of a dtype, and its absolute value."""
     return torch.int16 if torch.iinfo(dtype).bits == 8 else torch.int64
 
 
 def sum_reach(weights: Tensor, x_low: int, x_high: int, bias: Tensor | None = None) -> Reach:
-    """What accumulators can hold: `weights` as `by_channel` gives them, less their zero point; activations, less
-    theirs, from `x_low` to `x_high`; the bias in steps of the accumulator.
+    """Bounds of accumulators: `weights` are as from `by_channel`, minus their zero point; activations, minus theirs, range from
+    `x_low` to `x_high`; the bias is in steps of the accumulator.
 
-    The bias may come first or last and the products in any order: no sum on the way leaves the bounds either.
+    The bias may come first or last and the products in any order: no partial sum leaves the bounds either.
     """
     low, high = min(x_low, 0), max(x_high, 0)
     above, below = _sums_by_sign(weights.flatten(1))
@@ -104,7 +104,7 @@ def sum_reach(weights: Tensor, x_low: int, x_high: int, bias: Tensor | None = No
 
 
 def _sums_by_sign(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What the numbers above zero of each row add up to, and those below: exactly, in int64."""
+    """Sums of the positive and of the negative numbers of each row: exact, in int64."""
     wide = rows.to(torch.float32 if _is_exact_in_float32(rows) else torch.int64)
     total = wide.sum(dim=1)
     above = wide.clamp(min=0).sum(dim=1)
@@ -112,7 +112,7 @@ def _sums_by_sign(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_exact_in_float32(rows: Tensor) -> bool:
-    """Whether no sum of a row's numbers, of whichever of them, leaves the integers that float32 has."""
+    """True if every partial sum of a row's numbers is exact in float32."""
     if not rows.numel():
         return True
     farthest = max(abs(int(rows.min())), abs(int(rows.max())))
@@ -120,10 +120,10 @@ def _is_exact_in_float32(rows: Tensor) -> bool:
 
 
 def pair_reach(weights: Tensor, x_low: int, x_high: int) -> Reach:
-    """What the sum of any two products of a channel can be, as neighbours are added before they are accumulated.
+    """Bounds of the sum of any two products of a channel, as instructions add adjacent ones before accumulation.
 
-    Any two count: those that can be neighbours are to be picked before, by `decisive`. Weights and activations are the
-    integers that are multiplied: no zero point is taken off.
+    Any two count: select those that can be adjacent first, with `decisive`. Weights and activations are the integers that are multiplied: no
+    zero point is subtracted.
     """
     wide = weights.flatten(1).to(torch.int64)
     one, other = wide * x_low, wide * x_high
@@ -142,11 +142,10 @@ def _largest_pair(rows: Tensor) -> Tensor:
 
 
 def decisive(weights: Tensor, neighbours: Neighbours = "any") -> Tensor:
-    """The two weights of each channel that make the largest sum, and the two that make the smallest: `pair_reach` is
-    the same of these alone.
+    """The two weights of each channel with the largest sum, and the two with the smallest: `pair_reach` of these alone is the same.
 
-    Of neighbours they are those that no activation below zero is multiplied with; what of a pair has the other sign
-    counts as 0, since its product may be missing.
+    For adjacent pairs they assume non-negative activations; the weight of a pair that has the other sign counts as 0, since its product
+    may be missing.
     """
     if neighbours == "adjacent":
         firsts, seconds = adjacent(weights)
@@ -187,17 +186,16 @@ def _two_largest(rows: Tensor) -> Tensor:
 
 
 def range_reach(count: int, x: tuple[int, int], y: tuple[int, int]) -> Reach:
-    """What a sum of `count` products can come to, of factors of which the ranges alone are known."""
+    """Bounds of a sum of `count` products of factors of which only the ranges are known."""
     corners = [0, *(a * b for a in x for b in y)]
     return Reach(torch.tensor([count * min(corners)]), torch.tensor([count * max(corners)]))
 
 
 def exact_in_float32_parts(weights: Tensor, x_low: int, x_high: int) -> int:
-    """Into how many parts the input channels must go, at least, for sums in float32 to be exact in each; 0 if none do.
+    """Minimum number of parts of the input channels such that float32 sums are exact in each; 0 if there is none.
 
-    In a part max|x| · Σ|w| stays below 2^24 for every output channel, so that no sum on the way is rounded, in
-    whatever order. `weights`, `x_low` and `x_high` are as in `sum_reach`. Which channels are in which part says
-    `parts_of`.
+    In a part max|x| · Σ|w| stays below 2^24 for every output channel, so that no partial sum is rounded, in any order. `weights`, `x_low` and
+    `x_high` are as in `sum_reach`. `parts_of` gives the channels of each part.
     """
     if not weights.numel():
         return 1
@@ -219,7 +217,7 @@ def exact_in_float32_parts(weights: Tensor, x_low: int, x_high: int) -> int:
 
 
 def parts_of(inputs: int, parts: int) -> Iterator[tuple[int, int]]:
-    """First and last-but-one channel of each part: all of the same size, but the last may be smaller."""
+    """Half-open channel range of each part: equal sizes, except that the last may be smaller."""
     size = -(-inputs // max(parts, 1))
     for start in range(0, inputs, max(size, 1)):
         yield start, min(start + size, inputs)

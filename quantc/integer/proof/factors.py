@@ -1,4 +1,4 @@
-"""What the products of a program multiply: read off its Q/DQ form, or off its integer form."""
+"""Factors of a program's convs and matmuls, read from its Q/DQ form or its integer form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SUMMED_ON_LAST_AXIS = ("linear", "matmul", "addmm", "baddbmm")
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A constant factor, as `bounds.by_channel` has it."""
+    """A constant factor, in the shape of `bounds.by_channel`."""
 
     levels: Tensor
     """The integers as they are stored."""
@@ -54,7 +54,7 @@ class Weights:
 
     @staticmethod
     def of(w: Tensor, zero_points: Tensor, by_channel: Callable[[Tensor], Tensor]) -> Weights:
-        """A weight as it is stored, with zero points that go with it."""
+        """A stored weight, with broadcastable zero points."""
         levels = by_channel(w)
         wide = difference_type(w.dtype)
         centered = by_channel(w.to(wide) - zero_points.to(wide)) if bool(zero_points.any()) else levels
@@ -62,13 +62,13 @@ class Weights:
 
     @property
     def multiplied(self) -> Tensor:
-        """The signed bytes that kernels multiply."""
+        """The int8 values that kernels multiply."""
         return self.levels if self.signed else self.levels.to(torch.int64) - SIGN_SHIFT
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """One product: activations with weights, or with other activations."""
+    """One conv or matmul: activations by weights, or by other activations."""
 
     node: fx.Node
     x: Levels
@@ -84,23 +84,23 @@ class Factors:
 
     @property
     def is_bytes(self) -> bool:
-        """Whether both factors are 8-bit integers, so that instructions for bytes can be meant for them."""
+        """True if both factors are 8-bit, so that 8-bit instructions apply."""
         narrow = not isinstance(self.other, Levels) or self.other.is_byte
         return self.x.is_byte and narrow
 
     def accumulators(self) -> Reach | None:
-        """What the accumulators can hold; None where the length of the sums is not known."""
+        """Bounds of the accumulators; None if the number of summands is unknown."""
         if isinstance(self.other, Weights):
             return sum_reach(self.other.centered, *self.x.centered, self.bias)
         return None if self.count is None else range_reach(self.count, self.x.centered, self.other.centered)
 
     def pairs(self, sums: PairSums, qmax: int | None = None) -> Reach:
-        """What two products that are added first can come to; with a smaller largest activation if one is given."""
+        """Bounds of pair sums; `qmax` substitutes a smaller largest activation."""
         low, high = sums.multiplied(self.x.qmin, self.x.qmax if qmax is None else qmax, self.x.signed)
         return pair_reach(self.decisive(sums), low, high)
 
     def decisive(self, sums: PairSums) -> Tensor:
-        """The signed bytes that make the largest and the smallest sums of two products, by output channel: int64."""
+        """Int8 values of the largest and smallest pair sums, by output channel: int64."""
         found = self._decisive.get(sums.neighbours)
         if found is None:
             found = self._decisive[sums.neighbours] = self._find_decisive(sums)
@@ -119,7 +119,7 @@ class Factors:
 
 
 def factors(program: Program) -> Iterator[Factors]:
-    """The products of a converted program whose factors are both integers, in the order of the program."""
+    """Convs and matmuls of a converted program with two integer factors, in program order."""
     sizes = example_sizes(program)
     for _, graph in program.graphs():
         for node in graph.nodes:
@@ -129,14 +129,14 @@ def factors(program: Program) -> Iterator[Factors]:
 
 
 def layout_of(op: str) -> Layout:
-    """Where the second operand of an op has its output channels."""
+    """Position of the output channels in an op's second operand."""
     if op.startswith("conv_transpose"):
         return "transposed"
     return "rows" if op.startswith(("conv", "linear")) else "columns"
 
 
 def weight_by_channel(node: fx.Node, weight: Tensor) -> Tensor:
-    """The constant second operand of a product as `bounds.by_channel` has it."""
+    """The constant second operand of a conv or matmul, in the shape of `bounds.by_channel`."""
     layout = layout_of(op_name(node))
     groups = argument(node, "groups") if layout == "transposed" else 1
     return _by_channel(weight, layout, groups)
@@ -305,7 +305,7 @@ def _by_channel(w: Tensor, layout: Layout, groups: int) -> Tensor:
 
 
 def _summed(x: fx.Node, sizes: Sizes) -> int | None:
-    """How many products each sum of a matrix product has."""
+    """Number of summands of a matmul."""
     kind = tensor_type(x)
     if kind is None:
         return None

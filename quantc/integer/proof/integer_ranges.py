@@ -1,4 +1,4 @@
-"""Which integers a quantized tensor can hold."""
+"""Integer ranges of quantized tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLES = {"lookup": "table", "steps": "levels"}
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The integers of activations, from `qmin` to `qmax`."""
+    """Integers of activations, from `qmin` to `qmax`."""
 
     qmin: int
     qmax: int
@@ -43,14 +43,14 @@ class Levels:
 
     @property
     def centered(self) -> tuple[int, int]:
-        """The range less the zero point; less any that it could be, if that is not known."""
+        """The range minus the zero point; minus any possible one, if it is unknown."""
         if self.zero_point is None:
             return self.qmin - self.qmax, self.qmax - self.qmin
         return self.qmin - self.zero_point, self.qmax - self.zero_point
 
 
 def levels_before(dequantize: fx.Node) -> Levels:
-    """The integers that a dequantize op reads."""
+    """Integers that a dequantize op reads."""
     qmin, qmax = (argument(dequantize, f"quant_{end}") for end in ("min", "max"))
     dtype = argument(dequantize, "dtype")
     if not isinstance(qmin, int) or not isinstance(qmax, int):
@@ -64,7 +64,7 @@ def levels_before(dequantize: fx.Node) -> Levels:
 
 
 def levels_of(program: Program, node: fx.Node, zero_point: Any) -> Levels:
-    """The integers that a tensor of the integer form holds."""
+    """Integers that a tensor of the integer form holds."""
     dtype = dtype_of(node)
     if dtype is None:
         raise ValueError(f"{node.name} is no tensor")

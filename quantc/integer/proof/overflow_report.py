@@ -1,6 +1,6 @@
-"""Whether the sums of a converted program can overflow: proven from its weights and ranges, for any input.
+"""Overflow report of a converted program: proven from its weights and ranges, for any input.
 
-Nothing is remembered: the bounds are found anew from the program each time.
+Nothing is cached: the bounds are computed from the program each time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_ROWS = 40
 
 
 class Safety(StrEnum):
-    """What can become of a product's sums."""
+    """Verdict on the sums of a conv or matmul."""
 
     SAFE = "safe"
     SATURATES = "can saturate"
@@ -45,7 +45,7 @@ class Safety(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairBound:
-    """What two products that are added first can come to, on one instruction set."""
+    """Bounds of pair sums on one instruction set."""
 
     instruction_set: str
     low: int
@@ -67,7 +67,7 @@ class PairBound:
 
 @dataclass(frozen=True, slots=True)
 class SumRow:
-    """One product and the bounds of its sums."""
+    """One conv or matmul and the bounds of its sums."""
 
     node: str
     """Its name; `branch/name` in a nested graph."""
@@ -86,18 +86,18 @@ class SumRow:
 
     @property
     def saturates_on(self) -> tuple[str, ...]:
-        """The instruction sets on which its pairs can leave 16 bits."""
+        """Instruction sets on which its pair sums can exceed 16 bits."""
         return tuple(pair.instruction_set for pair in self.pairs if not pair.is_safe)
 
     @property
     def pair(self) -> PairBound | None:
-        """The bound on the instruction set of its backend; on the first that adds pairs, if that is not known."""
+        """Bound on its backend's instruction set; if that is unknown, on the first that adds pairs."""
         asked = [pair for pair in self.pairs if self.instruction_set in ("", pair.instruction_set)]
         return next(iter(asked), None)
 
     @property
     def safety(self) -> Safety:
-        """The verdict for the instruction set of its backend; for all there are, if that is not known."""
+        """Verdict for its backend's instruction set; if that is unknown, for all."""
         if self.bits is not None and self.bits > 32:
             return Safety.OVERFLOWS
         if self.instruction_set in self.saturates_on or (not self.instruction_set and self.saturates_on):
@@ -106,7 +106,7 @@ class SumRow:
 
     @property
     def advice(self) -> str:
-        """The least that makes it safe; empty if it is."""
+        """Smallest change that makes it safe; empty if it is."""
         pair = self.pair
         if self.safety is not Safety.SATURATES or pair is None:
             return ""
@@ -131,14 +131,14 @@ class SumRow:
 
 @dataclass(frozen=True, slots=True)
 class Accumulators:
-    """The bounds of every product of a program. Prints as a table; `to_json()` is for machines."""
+    """Bounds of every conv and matmul of a program. Prints as a table; `to_json()` for machine reading."""
 
     program: str
     rows: tuple[SumRow, ...]
 
     @property
     def unsafe(self) -> tuple[SumRow, ...]:
-        """The products that are not proven safe on the instruction set of their backend, the worst first."""
+        """Rows not proven safe on their backend's instruction set, worst first."""
         found = [row for row in self.rows if row.safety is not Safety.SAFE]
         return tuple(sorted(found, key=lambda row: -_excess(row)))
 
@@ -148,11 +148,11 @@ class Accumulators:
 
     @property
     def bits(self) -> int:
-        """How many bits hold every accumulator whose bounds are known."""
+        """Bits of the widest accumulator with known bounds."""
         return max((row.bits or 0 for row in self.rows), default=0)
 
     def row(self, node: str) -> SumRow | None:
-        """The row of a node, if it has one."""
+        """Row of a node; None if it has none."""
         return next((row for row in self.rows if row.node == node), None)
 
     @property
@@ -169,7 +169,7 @@ class Accumulators:
         return "; ".join(parts)
 
     def table(self, rows: Sequence[SumRow]) -> list[str]:
-        """Rows as lines of text, the first of them."""
+        """Rows as lines of text, up to a maximum."""
         from quantc.support.terminal import plain_rows
 
         heads = ("node", "op", "module", "accumulator", "bits", "16-bit pairs", "verdict", "the least that helps")
@@ -193,7 +193,7 @@ class Accumulators:
 
 
 def why_not_provable(program: Program) -> str | None:
-    """Why nothing can be said about a program's sums; None if something can."""
+    """Reason why a program's sums cannot be analysed; None if they can."""
     if program.stage < Stage.FOLDED:
         return f"{program.name} has no integer weights yet"
     if any(_is_primitive_product(node) for node in program.nodes()):
@@ -211,7 +211,7 @@ def _is_primitive_product(node: fx.Node) -> bool:
 
 
 def accumulators(program: Program) -> Accumulators:
-    """Bounds for the sums of every product of a program that was converted."""
+    """Bounds of the sums of every conv and matmul of a converted program."""
     why = why_not_provable(program)
     if why is not None:
         raise PipelineError(
@@ -266,7 +266,7 @@ def _pair_bound(found: Factors, name: str, sums: PairSums) -> PairBound:
 
 
 def _excess(row: SumRow) -> float:
-    """How far beyond its bits a row can go."""
+    """Overshoot of a row relative to its bits."""
     pair = row.pair
     return max(pair.high / 2**15, -pair.low / 2**15) if pair is not None else (row.bits or 0) / 32
 

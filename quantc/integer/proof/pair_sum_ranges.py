@@ -1,4 +1,4 @@
-"""How much narrower the ranges of a product must be for its pair sums to fit."""
+"""Range reductions that make the pair sums of a conv or matmul fit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ PLACES = 1e4
 
 
 def largest_activation(found: Factors, sums: PairSums) -> int | None:
-    """The largest quantized activation with which no pair can leave its bits; None if a grid so small would not hold
-    zero and a number above it."""
+    """Largest quantized activation for which no pair sum overflows; None if such a grid would not hold zero and a value above it."""
     smallest, largest = max(found.x.qmin, 0), found.x.qmax
     multiplied_low, multiplied_high = sums.multiplied(found.x.qmin, largest, found.x.signed)
     if multiplied_low >= 0:  # then sums grow with the largest activation, and one division tells
@@ -34,11 +33,10 @@ def largest_activation(found: Factors, sums: PairSums) -> int | None:
 
 
 def weight_factors(found: Factors, sums: PairSums) -> tuple[float, ...]:
-    """By how much the weight scale of each output channel must grow; 1 where nothing can overflow, none if there are no
-    weights.
+    """Factor by which the weight scale of each output channel must grow; 1 where nothing can overflow, empty if there are no weights.
 
-    With it the pairs fit whatever the weights were before they were rounded, unless they were clipped. `convert`,
-    which has them, finds the least factor that will do.
+    With it the pairs fit whatever the weights were before rounding, unless they were clipped. `convert`, which has them, finds the smallest
+    sufficient factor.
     """
     if not isinstance(found.other, Weights):
         return ()

@@ -1,10 +1,9 @@
-"""Which two products of a channel an instruction adds in 16 bits, before they reach the accumulator.
+"""Pairing of products: which two products of a channel an instruction adds in 16 bits before accumulation.
 
-`vpmaddubsw` multiplies bytes that lie side by side, and adds the two products. Kernels lay weights out so that
-neighbouring input channels of one tap lie so, from an even one on. Kernels that lay all of a channel's weights in one
-row, tap by tap, come to the same where there is an even number of input channels; where it is odd, pairs reach from one
-tap into the next. A depthwise convolution has one input channel: there taps are paired. tests/integer/proof/test_pair_sums.py finds
-out, from each kernel, which pairs saturate.
+`vpmaddubsw` multiplies adjacent bytes and adds the two products. Kernels lay out weights so that adjacent input channels of one tap are
+paired, starting at an even one. Kernels that lay out all of a channel's weights in one row, tap by tap, pair the same with an even number of
+input channels; with an odd number, pairs cross from one tap into the next. A depthwise convolution has one input channel: there taps are paired.
+tests/integer/proof/test_pair_sums.py determines, from each kernel, which pairs saturate.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from torch import Tensor
 
 
 def adjacent(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of all pairs that may be added, the first ones and the second ones: `[output channel, pair]`.
+    """First and second weights of all pairs that may be added: `[output channel, pair]`.
 
-    `weights` are as `bounds.by_channel` has them: `[output channel, input channel, tap]`.
+    `weights` have the shape of `bounds.by_channel`: `[output channel, input channel, tap]`.
     """
     outputs, inputs, taps = weights.shape
     even = weights[:, : inputs // 2 * 2].reshape(outputs, inputs // 2, 2, taps)

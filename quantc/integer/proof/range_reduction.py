@@ -1,4 +1,4 @@
-"""Ranges made narrower where sums of two products could overflow: by as little as will do, and nowhere else."""
+"""Range reduction where sums of two products could overflow: as little as possible, and nowhere else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ need it, or the activations that meet them; "auto" is weights, and activations w
 
 @dataclass(frozen=True, eq=False)
 class Narrow:
-    """A product that adds pairs, as the plan has it: whose operands are in which groups."""
+    """A conv or matmul that adds pairs, with the sharing groups of its operands in the plan."""
 
     node: fx.Node
     instructions: InstructionSet
@@ -45,7 +45,7 @@ class Narrow:
 
 @dataclass
 class Reduction:
-    """What becomes narrower. `found` are the qparams so far; those of weights are replaced there."""
+    """A range reduction. `found` are the qparams so far; those of weights are replaced there."""
 
     program: Program
     places: Places
@@ -58,7 +58,7 @@ class Reduction:
         self._groups = {site: group for group in self.program.plan.groups for site in group.places}
 
     def run(self, what: RangeReduction) -> None:
-        """Make room wherever pairs of products could leave their bits."""
+        """Reduce ranges wherever pair sums could overflow."""
         for product in self._products() if what != "no" else ():
             if what != "activations" and self._why_not_coarser(product) is None:
                 self._narrow_weights(product)
@@ -108,7 +108,7 @@ class Reduction:
         return Factors(product.node, self._levels(product.x), Weights(view, view, levels.dtype.is_signed))
 
     def _is_unsafe(self, product: Narrow) -> bool:
-        """Whether two products can leave their bits."""
+        """True if pair sums can overflow."""
         sums, found = _sums(product), self._factors(product)
         return found.is_bytes and bool(found.pairs(sums).beyond(sums.bits).any())
 
@@ -184,7 +184,7 @@ class Reduction:
 
 
 def group_of_factor(places: Places, groups: dict[Site, Group], node: fx.Node, name: str) -> Group | None:
-    """The group of an operand by its name: its own, or that of the tensor it reads."""
+    """Sharing group of an operand by name: its own, or that of the tensor it reads."""
     index = position(cast(OpOverload, node.target), name)
     before = sum(isinstance(given, fx.Node) for given in node.args[:index])
     return groups.get(places.use(node, before)) or groups.get(places.out(argument(node, name)))
@@ -198,7 +198,7 @@ def _sums(product: Narrow) -> PairSums:
 
 
 def _by_output(product: Narrow, spec: QuantSpec) -> bool:
-    """Whether the weight's scales go with its output channels."""
+    """True if the weight's scales are by output channel."""
     if isinstance(spec.granularity, PerTensor):
         return True
     if not isinstance(spec.granularity, PerChannel) or product.weight is None:

@@ -1,4 +1,4 @@
-"""The smallest weight scales with which sums of two products fit the bits they are added in."""
+"""Smallest weight scales for which sums of two products fit their bits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PAIRS = 4
 
 @dataclass(frozen=True, eq=False)
 class PairFit:
-    """The weights of one product, which are to be quantized so that no pair can leave its bits.
+    """Weights of one conv or matmul, to be quantized so that no pair sum overflows.
 
-    `weights` are floats as `bounds.by_channel` has them. With one scale for each channel these lie on one axis of the
-    weight; where that comes again for each group or batch, so do the scales.
+    `weights` are floats in the shape of `bounds.by_channel`. Per-channel scales are along one axis of the weight; where channels repeat for each
+    group or batch, so do the scales.
     """
 
     weights: Tensor
@@ -55,10 +55,9 @@ class PairFit:
         return self.spec.but(granularity=PerTensor())
 
     def least(self, scale: Tensor) -> Tensor:
-        """The smallest float32 scales, none below those given, with which all channels fit.
+        """Smallest float32 scales, not below the given ones, for which all channels fit.
 
-        A larger scale never makes an integer larger, so halving finds it; positive floats are in the order of their
-        bits.
+        A larger scale never makes an integer larger, so bisection finds it; positive floats are ordered like their bits.
         """
         if self.sums.neighbours == "any":
             return self._least(decisive(self.weights), scale, "any")  # rounding keeps the order, so they decide
