@@ -1,8 +1,8 @@
 """ExecuTorch's XNNPACK delegate. Activations int8 affine per tensor, weights int8 symmetric -127..127 per channel.
 
-Only what the delegate takes in quantized form is here; it wants every operand and every result quantized, weights and
-biases constant, and scales of at least 2^-12. With run-time scales it takes linear layers and convolutions of images,
-but none that is depthwise.
+The table lists only ops that the delegate takes in quantized form; it needs every operand and result quantized, weights
+and biases constant, and scales of at least 2^-12. With dynamic quantization it takes linear layers and convolutions of
+images, except depthwise ones.
 """
 
 from __future__ import annotations

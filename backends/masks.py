@@ -1,8 +1,8 @@
-"""Masks, and how rules keep away from them.
+"""Mask detection: keeps rules from quantizing attention masks.
 
-A mask takes positions out of a softmax by adding, or filling in, a number that is far away: -1e4, the smallest float,
-minus infinity. A range that held it would leave nothing for the scores themselves, so no rule quantizes a tensor that
-may hold one. The tensors around it are quantized as ever.
+A mask removes positions from a softmax by adding, or filling in, a far number: -1e4, the lowest float, minus infinity.
+A range that includes it would leave no resolution for the scores themselves, so no rule quantizes a tensor that may
+hold one. The tensors around it are quantized as usual.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default"})
 
 @predicate(NO_MASK)
 def why_not_without_mask(match: Match) -> str | None:
-    """No operand may hold a mask, nor be added to what may be one."""
+    """No operand may hold a mask, nor be added to a possible one."""
     for name, bound in match.bindings.items():
         if _is_far(bound):
             return f"{name} is {bound!r}, which is as far away as a mask"
@@ -67,7 +67,7 @@ def why_not_without_mask(match: Match) -> str | None:
 
 
 def why_masked(program: Program, value: fx.Node) -> str | None:
-    """Why a tensor may hold a mask: where the far number comes in."""
+    """Reason why a tensor may hold a mask: the node where the far number enters."""
     for step in _back(value):
         number = _far_number(program, step.node)
         if number is not None:
@@ -94,7 +94,7 @@ def _operands(match: Match) -> Iterator[fx.Node]:
 
 
 def _added(match: Match) -> list[fx.Node]:
-    """What products before a softmax add: anywhere else it is a bias, which may be of any size."""
+    """Addends of matmuls before a softmax: anywhere else an addend is a bias, which may have any magnitude."""
     products = [node for node in match.nodes if target_name(node.target) in ADDED]
     if not products or _softmax_after(match.root) is None:
         return []
@@ -167,7 +167,7 @@ def _is_far(value: Any) -> bool:
 
 
 def _why_not_before_softmax(match: Match, operands: list[fx.Node]) -> str | None:
-    """What a caller adds to the scores of a softmax is a mask, though nobody knows its numbers yet."""
+    """An addend to softmax scores that comes from the caller is a mask, though its values are unknown."""
     is_softmax = _is_softmax(match.root.target)
     if not is_softmax and not any(_adds(node.target) for node in match.nodes):
         return None

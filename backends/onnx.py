@@ -1,10 +1,10 @@
 """ONNX Q/DQ for ONNX Runtime, OpenVINO and TensorRT. Activations uint8 affine per tensor, weights int8 symmetric per
 channel; for TensorRT both are int8 and symmetric.
 
-Runtimes look for an op between DequantizeLinear and QuantizeLinear. Convolutions have kernels on integers only if what
-they yield is quantized, so it always is, and so are sums of such. Products of matrices yield float as well: what follows
-them in transformers (norms, softmax, residual sums) costs more in integers than it saves, and rounds for nothing.
-Transposed convolutions are not here: no runtime on processors has them on integers.
+Runtimes match an op between DequantizeLinear and QuantizeLinear. Convolutions have integer kernels only if their result
+is quantized, so it always is, and so are sums of such. Matmuls may yield float: the ops that follow them in
+transformers (norms, softmax, residual sums) cost more in integers than they save, and would round for nothing.
+Transposed convolutions are not listed: no CPU runtime has integer kernels for them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ACTIVATIONS = ("relu", "clamp", "hardswish", "silu", "leaky_relu")
 
 @predicate("of-convolutions")
 def why_not_of_convolutions(match: Match) -> str | None:
-    """One side of a sum is what a convolution yields, an activation aside: it is an image, and comes quantized."""
+    """One side of a sum is the result of a convolution, an activation aside: it is an image, and quantized."""
     for name in ("x", "y"):
         source = match.node(name)
         while is_op(source, *ACTIVATIONS):

@@ -1,4 +1,4 @@
-"""What the tables of several backends are made of: patterns, roles, conditions, and the rules that hand tensors on."""
+"""Shared parts of backend tables: patterns, roles, conditions, and rules that propagate quantization."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ MODES: Mapping[str, QuantSpec] = {
 
 
 def taken_apart(products: Offer = Offer.YES) -> tuple[Pass, ...]:
-    """What comes before annotating where there are rules for products of two activations, by when these are taken."""
+    """Passes before annotation for backends with rules for matmuls of two activations; `products` says when these are quantized."""
     return DecomposeAttention(products=products), DecomposeEinsum(), FoldConstants()
 
 
 def known_ranges(spec: QuantSpec) -> dict[str, Fixed]:
-    """The roles of results whose range is known beforehand: `unit` is 0..1, `signed-unit` -1..1."""
+    """Roles of results with a fixed range: `unit` is 0..1, `signed-unit` -1..1."""
     return {
         "unit": Fixed(1 / 256, spec.qmin, spec),
         "signed-unit": Fixed(1 / 128, spec.qmin + 128, spec),
@@ -117,7 +117,7 @@ average = op(*aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
 
 
 def with_number(pattern: OpPattern) -> OpPattern:
-    """A binary op on a tensor and a number."""
+    """A binary op of a tensor and a number."""
     return pattern("x", number("c"))
 
 
@@ -151,7 +151,7 @@ early layers most."""
 def rule(
     name: str, pattern: Pattern, roles: Mapping[str, str], *, when: Sequence[str] = (), static: Offer = Offer.YES
 ) -> Rule:
-    """A rule of the Q/DQ form that keeps away from masks; of the integer form too, unless NOT_INTEGER says why not."""
+    """A rule of the Q/DQ form that excludes masks; of the integer form too, unless NOT_INTEGER gives a reason."""
     supports = {"qdq"} if name in NOT_INTEGER else {"qdq", "integer"}
     dynamic = DYNAMIC.get(name, Offer.NO)
     when = (*when, masks.NO_MASK)
@@ -159,7 +159,7 @@ def rule(
 
 
 def product(out: str, weight: str = "weight") -> dict[str, str]:
-    """The roles of an op with a weight. The bias stays float: it is added to exact sums."""
+    """Roles of an op with a weight. The bias stays float: it is added to exact sums."""
     return {"x": "act", "w": weight, "out": out}
 
 
@@ -209,7 +209,7 @@ LOOKUPS: tuple[Rule, ...] = (
 
 @predicate("same-shape")
 def why_not_same_shape(match: Match) -> str | None:
-    """The two sides of a sum that is fused into a product have one shape: nothing is broadcast."""
+    """Both sides of an add that is fused as an epilogue have one shape: nothing is broadcast."""
     result, other = tensor_type(match.root), tensor_type(match["y"])
     if result is None or other is None:
         return "the shapes are unknown; capture with example inputs"
@@ -218,7 +218,7 @@ def why_not_same_shape(match: Match) -> str | None:
 
 @predicate("stride-within-kernel")
 def why_not_stride_within_kernel(match: Match) -> str | None:
-    """A pool may not leave gaps."""
+    """A pool may not leave gaps between windows."""
     kernel, stride = argument(match.root, "kernel_size"), argument(match.root, "stride")
     wide = [step for step, size in zip(stride or kernel, kernel, strict=False) if step > size]
     return f"{match.root.name} has stride {stride}, more than its kernel {kernel}" if wide else None
@@ -235,5 +235,5 @@ def why_not_several_channels(match: Match) -> str | None:
 
 @predicate("several-inputs")
 def why_not_several_inputs(match: Match) -> str | None:
-    """At least two different tensors are joined."""
+    """At least two different tensors are concatenated."""
     return None if len(set(match["xs"])) > 1 else f"{match.root.name} joins a single tensor"

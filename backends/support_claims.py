@@ -1,8 +1,7 @@
-"""Which rules claim to run on the kernels of their backend's target, or in its delegate, and why the others do not.
+"""Support claims: rules that run on their backend target's kernels, or in its delegate, and reasons for those that do not.
 
-A claim covers all that the backend's modes ask of a rule: scales from calibration, scales that are found as the program
-runs, and weights alone. `quantc.testing.kernel_checks` and `delegate_checks` hold the tables to it, in both
-directions.
+A claim covers everything that the backend's modes ask of a rule: static, dynamic and weight-only quantization.
+`quantc.testing.kernel_checks` and `delegate_checks` verify the tables, in both directions.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ WITHOUT_DELEGATE: Mapping[str, str] = {
 
 
 def in_delegate(table: RuleTable) -> RuleTable:
-    """ExecuTorch's table, every rule of which claims the delegate, but for those with a reason."""
+    """ExecuTorch's table; every rule claims the delegate, except those with a reason not to."""
     return replace(
         table, rules=tuple(rule if rule.name in WITHOUT_DELEGATE else _claiming(rule, "delegate") for rule in table)
     )
 
 
 def on_kernels(table: RuleTable) -> RuleTable:
-    """The table of a backend, every rule of which claims the kernels of its target, but for those with a reason."""
+    """A backend's table; every rule claims its target's kernels, except those with a reason not to."""
     reasons = WITHOUT_KERNEL[table.name]
     return replace(table, rules=tuple(rule if rule.name in reasons else _claiming(rule, "kernel") for rule in table))
 

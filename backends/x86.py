@@ -1,9 +1,10 @@
 """x86: fbgemm and onednn kernels. Activations uint8 affine per tensor, weights int8 symmetric per channel.
 
-Products read quantized tensors and yield float; the next product quantizes what it reads. So residual sums, norms and
-softmax work in float. Products of two activations do so too, unless a config names them: there is no kernel for batches
-of matrices of bytes, and both factors would be rounded for nothing. What only moves values between two products does so on uint8 if that is what all who read it
-want; sums, products and averages of elements compute on what comes quantized, but round nothing for their own sake.
+Convs and matmuls read quantized tensors and yield float; the next one quantizes its input. So residual sums, norms and
+softmax compute in float. Matmuls of two activations do so too, unless a config names them: there is no kernel for
+batched 8-bit matmul, and both factors would be rounded for nothing. Value-preserving ops between two convs or matmuls
+run on uint8 if all their users want that; elementwise sums, products and averages compute on operands that are already
+quantized, but add no rounding of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decide what is quantized, and how."""
+"""Quantization decisions: which tensors are quantized, and how."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _name(quantizer: Quantizer) -> str:
 
 
 class Annotate(Pass):
-    """Let a quantizer decide which ops are quantized, and in what form each tensor comes.
+    """Let a quantizer decide which ops are quantized, and the form of each tensor.
 
-    The decisions are kept beside the graph, in `program.plan`: no node is changed. The quantizer is a backend by name,
-    a `Backend`, or any object with the members of `Quantizer`; in pipeline text it goes by its name. What the config
-    asks for and the backend cannot run is an error, and so is a program of which nothing would be quantized.
+    The decisions are stored in `program.plan`: no node is changed. The quantizer is a backend by name, a `Backend`, or
+    any object with the members of `Quantizer`; in pipeline text it is written by name. A config request that the
+    backend cannot run is an error, and so is a program of which nothing would be quantized.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -1,4 +1,4 @@
-"""Bring every spelling to one."""
+"""Canonical form: one spelling per op."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CHECKS = frozenset({aten._assert_tensor_metadata.default})
 
 
 class Canonicalize(Pass):
-    """Spell every op in the one way that patterns know.
+    """Rewrite every op to the canonical form that patterns match.
 
-    Overloads, in-place and copying variants, and older names of an op become one canonical ATen op with its
-    arguments in schema order and its defaults left out. `addmm` and `mm` on a transposed constant become `linear`,
-    `mm` and `bmm` become `matmul`, `hardtanh`, `relu6` and `clip` become `clamp`, `view` becomes `reshape`, and so on.
+    Overloads, in-place and copying variants, and older names of an op become one canonical ATen op with arguments in
+    schema order and defaults omitted. `addmm` and `mm` on a transposed constant become `linear`, `mm` and `bmm` become
+    `matmul`, `hardtanh`, `relu6` and `clip` become `clamp`, `view` becomes `reshape`, and so on.
 
-    Writes in place become functional where nothing else can see the difference; the others stay, and
-    `program.opaque()` lists them. Copies, no-op casts, aliases and dead code go. `dropout` and `batch_norm` stay as
-    they are, with their mode. Constants come first, in order of use, one node for each tensor, tied ones included.
+    In-place writes become functional where the difference is not observable; the others stay, and `program.opaque()`
+    lists them. Copies, no-op casts, aliases and dead code are removed. `dropout` and `batch_norm` stay as they are,
+    with their mode. Constants come first, in order of use, one node per tensor, tied ones included.
 
-    In a program that is not in training mode `detach` and `no_grad` regions go as well: they matter only to
+    In a program that is not in training mode `detach` and `no_grad` regions are removed as well: they matter only to
     gradients, so the program is inference-only from then on if there were any.
     """
 
@@ -104,7 +104,7 @@ class _Writes:
         self.substitution = Substitution(program)
 
     def run(self) -> bool:
-        """Whether anything changed."""
+        """True if anything changed."""
         before = self.done.total()
         for node in list(self.aliasing.order):
             self.substitution.arrive(node)
@@ -171,7 +171,7 @@ class _Rewriter:
         self._drop_identity(current)
 
     def _must_copy(self, node: fx.Node) -> bool:
-        """Whether a node copies parts of a tensor, in a graph where a write might tell copies from views."""
+        """True if a node copies parts of a tensor, in a graph where a write might distinguish copies from views."""
         return node.target in COPIED_PARTS and self.aliasing.has_writes
 
     def _stand_in(self, old: fx.Node, new: fx.Node) -> None:

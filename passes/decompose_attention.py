@@ -1,4 +1,4 @@
-"""Take attention apart into the products a backend can quantize."""
+"""Decomposition of attention into matmuls that a backend can quantize."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ NOT_NAMED = f'they are quantized only where the config names them, as in config.
 
 
 class DecomposeAttention(Pass):
-    """Write `scaled_dot_product_attention` as matmul, scale, mask, softmax, matmul.
+    """Decompose `scaled_dot_product_attention` into matmul, scale, mask, softmax, matmul.
 
-    Causal attention, masks of bool or float, `scale=` and grouped heads (`enable_gqa=True`) are all kept, and so are
-    dynamic shapes. A row that is masked out as a whole gives zeros, as it did before. Attention with dropout that is
-    switched on, in another dtype than float32, or whose types are unknown is left whole, and the log says so.
+    Causal attention, bool and float masks, `scale=` and grouped heads (`enable_gqa=True`) are preserved, and so are
+    dynamic shapes. A fully masked row yields zeros, as before. Attention with active dropout, in a dtype other than
+    float32, or with unknown types is left whole, and the log says so.
 
-    Where its products stay float, attention stays whole: torch has a kernel for that. They do where the config says so, as
-    in the modes "dynamic" and "weight-only", and where the backend quantizes them only if a config names them, as in
+    Where its matmuls stay float, attention stays whole: torch has a fused kernel for it. They do if the config says so,
+    as in the modes "dynamic" and "weight-only", and if the backend quantizes them only when a config names them, as in
     `set_op("matmul", spec)`.
 
-    Dropout that is switched off cannot be switched on again afterwards, so a program that had it is inference-only; unless
-    it is kept, as for training.
+    Inactive dropout cannot be switched on again afterwards, so a program that had it is inference-only; unless it is
+    kept, as for training.
     """
 
     name: ClassVar[str] = "decompose-attention"
@@ -57,15 +57,15 @@ class DecomposeAttention(Pass):
     """Whether dropout that follows the mode, and is switched off, becomes an op of its own."""
 
     def for_config(self, config: QuantConfig) -> DecomposeAttention:
-        """The pass, with what a config says about attention; itself where that is nothing."""
+        """The pass with a config's rules for attention; the same object if there are none."""
         says_so = any(rule.timing is not Timing.STATIC for rule in config.rules)
         depends = self.products is not Offer.YES and bool(config.rules)
         return self.model_copy(update={"config": config}) if says_so or depends else self
 
     def left_whole(self, program: Program) -> dict[fx.Node, str]:
-        """The attentions of whose products nothing will be quantized, and why.
+        """Attentions none of whose matmuls will be quantized, and why.
 
-        A rule that names ops or nodes may mean those that attention is made of, which are not there yet.
+        A rule that names ops or nodes may refer to the decomposed ops, which do not exist yet.
         """
         found = [node for node in program.nodes() if is_op(node, "sdpa")]
         known = _Known(program) if found else None
@@ -96,7 +96,7 @@ class DecomposeAttention(Pass):
         return Outcome(count > 0, (*((f"took {count} apart",) if count else ()), *left))
 
     def _dropout(self, program: Program, node: fx.Node) -> float:
-        """What is dropped in training and is to be kept."""
+        """Dropout probability in training that is to be kept."""
         mode = program.modes.get(node)
         if mode is None or self.dropout == "keep":
             return 0.0 if mode is None else float(mode.train)
@@ -105,7 +105,7 @@ class DecomposeAttention(Pass):
 
 
 class _Known:
-    """What a program has names for so far."""
+    """Names that exist in a program so far."""
 
     def __init__(self, program: Program) -> None:
         self.ops = {op_name(node) for node in program.nodes()}
@@ -116,7 +116,7 @@ class _Known:
             self.names.update(ancestors(path))
 
     def lacks(self, select: AnySelector) -> bool:
-        """Whether a selector names what there is only once attention is taken apart, or its products themselves."""
+        """True if a selector names something that exists only after decomposition, or the matmuls themselves."""
         match select:
             case ByOp():
                 return select.op == PRODUCT or select.op not in self.ops

@@ -1,4 +1,4 @@
-"""Write einsum as the matrix product it is."""
+"""Decomposition of einsum into matmul."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Label = str
 class DecomposeEinsum(Pass):
     """Write an einsum of two tensors that sums over something as a (batched) matmul.
 
-    The axes are brought into order, axes that belong together are made one, and the result is put back into the order
-    the equation asks for; where nothing has to be moved, nothing is written but the matmul. `...` and dynamic shapes
-    are kept. What is no matrix product stays as it is, and the log says why: a single operand or more than two, a
-    diagonal (`ii`), an index that one operand alone sums over, an index that is broadcast, no sum at all.
+    Axes are permuted, axes with the same role are flattened into one, and the result is permuted to the equation's
+    order; where nothing has to be moved, only the matmul is written. `...` and dynamic shapes are preserved. An einsum
+    that is not a matmul stays as it is, and the log says why: a single operand or more than two, a diagonal (`ii`), an
+    index that one operand alone sums over, an index that is broadcast, no sum at all.
     """
 
     name: ClassVar[str] = "decompose-einsum"
@@ -50,7 +50,7 @@ class DecomposeEinsum(Pass):
 
 @dataclass(frozen=True)
 class Contraction:
-    """An einsum of two tensors, its labels sorted by what becomes of them."""
+    """An einsum of two tensors, with labels sorted by role."""
 
     x: fx.Node
     y: fx.Node
@@ -111,7 +111,7 @@ class Contraction:
 
 
 def _read(node: fx.Node) -> Contraction | str:
-    """What a call of einsum contracts, or why it is no matrix product."""
+    """Contraction of an einsum, or the reason why it is not a matmul."""
     operands = argument(node, "operands")
     if len(operands) != 2:
         return f"it has {len(operands)} operands, not two"

@@ -1,4 +1,4 @@
-"""ATen primitives in place of the fused integer ops."""
+"""Decomposition of fused integer ops into ATen primitives."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from quantc.rewrite.replacements import Substitution
 
 
 class DecomposeInteger(Pass):
-    """Write every integer op out in ATen primitives, with the same bits.
+    """Decompose every integer op into ATen primitives, with the same bits.
 
-    What is written is the reference that defines the op: casts, shifts, sums, and `out_dtype` for matrix products and
-    convolutions, which says in which type they add up. Bringing a sum to the grid of its result is a multiplication in
-    float64 and a rounding (or, with a fixed multiplier, a product of 64-bit integers and a shift). No op of `quantc`
-    is left. The last node of each op keeps its name.
+    Each op becomes the reference that defines it: casts, shifts, sums, and `out_dtype` for matmuls and convolutions,
+    which gives their accumulation dtype. Requantization is a multiplication in float64 and a rounding (or, with a fixed
+    multiplier, a product of 64-bit integers and a shift). No op of `quantc` is left. The last node of each op keeps its
+    name.
     """
 
     name: ClassVar[str] = "decompose-integer"

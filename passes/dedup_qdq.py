@@ -1,4 +1,4 @@
-"""Leave out quantize and dequantize ops that change nothing."""
+"""Removal of redundant quantize and dequantize ops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from quantc.rewrite.replacements import Substitution
 
 
 class DedupQdq(Pass):
-    """Merge quantize and dequantize ops that say the same of one tensor.
+    """Merge identical quantize and dequantize ops of one tensor.
 
-    A quantize that follows a dequantize of the same scale is dropped too: what comes out is what went in.
+    A quantize after a dequantize with the same qparams is dropped too: its result equals the dequantize's input.
     """
 
     name: ClassVar[str] = "dedup-qdq"
@@ -50,7 +50,7 @@ def _key(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _undone(node: fx.Node) -> fx.Node | None:
-    """What a quantize gives back: the quantized tensor it was dequantized from with the same scale."""
+    """Quantized tensor that a quantize restores: the input of a dequantize with the same qparams."""
     source = node.args[0]
     if not is_quantize(node) or not isinstance(source, fx.Node) or not is_dequantize(source):
         return None

@@ -1,4 +1,4 @@
-"""Set batch norms aside for training."""
+"""Removal of batch norms for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from quantc.rewrite.constant_order import order_constants
 
 
 class DetachNorms(Pass):
-    """Take batch norms out from behind convolutions and linears, and remember them.
+    """Remove batch norms after convolutions and linears, and record them.
 
-    What is left looks like the program that inference will have, so rules match as they do there; `insert-fake-quantize`
-    puts the norms back to be trained, and `remove-fake-quantize` folds them for good. In between the program does not
-    compute what the model does.
+    What is left has the structure of the inference program, so rules match as they do there; `insert-fake-quantize`
+    puts the norms back for training, and `remove-fake-quantize` folds them. In between the program does not compute the
+    model's results.
 
-    A norm stays in the graph, and is not folded later either, where another op reads the same weight: the two could not
-    share it any more.
+    A norm stays in the graph, and is not folded later either, if another op reads the same weight: the two could no
+    longer share it.
     """
 
     name: ClassVar[str] = "detach-norms"
@@ -53,7 +53,7 @@ class DetachNorms(Pass):
 
 
 def _readers(program: Program) -> Counter[int]:
-    """How many nodes read each tensor, by id."""
+    """Number of users of each tensor, by id."""
     found: Counter[int] = Counter()
     for _, graph in program.graphs():
         for node in graph.find_nodes(op="get_attr"):

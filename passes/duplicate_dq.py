@@ -1,4 +1,4 @@
-"""Give each reader of a dequantized tensor a dequantize op of its own."""
+"""Duplication of dequantize ops: one per user."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from quantc.qdq.ops import is_dequantize
 
 
 class DuplicateDq(Pass):
-    """Give each reader of a dequantized tensor a dequantize op of its own.
+    """Give each user of a dequantized tensor its own dequantize op.
 
-    Some backends take a pattern of ops out of the graph together with the dequantize ops before it, and can only do so
-    if nobody else reads those. `dedup-qdq` undoes it.
+    Some backends partition a pattern together with the dequantize ops before it, and can only do so if these have no
+    other user. `dedup-qdq` undoes it.
     """
 
     name: ClassVar[str] = "duplicate-dq"

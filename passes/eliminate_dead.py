@@ -1,4 +1,4 @@
-"""Remove what nobody uses."""
+"""Dead code elimination."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ OWN = frozenset({"aten", "prim", "prims", "quantized_decomposed", "quantc"})
 class EliminateDead(Pass):
     """Remove calls whose result nobody uses, and constants nobody reads.
 
-    Nested graphs (the branches of `cond`, the bodies of loops) are cleaned too, and a higher-order call goes
-    with them if nothing in it has an effect. Inputs stay: they are the calling convention.
+    Nested graphs (the branches of `cond`, the bodies of loops) are cleaned too, and a higher-order call is removed if
+    nothing in it has a side effect. Inputs stay: they are the calling convention.
 
-    Kept, used or not, is everything that does more than give a result:
+    Ops with side effects are kept, used or not:
 
     - writes in place, and batch norms that update their statistics;
     - asserts and other ops that return nothing;
     - random ops, because a number not drawn shifts all that are drawn after it. As long as the program can still be
-      trained this includes dropout that is off now; in a program that is inference-only such dropout goes;
-    - modules, Python functions and foreign ops kept opaque, of which nothing is known.
+      trained this includes inactive dropout; in an inference-only program such dropout is removed;
+    - opaque modules, Python functions and foreign ops.
 
-    Parameters and buffers stay on the program, so its `state_dict` keeps its keys; only the nodes that read them
-    go.
+    Parameters and buffers stay on the program, so its `state_dict` keeps its keys; only the nodes that read them are
+    removed.
     """
 
     name: ClassVar[str] = "eliminate-dead"
@@ -57,7 +57,7 @@ class EliminateDead(Pass):
 
 
 class Effects:
-    """Which nodes of a program do more than give a result."""
+    """Side effects of a program's nodes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -70,7 +70,7 @@ class Effects:
                 self.pure.add(id(graph))
 
     def at(self, node: fx.Node) -> bool:
-        """Whether a node must stay although nobody uses it."""
+        """True if a node must stay although it is unused."""
         if node.op != "call_function":
             return node.op != "get_attr"
         target = node.target
@@ -98,7 +98,7 @@ class Effects:
         return torch.Tag.nondeterministic_seeded in target.tags
 
     def _switched_on(self, node: fx.Node, target: OpOverload) -> bool:
-        """Whether an op draws random numbers or updates statistics, now or once the program is trained."""
+        """True if an op draws random numbers or updates statistics, now or once the program is trained."""
         if is_op(node, "batch_norm", "instance_norm") and argument(node, "mean") is None:
             return False
         row = self.program.modes.get(node)

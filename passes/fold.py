@@ -1,4 +1,4 @@
-"""Store weights in the form they are quantized to."""
+"""Folding of weight quantization into stored integers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quantc.rewrite.constant_order import forget_unread
 
 
 class Fold(Pass):
-    """Replace the quantization of a constant by the quantized constant, and forget the float one.
+    """Replace the quantize op of a constant by the quantized constant, and drop the float one.
 
-    After it weights are stored as int8. A float weight that something else still reads is kept.
+    Afterwards weights are stored as int8. A float weight with other users is kept.
     """
 
     name: ClassVar[str] = "fold"

@@ -1,4 +1,4 @@
-"""Compute at compile time what does not depend on the inputs."""
+"""Constant folding."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from quantc.rewrite.constant_order import order_constants
 class FoldConstants(Pass):
     """Replace calls that depend on constants alone by their results.
 
-    Masks, position tables, transposed weights and tensors made of numbers become constants of the program. Buffers
-    that the program writes to are no constants, random ops are never folded, and what is returned is computed anew for
-    each caller. A result that is large and larger than what it was made from (an expanded mask) is left to be computed
-    at run time.
+    Masks, position tables, transposed weights and tensors made of numbers become constants of the program. Buffers that
+    the program writes to are not constants, random ops are never folded, and returned values are computed anew for each
+    caller. A result that is large and larger than its inputs (an expanded mask) is left to run time.
 
-    Folding a parameter that can be trained makes the program inference-only.
+    Folding a trainable parameter makes the program inference-only.
     """
 
     name: ClassVar[str] = "fold-constants"

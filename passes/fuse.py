@@ -1,4 +1,4 @@
-"""Fold what follows a convolution or linear into its weight and bias."""
+"""Folding of batch norms and constant arithmetic into weights and biases."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from quantc.rewrite.constant_order import order_constants
 class Fuse(Pass):
     """Fold batch norms, and arithmetic with constants, into the convolution or linear before them.
 
-    `conv-bn`, `linear-bn` (inference only: a batch norm in training mode stays), and multiplication, division,
-    addition or subtraction of a constant that is one number or one number a channel. Works for 1, 2 and 3
-    dimensions, transposed and grouped convolutions, with and without bias, and along chains: a convolution takes in
-    one thing after another.
+    `conv-bn`, `linear-bn` (inference only: a batch norm in training mode stays), and multiplication, division, addition
+    or subtraction of a constant that is one number or one number per channel. Supports 1, 2 and 3 dimensions,
+    transposed and grouped convolutions, with and without bias, and chains: a convolution absorbs one op after another.
 
     Nothing is folded into a producer with two users: the other user needs the unchanged result. A weight that two
-    convolutions share is copied for the one that changes. The new weights are computed in float64 and rounded once.
-    Where folding would give infinities or NaNs that were not there before, or a constant is one that the program
-    writes to, nothing is done, and the log says so.
+    convolutions share is copied for the one that changes. New weights are computed in float64 and rounded once. Where
+    folding would introduce infinities or NaNs, or the program writes to a constant, nothing is folded, and the log says
+    so.
     """
 
     name: ClassVar[str] = "fuse"
@@ -76,7 +75,7 @@ def _tidy(program: Program, graph: fx.Graph) -> None:
 
 
 def _next(matcher: Matcher, producer: fx.Node) -> Match | None:
-    """What can be folded into the producer now, if anything."""
+    """The next op that can be folded into the producer, if any."""
     if len(producer.users) != 1:
         return None
     user = next(iter(producer.users))

@@ -1,4 +1,4 @@
-"""Write a program as it is trained quantized."""
+"""Insertion of fake quantizers for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from quantc.rewrite.constant_order import order_constants
 
 
 class InsertFakeQuantize(Pass):
-    """Put fake quantizers where `quantize` will put quantize and dequantize ops, and batch norms back in their places.
+    """Insert fake quantizers where `quantize` will insert quantize and dequantize ops, and put batch norms back.
 
-    A fake quantizer rounds to the grid of its group and lets gradients pass; it finds its scale as the spec's `observe`
-    says. `minmax` is the range of all that was seen in training, `moving-average` follows it, `lsq` and `lsq-plus` are
-    learned, and whatever is meant for calibration, such as `mse`, becomes a moving average, which the log says. Weights
-    have the range they have at each step. A tensor that is only moved about is not rounded again in training.
+    A fake quantizer rounds to the grid of its sharing group and passes gradients (straight-through); it finds its scale
+    as the spec's `observe` says. `minmax` is the range of everything seen in training, `moving-average` follows it,
+    `lsq` and `lsq-plus` are learned, and observers meant for calibration, such as `mse`, become a moving average, which
+    the log says. Weights use their current range at each step. A tensor that is only moved is not rounded again in
+    training.
 
-    Batch norms that `detach-norms` has set aside are trained with the weights they will be folded into rounded. The
-    program ends in training mode. `.train()` and `.eval()` change no node from then on, so that a module somebody holds
-    follows them too; the graphs of higher-order ops run as plain Python.
+    Batch norms that `detach-norms` has removed are trained with the rounded weights they will be folded into. The
+    program ends in training mode. `.train()` and `.eval()` change no node from then on, so that they also apply to a
+    module that is already in use elsewhere; the graphs of higher-order ops run as plain Python.
 
-    Where two products could leave the 16 bits in which the backend's instruction set adds them, weights are trained in a
-    narrower range, so that `convert` has nothing left to reduce. Where `snap-bias` ends the conversion, biases are trained
-    on the grid of their accumulator too.
+    Where two products could overflow the 16 bits in which the backend's instruction set adds them, weights are trained
+    in a narrower range, so that `convert` has nothing left to reduce. Where `snap-bias` ends the conversion, biases are
+    trained on the accumulator's grid too.
 
-    A program without a parameter that takes a gradient is refused, unless `untrained` is allow: then ranges are all
-    that follows the data.
+    A program without a parameter that takes a gradient is refused, unless `untrained` is allow: then only ranges follow
+    the data.
     """
 
     name: ClassVar[str] = "insert-fake-quantize"

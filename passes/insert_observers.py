@@ -1,4 +1,4 @@
-"""Put observers into the graph, for programs that somebody else runs."""
+"""Insertion of observers into the graph, for programs that run outside `qc.calibrate`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class InsertObservers(Pass):
-    """Put an observer behind every tensor whose range calibration is to find.
+    """Insert an observer after every tensor whose range calibration has to find.
 
-    An observer is a module that gives back what it is given. All observers of a group share one observation, so
-    running `prepared.module` on data calibrates the program: in a loop of somebody else's, inside another model, or
-    while it trains. `qc.convert` reads what they have seen and takes them out again. `qc.calibrate` needs none of this,
-    works with and without, and gives the same numbers.
+    An observer is an identity module. All observers of a sharing group share one observation, so running
+    `prepared.module` on data calibrates the program: in your own loop, inside another model, or during training.
+    `qc.convert` reads the statistics and removes the observers. `qc.calibrate` does not need them, works with and
+    without, and gives the same numbers.
 
     A copy of the module has observers of its own. While torch exports or compiles the module, observers are the
-    identity, and what comes out has none. `quantc.observe.observers_off(module)` switches them off for a time. Inside
-    the graphs of higher-order ops they see data only under `torch.no_grad()`.
+    identity, and the result has none. `quantc.observe.observers_off(module)` disables them temporarily. Inside the
+    graphs of higher-order ops they see data only under `torch.no_grad()`.
     """
 
     name: ClassVar[str] = "insert-observers"

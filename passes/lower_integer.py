@@ -1,4 +1,4 @@
-"""Integer arithmetic in place of Q/DQ."""
+"""Lowering from Q/DQ to the integer form."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Boundaries = Literal["spelled", "whole"]
 
 
 class LowerInteger(Pass):
-    """Let every op that was quantized compute on integers.
+    """Lower every quantized op to integer arithmetic.
 
-    What an op computes is written in the table of the integer form (docs/integer-form.md): exact sums in int32, then one
-    rounding in float64 onto the grid of the result. Ops that have no integer form stay as dequantize, op, quantize,
-    with the quantize and dequantize ops spelled out in ATen; `coverage()` lists them with the reason.
+    The table of the integer form (docs/integer-form.md) defines each op: exact sums in int32, then one rounding in
+    float64 onto the grid of the result. Ops without an integer form stay as dequantize, op, quantize, with the quantize
+    and dequantize ops decomposed to ATen; `coverage()` lists them with the reason.
 
-    `multiplier` says how accumulators are brought to the result's grid: "float64", or "fixed" with a 32-bit mantissa
-    and a shift.
+    `multiplier` is the form in which accumulators are requantized: "float64", or "fixed" with a 32-bit mantissa and a
+    shift.
     """
 
     name: ClassVar[str] = "lower-integer"
@@ -94,7 +94,7 @@ def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, 
 
 
 def lower(task: Task) -> str | None:
-    """Write one match on integers; the reason if it stays in float."""
+    """Lower one match to integers; the reason if it stays in float."""
     claim = task.program.plan.claims.get(task.core)
     row = semantics_of(task.core, Timing.STATIC if claim is None else claim.timing)
     if row is None:
@@ -109,7 +109,7 @@ def lower(task: Task) -> str | None:
 
 
 def matches(program: Program) -> list[tuple[fx.Node, ...]]:
-    """The claimed matches of a program, each in the order of its graph, by the place of their last node."""
+    """Claimed matches of a program, each in graph order, ordered by their last node."""
     found: dict[tuple[fx.Graph, str], list[fx.Node]] = {}
     claims = program.plan.claims
     for _, graph in program.graphs():

@@ -1,4 +1,4 @@
-"""Ops on stored weights in place of dequantize ops."""
+"""Lowering of dequantized weights to weight-only ops."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from quantc.spec.formats import Timing
 
 
 class LowerWeights(Pass):
-    """Let ops whose weight alone is quantized read it as it is stored.
+    """Let weight-only quantized ops read their weight as stored.
 
-    A linear layer, a matrix product with a constant, `embedding` and `embedding_bag` become one op together with the
-    dequantize op of their weight; what other ops (convolutions, recurrent layers) read becomes `stored_weight`. All of
-    them compute the bits of the Q/DQ form. Kernels take them from there: `qc.lower` runs this pass, and the integer form
-    does not.
+    A linear layer, a matmul by a constant, `embedding` and `embedding_bag` are fused with the dequantize op of their
+    weight; weights of other ops (convolutions, recurrent layers) become `stored_weight`. All of them compute the same
+    bits as the Q/DQ form. Kernels implement them: `qc.lower` runs this pass, and the integer form does not.
     """
 
     name: ClassVar[str] = "lower-weights"
@@ -59,7 +58,7 @@ SCALES = (("scale", 1), ("zero_point", 2))
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight as it is stored: its constants, which numbers share a scale, and how it comes to its shape."""
+    """A weight as stored: its constants, granularity, and the views that give it its shape."""
 
     w: fx.Node
     scale: fx.Node | None
@@ -79,12 +78,12 @@ class Stored:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is stored in its own shape."""
+        """True if it is stored in its own shape."""
         return self.shape is None and self.order is None
 
 
 def stored(program: Program, value: Any, before: fx.Node) -> Stored | None:
-    """The stored weight that a node brings back to float; None if it does something else."""
+    """The stored weight that a node dequantizes; None for any other node."""
     shape = order = None
     while isinstance(value, fx.Node) and is_layout(value):
         if value.target is torch.ops.aten.permute.default:
@@ -176,7 +175,7 @@ def _product(program: Program, node: fx.Node, x: Any, w: Any, bias: Any, *, tran
 
 
 def _is_bias(program: Program, bias: Any) -> bool:
-    """Whether there is none, or one number for each output that is known beforehand."""
+    """True if there is no bias, or it is a constant with one number per output."""
     if bias is None:
         return True
     tensor = program.tensor(bias) if isinstance(bias, fx.Node) else None

@@ -1,4 +1,4 @@
-"""Prove that sums cannot overflow, or say which can."""
+"""Overflow proofs for integer accumulators."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MAX_NAMED = 3
 
 
 class ProveAccumulators(Pass):
-    """Bound the sums of every product of integers, for any input, from the weights and ranges there are.
+    """Bound the sums of every integer conv and matmul, for any input, from weights and ranges.
 
     It changes nothing. Its notes say whether every 32-bit accumulator and, on processors that add pairs of products in
-    16 bits first, every pair has room; if not, which products have not, the worst first, and the least that would
-    help. `qc.convert` does that, as its `reduce_range` says. See docs/overflow.md.
+    16 bits first, every pair sum fits; if not, they list the ops that do not, worst first, and the smallest change that
+    helps. `qc.convert` applies it, as its `reduce_range` says. See docs/overflow.md.
     """
 
     name: ClassVar[str] = "prove-accumulators"

@@ -1,4 +1,4 @@
-"""Carry the plan out: quantize and dequantize ops around what it says."""
+"""Insertion of quantize and dequantize ops by plan."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from quantc.verify.finite_constants import refuse_unsound
 
 
 class QuantizePass(Pass):
-    """Put quantize and dequantize ops (`quantized_decomposed`) where the plan says.
+    """Insert quantize and dequantize ops (`quantized_decomposed`) according to the plan.
 
-    A tensor that its op yields quantized is read dequantized by everyone. One that only some readers want quantized
-    is so for them alone. A reader that wants another scale than the tensor comes with gets it requantized. The scales
-    come from the statistics of calibration, and from the weights themselves.
+    A tensor that its op yields quantized is dequantized for every user. One that only some users want quantized is so
+    for them alone. A user that wants other qparams than the tensor has gets it requantized. Scales come from
+    calibration statistics, and from the weights themselves.
 
-    With `reduce_range` weight scales grow, or activations end earlier, wherever two products could otherwise leave the
-    16 bits in which the backend's instruction set adds them: see docs/overflow.md.
+    With `reduce_range` weight scales grow, or activation ranges shrink, wherever two products could otherwise overflow
+    the 16 bits in which the backend's instruction set adds them: see docs/overflow.md.
     """
 
     name: ClassVar[str] = "quantize"
@@ -49,7 +49,7 @@ class QuantizePass(Pass):
 
 
 def _scales(program: Program) -> Callable[[Group, str], Scales]:
-    """How each group is quantized, with the qparams that were found."""
+    """Quantization of each group, with its qparams."""
 
     def of(group: Group, hint: str) -> Scales:
         qparams = None if group.source is Source.RUN_TIME else program.plan.qparams[group.name]

@@ -1,4 +1,4 @@
-"""End training: take the fake quantizers out, and fold the norms."""
+"""End of quantization-aware training: removes fake quantizers and folds norms."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quantc.rewrite.constant_order import order_constants
 
 
 class RemoveFakeQuantize(Pass):
-    """Take out what `insert-fake-quantize` has put in, and keep what training has found: scales and zero points.
+    """Remove the fake quantizers of `insert-fake-quantize`, and keep the trained scales and zero points.
 
-    Batch norms that were trained behind convolutions and linears are folded into them, and dropout goes. What is left is
-    a program for inference, as calibration would leave it, which `quantize` makes the program that was trained of: in
-    eval mode it gave the same bits.
+    Batch norms trained after convolutions and linears are folded into them, and dropout is removed. The result is an
+    inference program like a calibrated one; `quantize` turns it into one that computes the same bits as the trained
+    program in eval mode.
     """
 
     name: ClassVar[str] = "remove-fake-quantize"
@@ -45,7 +45,7 @@ class RemoveFakeQuantize(Pass):
 
 
 def as_inference_has_it(program: Program) -> Program:
-    """A copy to look at, without what training needs. Nothing is folded: its weights are those that are trained."""
+    """A copy for inspection, without the ops for training. Nothing is folded: its weights are those being trained."""
     copy = program.draft()
     remove_fake_quantizers(copy)
     unfold_norms(copy)

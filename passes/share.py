@@ -1,4 +1,4 @@
-"""Find out which places share a scale."""
+"""Resolution of sites that share qparams."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class Share(Pass):
-    """Resolve what was annotated into groups of places that share one scale and zero point.
+    """Resolve annotations into groups of sites that share one scale and zero point.
 
-    Places are in one group if one is declared to be like the other, if they read one tensor and ask for the same, or
-    if one reads what the other yields in just that form. The result does not depend on the order of annotation.
-    Circles, and ties between places that ask for different things, are errors that name the places.
+    Sites are in one group if one is declared like the other, if they read one tensor with the same request, or if one
+    reads exactly the form that the other yields. The result does not depend on the order of annotation. Cycles, and
+    ties between sites with different requests, are errors that name the sites.
     """
 
     name: ClassVar[str] = "share"

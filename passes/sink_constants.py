@@ -1,4 +1,4 @@
-"""Move constants into the nested graphs that read them."""
+"""Sinking of constants into nested graphs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ GRADIENTS_LOST = "parameters were moved into nested graphs, where no gradient re
 class SinkConstants(Pass):
     """Let branches, loop bodies and regions read parameters and buffers themselves.
 
-    A captured `cond`, `while_loop`, `scan`, `map` or region hands every tensor to its graphs as an operand, weights
-    too. In there a weight looks like any other input: a batch norm cannot be folded into it, and no backend can store
-    it as integers. This pass lets the graphs refer to the constant, and drops the operand from the call. Nothing is
-    copied: both names are of one tensor. An op that knows no module of its own is then named after the one whose
-    constants it reads, so that a config can speak of it.
+    A captured `cond`, `while_loop`, `scan`, `map` or region passes every tensor to its graphs as an operand, weights
+    too. Inside, a weight looks like any other input: a batch norm cannot be folded into it, and no backend can store it
+    as integers. This pass lets the graphs refer to the constant, and drops the operand from the call. Nothing is
+    copied: both names refer to one tensor. An op without a module of its own is then named after the one whose
+    constants it reads, so that a config can select it.
 
-    Carried values and tensors that are taken apart step by step stay operands. So does a constant that something
-    writes to, and one for which two calls of the same graph give different tensors; the log says which.
+    Carried values and tensors that are sliced step by step stay operands. So does a constant that is written to, and
+    one for which two calls of the same graph pass different tensors; the log says which.
 
-    Gradients do not reach a parameter through a nested graph, so the program is inference-only afterwards. A program
-    in training mode is left alone.
+    Gradients do not reach a parameter through a nested graph, so the program is inference-only afterwards. A program in
+    training mode is left unchanged.
     """
 
     name: ClassVar[str] = "sink-constants"
@@ -88,7 +88,7 @@ class _Family:
                 yield index, column
 
     def given_for(self, inputs: set[fx.Node]) -> Iterator[fx.Node]:
-        """What the calls give for some of the inputs of the graphs."""
+        """Operands of the calls for some of the graphs' inputs."""
         entries = [module.graph.find_nodes(op="placeholder") for module in self.graphs]
         indices = {index for nodes in entries for index, node in enumerate(nodes) if node in inputs}
         for call in self.calls:
@@ -189,7 +189,7 @@ def _stand_in(program: Program, entry: fx.Node, outer: fx.Node, *, before: fx.No
 
 
 def _lost(program: Program, module: fx.GraphModule) -> bool:
-    """Whether a nested graph has parameters that can be trained."""
+    """True if a nested graph has trainable parameters."""
     tensors = (program.tensor(node) for node in module.graph.find_nodes(op="get_attr"))
     return any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in tensors)
 

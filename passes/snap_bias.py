@@ -1,4 +1,4 @@
-"""Biases as the integer form has them."""
+"""Rounding of biases to the accumulator's grid."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class SnapBias(Pass):
-    """Round the float biases of quantized products to multiples of the accumulator's step, `sx * sw`.
+    """Round the float biases of quantized convs and linears to multiples of the accumulator's step, `sx * sw`.
 
-    The integer form adds biases as integers to its accumulators; the Q/DQ form keeps them float. After this pass the
-    Q/DQ form adds the same numbers. It matters where whole models are compared: a bias that is off by a thousandth of
-    a step of the result turns some roundings, and the ops that follow multiply them.
+    The integer form adds biases to its accumulators as integers; the Q/DQ form keeps them float. After this pass the
+    Q/DQ form adds the same numbers. It matters when whole models are compared: a bias that is off by a thousandth of a
+    step of the result changes some roundings, and later ops amplify them.
     """
 
     name: ClassVar[str] = "snap-bias"

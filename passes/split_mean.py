@@ -1,4 +1,4 @@
-"""Write a mean over an image as one that keeps its axes, and a flatten."""
+"""Rewrite of an image mean that drops its axes to one that keeps them, and a flatten."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ IMAGE = 4
 
 
 class SplitMean(Pass):
-    """Write a mean over the last two of four axes that drops them as one that keeps them, and a flatten.
+    """Rewrite a mean over the last two of four axes that drops them to one that keeps them, and a flatten.
 
-    Some backends average images only where the result is an image again.
+    Some backends average images only if the result is an image again.
     """
 
     name: ClassVar[str] = "split-mean"
@@ -39,7 +39,7 @@ class SplitMean(Pass):
 
 
 def _kind(node: fx.Node) -> TensorType | None:
-    """What a mean yields that is to be split; None if a node is none."""
+    """Result type of a mean to split; None for any other node."""
     if not is_op(node, "mean") or argument(node, "keepdim"):
         return None
     source, kind = tensor_type(argument(node, "x")), tensor_type(node)

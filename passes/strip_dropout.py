@@ -1,4 +1,4 @@
-"""Remove dropout from a program for inference."""
+"""Removal of dropout for inference."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 
 
 class StripDropout(Pass):
-    """Remove dropout that is switched off: in inference it gives back what it is given.
+    """Remove inactive dropout: in inference it is the identity.
 
-    Dropout that is on (a program in training mode, or dropout that is always on) stays. After this the program is
+    Active dropout (a program in training mode, or dropout that is always on) stays. Afterwards the program is
     inference-only, because switching it to training could not bring the dropout back.
     """
 

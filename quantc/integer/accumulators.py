@@ -105,8 +105,8 @@ def _even_parts(count: int, largest: int) -> int:
 def fitted(w: Weight, bias: Tensor, step: Tensor) -> tuple[Weight, int]:
     """A weight with scales large enough for the bias, and the number of raised scales. `step` is the scale of x.
 
-    By the rules of numerics: where `|b / (sx·sw)|` exceeds 2^30 the weight's scale is raised until it fits; the integers of its channel
-    become smaller.
+    By the rules of numerics: where `|b / (sx·sw)|` exceeds 2^30 the weight's scale is raised until it fits; the
+    integers of its channel become smaller.
     """
     scale = w.by_output(w.grid.scale)
     if not bool((bias.double() / (step * scale)).abs().gt(BIAS_LIMIT).any()):

@@ -1,6 +1,7 @@
 """Float64 references of unary activations and their monotone segments; lookup tables are built from these.
 
-They are written to keep float64's relative error even close to zero: `erfc`, `expm1` and `log1p` instead of differences.
+They are written to keep float64's relative error even close to zero: `erfc`, `expm1` and `log1p` instead of
+differences.
 """
 
 from __future__ import annotations

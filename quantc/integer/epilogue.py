@@ -55,8 +55,8 @@ Make = Callable[[Place | None], tuple[Any, ...]]
 def end(task: Task, target: Any, make: Make, of: fx.Node | None = None) -> None:
     """Replace `of`, a node of the match (its core by default), and its tail by one op.
 
-    A tail that only clamps becomes the bounds of the rounding. If the tail does more, or the result is read in float, the op yields float
-    and the tail stays.
+    A tail that only clamps becomes the bounds of the rounding. If the tail does more, or the result is read in float,
+    the op yields float and the tail stays.
     """
     node = task.core if of is None else of
     bounds, quantizers = tail_bounds(task.nodes[task.nodes.index(node) + 1 :]), task.quantizers()
@@ -81,8 +81,8 @@ def finish(
 ) -> None:
     """Finish with an op that rescales its accumulator, which is at most `largest`.
 
-    `scale` is the accumulator's, and `divisor` the integer that it is divided by, if any; both broadcast to it. The multiplier is
-    `scale / so`, or `scale / (so * divisor)`, where the product is exact.
+    `scale` is the accumulator's, and `divisor` the integer that it is divided by, if any; both broadcast to it. The
+    multiplier is `scale / so`, or `scale / (so * divisor)`, where the product is exact.
     """
     count = torch.ones((), dtype=torch.float64) if divisor is None else divisor.double()
 

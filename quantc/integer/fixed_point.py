@@ -32,13 +32,13 @@ def common_shift(
 ) -> tuple[list[Tensor], Tensor | None, Tensor] | None:
     """Multipliers of a sum as int64 mantissas with a common shift, its offset with the same shift, and the shift.
 
-    `largest[i]` bounds the i-th factor. Multipliers and offset broadcast, and where they have several elements there are as many shifts: a
-    channel whose multiplier is far smaller than the others' keeps its precision. For each, `Σ largest_i * |multiplier_i| + |offset|`, times
-    `2^shift`, is below 2^61: rounding the mantissas adds far less than as much again, so the sum, in any order, fits int64, and so does its
-    rounding. None if that would need a shift below 1.
+    `largest[i]` bounds the i-th factor. Multipliers and offset broadcast, and where they have several elements there
+    are as many shifts: a channel whose multiplier is far smaller than the others' keeps its precision. For each, `Σ
+    largest_i * |multiplier_i| + |offset|`, times `2^shift`, is below 2^61: rounding the mantissas adds far less than as
+    much again, so the sum, in any order, fits int64, and so does its rounding. None if that would need a shift below 1.
 
-    Mantissas of a sum have more than 32 bits where the other terms leave room: a factor with a large multiplier has few bits then, and the
-    smaller ones need the precision.
+    Mantissas of a sum have more than 32 bits where the other terms leave room: a factor with a large multiplier has few
+    bits then, and the smaller ones need the precision.
     """
     total = torch.zeros((), dtype=torch.float64) if offset is None else offset.double().abs()
     for multiplier, most in zip(multipliers, largest, strict=True):

@@ -1,7 +1,8 @@
 """`torch.ops.quantc`: the ops of the integer form.
 
-Each op has a *reference*, written in ATen primitives: its definition. The reference is also the op's decomposition, gives its shape for
-fake tensors, and is what its kernel is checked against. A *kernel*, where there is one, computes the same bits faster.
+Each op has a *reference*, written in ATen primitives: its definition. The reference is also the op's decomposition,
+gives its shape for fake tensors, and is what its kernel is checked against. A *kernel*, where there is one, computes
+the same bits faster.
 """
 
 from __future__ import annotations

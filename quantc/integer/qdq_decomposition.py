@@ -1,7 +1,7 @@
 """Decomposition of quantize, dequantize and choose-qparams ops into ATen primitives.
 
-Each function below is one op of the Q/DQ form, bit for bit. They follow torch's order of operations: there per-tensor scales are Python
-numbers, so tensor scales are converted to what such numbers would become.
+Each function below is one op of the Q/DQ form, bit for bit. They follow torch's order of operations: there per-tensor
+scales are Python numbers, so tensor scales are converted to what such numbers would become.
 """
 
 from __future__ import annotations

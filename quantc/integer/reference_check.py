@@ -46,8 +46,9 @@ def check_kernels(program: Program, inputs: Any) -> tuple[Mismatch, ...]:
 
     `inputs` is a tuple of the model's arguments, a dict of them by name, or its one argument.
 
-    Each op continues from its own kernel's result. Returns the nodes whose kernel and reference differ in any bit, in program order; branches
-    that these inputs do not reach are not checked. QuantcError if the program has no integer ops.
+    Each op continues from its own kernel's result. Returns the nodes whose kernel and reference differ in any bit, in
+    program order; branches that these inputs do not reach are not checked. QuantcError if the program has no integer
+    ops.
     """
     if not any(op_of(node.target) is not None for node in program.nodes()):
         raise QuantcError(

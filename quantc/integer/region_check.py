@@ -1,8 +1,8 @@
 """Finds integer regions and stray float tensors inside them.
 
-Every tensor has a dtype, so this is read off the graph. An integer region begins where numbers are rounded to integers and ends where integers
-are dequantized; in between, float64 is allowed only from an exact sum to its rounding: the multiplier of the integer form. Nodes of unknown type
-cannot be judged.
+Every tensor has a dtype, so this is read off the graph. An integer region begins where numbers are rounded to integers
+and ends where integers are dequantized; in between, float64 is allowed only from an exact sum to its rounding: the
+multiplier of the integer form. Nodes of unknown type cannot be judged.
 """
 
 from __future__ import annotations

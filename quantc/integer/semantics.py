@@ -1,7 +1,7 @@
 """Semantics table: integer lowering and formula of each quantized op.
 
-Each row names ops of the dialect, gives the formula they are held to, and writes the integer ops that implement it. The lowering, the docs
-page and the conformance kit all read this table.
+Each row names ops of the dialect, gives the formula they are held to, and writes the integer ops that implement it. The
+lowering, the docs page and the conformance kit all read this table.
 """
 
 from __future__ import annotations

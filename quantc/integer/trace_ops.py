@@ -1,7 +1,7 @@
 """Tracer for functions of ATen ops: runs them on proxies and writes each op they call as a node of a program.
 
-References become part of a graph this way. A proxy knows the type of its node, so the function may read shapes and dtypes. Dynamic sizes are
-read from a tensor at run time.
+References become part of a graph this way. A proxy knows the type of its node, so the function may read shapes and
+dtypes. Dynamic sizes are read from a tensor at run time.
 """
 
 from __future__ import annotations

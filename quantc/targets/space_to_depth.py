@@ -1,8 +1,9 @@
 """Space-to-depth for strided convolutions of images with few channels: blocks of two pixels, or two by two, become channels.
 
-Integer kernels multiply four or more channels at a time. An image has three, so that a network's first layer, which has the largest
-image, leaves most of each instruction empty. With the pixels of a block as channels, the same convolution has stride 1 over blocks, on
-two or four times as many channels. Products and sums are the same; the window is padded with zero weights.
+Integer kernels multiply four or more channels at a time. An image has three, so that a network's first layer, which has
+the largest image, leaves most of each instruction empty. With the pixels of a block as channels, the same convolution
+has stride 1 over blocks, on two or four times as many channels. Products and sums are the same; the window is padded
+with zero weights.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def blocks_of(weight: Tensor, image: TensorType | None, window: Window, block: S
 
 @dataclass(frozen=True)
 class _Side:
-    """One axis: zeros before and after the weights, blocks in the window, blocks of padding before and after the image, and how
-    many blocks are from one window to the next."""
+    """One axis: zeros before and after the weights, blocks in the window, blocks of padding before and after the image,
+    and how many blocks are from one window to the next."""
 
     before: int
     after: int

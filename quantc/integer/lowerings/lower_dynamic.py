@@ -249,8 +249,8 @@ class Addend:
 
 
 def _addend(task: Task, factor: float, trailing: int = 0) -> tuple[fx.Node | None, Addend | None]:
-    """The addend of a conv or matmul: a bias, if it is a constant with one element per output channel, or one for all; anything
-    else is added in float.
+    """The addend of a conv or matmul: a bias, if it is a constant with one element per output channel, or one for all;
+    anything else is added in float.
     """
     target: Any = task.core.target
     node = task.argument("b") if position(target, "b") >= 0 else None

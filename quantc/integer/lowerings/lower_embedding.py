@@ -1,7 +1,7 @@
 """Integer lowering of quantized embeddings: rows are looked up as integers, then dequantized.
 
-`embedding_bag` has no integer form. It sums rows that have different scales, weighted by numbers known at run time only, and yields
-float.
+`embedding_bag` has no integer form. It sums rows that have different scales, weighted by numbers known at run time
+only, and yields float.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def linear_grouped(
 ) -> Tensor:
     """Linear layer with one multiplier per weight row and group.
 
-    The offset is the bias in steps of the result, as float64; with `shift` an int64 in the same fractions of a step as the multipliers,
-    which are mantissas then.
+    The offset is the bias in steps of the result, as float64; with `shift` an int64 in the same fractions of a step as
+    the multipliers, which are mantissas then.
     """
     groups = w.shape[1] // group_size
     xs = aten.reshape.default(centered(x, x_zero_point), [-1, groups, group_size])

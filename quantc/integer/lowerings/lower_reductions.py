@@ -64,8 +64,8 @@ class Windows:
 def windows_along(
     size: int | str, kernel: int, stride: int, padding: int, ceil_mode: bool, count_padding: bool
 ) -> Windows:
-    """Windows as in torch: with `ceil_mode` the last may extend beyond the padding, but does not start there; elements beyond
-    the padding never count.
+    """Windows as in torch: with `ceil_mode` the last may extend beyond the padding, but does not start there; elements
+    beyond the padding never count.
     """
     if not ceil_mode and (count_padding or not padding):
         return Windows(padding, padding, (kernel,))

@@ -30,8 +30,9 @@ def is_read_in_float(value: fx.Node) -> bool:
 def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends: Sequence[End]) -> None:
     """Replace the float value `old` by the integers of `made`.
 
-    Quantize ops on the same grid are removed, others become requantize ops. Float users get the integers dequantized like `dequantize`, an op
-    on the same grid: dequantizing moved integers and moving dequantized floats give the same bits.
+    Quantize ops on the same grid are removed, others become requantize ops. Float users get the integers dequantized
+    like `dequantize`, an op on the same grid: dequantizing moved integers and moving dequantized floats give the same
+    bits.
     """
     for quantizer, grid in ends:
         task.stand_in(quantizer, made.node if grid.equals(made.grid) else requantized(task, made, grid))

@@ -1,7 +1,7 @@
 """Step tables: an activation of an accumulator, exactly, on integers.
 
-An 8-bit result takes a few hundred values at most and changes at certain accumulator values. The breakpoints and the levels between them
-define it completely: no rounding is left for run time.
+An 8-bit result takes a few hundred values at most and changes at certain accumulator values. The breakpoints and the
+levels between them define it completely: no rounding is left for run time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ STEPPED = "out = levels[number of breakpoints < acc]: clamp(round(f(acc · sx·s
 def steps(x: Tensor, breakpoints: Tensor, levels: Tensor, axis: int) -> Tensor:
     """The level of the interval between breakpoints that an accumulator falls into.
 
-    With breakpoints of several rows, one row per index of `axis`. `levels[i]` holds for `breakpoints[i - 1] < x <= breakpoints[i]`. The lowest
-    int32 is no accumulator: as a breakpoint it lies below every one.
+    With breakpoints of several rows, one row per index of `axis`. `levels[i]` holds for `breakpoints[i - 1] < x <=
+    breakpoints[i]`. The lowest int32 is no accumulator: as a breakpoint it lies below every one.
     """
 
     def level(rows: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ class Steps:
 def write_steps(task: Task, accumulator: fx.Node, scale: Tensor, activation: fx.Node, quantizer: fx.Node) -> None:
     """Replace an activation and the quantize op after it by a step table.
 
-    `accumulator` is an int32 node, `scale` its scale in float64: one number, or broadcastable to it. `steps_of` has the same refusals and
-    can be called before anything is written.
+    `accumulator` is an int32 node, `scale` its scale in float64: one number, or broadcastable to it. `steps_of` has the
+    same refusals and can be called before anything is written.
     """
     table = steps_of(task, scale, activation, quantizer)
     breakpoints, levels = task.keep("breakpoints", table.breakpoints), task.keep("levels", table.levels)
@@ -106,8 +106,8 @@ def _curve_on_axis(task: Task, scale: Tensor, activation: fx.Node) -> tuple[Curv
 def step_table(curve: Curve, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Breakpoints (rows, steps) in int32, and levels (steps + 1), of `curve.levels(accumulator * scale, grid)`.
 
-    First, bisection over float64 finds the inputs at which the curve reaches another level; they are the same for all scales. Then, for each
-    scale, the integers at which the products reach them.
+    First, bisection over float64 finds the inputs at which the curve reaches another level; they are the same for all
+    scales. Then, for each scale, the integers at which the products reach them.
     """
     farthest = float(scale.max()) * -LOWEST
     reached, levels = _thresholds(curve, grid, farthest)

@@ -1,7 +1,7 @@
 """Dynamically quantized matmul and conv: quantize input, integer accumulate, dequantize.
 
-Without a zero point a grid is affine; with one it is symmetric about it. A non-finite range has no scale, and yields NaN. `parts` is as in
-`products`, and never changes the result.
+Without a zero point a grid is affine; with one it is symmetric about it. A non-finite range has no scale, and yields
+NaN. `parts` is as in `products`, and never changes the result.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def summed(
 ) -> Tensor:
     """Sum of tensors with different grids, added in order in float64 and rounded once.
 
-    With `shift` the multipliers are mantissas and the offset an int64, all times `2^-shift`, and the sum is formed and rounded in 64-bit
-    integers. If `dtype` is float32 the result is the unrounded sum: the integer region ends there.
+    With `shift` the multipliers are mantissas and the offset an int64, all times `2^-shift`, and the sum is formed and
+    rounded in 64-bit integers. If `dtype` is float32 the result is the unrounded sum: the integer region ends there.
     """
     wide = torch.float64 if shift is None else torch.int64
     total: Tensor = _product(centered(xs[0], zero_points[0]), multipliers[0], wide)

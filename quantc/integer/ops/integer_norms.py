@@ -87,8 +87,8 @@ def normalize(
 ) -> Tensor:
     """Rows of `length` elements normalized to mean 0 (if `centre`) and variance 1, then multiplied and offset.
 
-    `eps` is on the scale of the squares, with `places` fractional bits. Before the multiplication a normalized number has
-    `reciprocal_places(length)` of them; with `shift` only `fixed_places(length)`.
+    `eps` is on the scale of the squares, with `places` fractional bits. Before the multiplication a normalized number
+    has `reciprocal_places(length)` of them; with `shift` only `fixed_places(length)`.
     """
     rows = aten.reshape.default(centered(x, x_zero_point, torch.int32), [-1, length])
     away, spread = _deviations(rows, length, centre, x.dtype)
@@ -169,8 +169,8 @@ def _even_places(value: Tensor) -> Tensor:
 def integer_root(value: Tensor) -> Tensor:
     """Floor square root of numbers of 2^59..2^62, by Newton's method on integers.
 
-    The start is less than three times the root. The relative error is 2, 2/3, 0.14, 0.01, 4e-5, 7e-10 at worst, always from above: after
-    five iterations at most one is left to subtract.
+    The start is less than three times the root. The relative error is 2, 2/3, 0.14, 0.01, 4e-5, 7e-10 at worst, always
+    from above: after five iterations at most one is left to subtract.
     """
     root = aten.full_like.default(value, 2 ** (ROOM // 2))
     for _ in range(5):
@@ -190,8 +190,8 @@ class Eps:
 
 
 def eps_of(length: int, reach: int, eps: float, scale: float) -> Eps | None:
-    """The `eps` for rows of `length` integers up to `reach`, on the scale of `n·Q − S²`, with as many fractional bits as fit.
-    None if the squares of the integers do not fit.
+    """The `eps` for rows of `length` integers up to `reach`, on the scale of `n·Q − S²`, with as many fractional bits
+    as fit. None if the squares of the integers do not fit.
     """
     real = Fraction(eps) * length**2 / Fraction(scale) ** 2
     if length**2 * reach**2 + real >= 2 ** (ROOM - 1) - 1:

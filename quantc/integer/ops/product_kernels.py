@@ -1,7 +1,8 @@
 """Integer GEMMs and convolutions on floating-point kernels: far faster than integer ones, with the same bits.
 
-A sum of integer products is exact in float32 as long as no partial sum can reach 2^24, in any order, and in float64 up to 2^53. `parts` is
-the number of parts the input channels must be split into for float32; 0 selects float64. Three hazards are excluded:
+A sum of integer products is exact in float32 as long as no partial sum can reach 2^24, in any order, and in float64 up
+to 2^53. `parts` is the number of parts the input channels must be split into for float32; 0 selects float64. Three
+hazards are excluded:
 
 - Winograd and FFT algorithms multiply other numbers than the factors. So float32 convolutions name their kernel, oneDNN's direct one on x86,
   instead of leaving the choice to torch, which may be NNPACK; elsewhere they use float64, for which torch has none of these.

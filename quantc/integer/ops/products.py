@@ -1,7 +1,7 @@
 """Integer GEMMs and convolutions, accumulated exactly.
 
-`parts` tells kernels the number of parts into which input channels may be split so that each partial sum is exact in float32; 0 if unknown.
-It never changes the result.
+`parts` tells kernels the number of parts into which input channels may be split so that each partial sum is exact in
+float32; 0 if unknown. It never changes the result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Dynamically quantized recurrent layers.
 
-Every GEMM is a `linear_dynamic`: of a layer's whole input sequence at once, and of the hidden state at each step. Sums are exact integers;
-gates are float32. This is what kernels compute, so state and inner layers are quantized here, which the Q/DQ form does not show.
+Every GEMM is a `linear_dynamic`: of a layer's whole input sequence at once, and of the hidden state at each step. Sums
+are exact integers; gates are float32. This is what kernels compute, so state and inner layers are quantized here, which
+the Q/DQ form does not show.
 """
 
 from __future__ import annotations

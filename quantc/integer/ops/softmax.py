@@ -98,8 +98,8 @@ SOFTMAX_OP = OPS["softmax"]
 
 
 def powers_of(x: Grid, length: int | None, multiplier_bits: int) -> Tensor:
-    """`exp(-scale * d)` for every distance of two integers of a grid, in int64 with as many fractional bits as fit: `length` of them
-    are summed, and one is multiplied by an integer of `multiplier_bits`.
+    """`exp(-scale * d)` for every distance of two integers of a grid, in int64 with as many fractional bits as fit:
+    `length` of them are summed, and one is multiplied by an integer of `multiplier_bits`.
     """
     summands = math.ceil(math.log2(max(length or UNKNOWN_LENGTH, 1)))
     places = min(EXACT_PLACES, ROOM - summands, ROOM - multiplier_bits)

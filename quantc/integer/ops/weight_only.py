@@ -1,7 +1,7 @@
 """Weight-only ops: quantized weights, float computation.
 
-Each is equivalent, bit for bit, to a dequantize op and an op of the model in the Q/DQ form. As one op it can go to a kernel that never
-dequantizes the weight, or does so once.
+Each is equivalent, bit for bit, to a dequantize op and an op of the model in the Q/DQ form. As one op it can go to a
+kernel that never dequantizes the weight, or does so once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exact bounds of sums of products for any activations, from the integers of the weights.
 
-Weights have the shape `[output channel, input channel, tap]`, whatever the op: `by_channel` reshapes them. Any product may be missing from a
-sum, as at the edge of a convolution.
+Weights have the shape `[output channel, input channel, tap]`, whatever the op: `by_channel` reshapes them. Any product
+may be missing from a sum, as at the edge of a convolution.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def difference_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def sum_reach(weights: Tensor, x_low: int, x_high: int, bias: Tensor | None = None) -> Reach:
-    """Bounds of accumulators: `weights` are as from `by_channel`, minus their zero point; activations, minus theirs, range from
-    `x_low` to `x_high`; the bias is in steps of the accumulator.
+    """Bounds of accumulators: `weights` are as from `by_channel`, minus their zero point; activations, minus theirs,
+    range from `x_low` to `x_high`; the bias is in steps of the accumulator.
 
     The bias may come first or last and the products in any order: no partial sum leaves the bounds either.
     """
@@ -122,8 +122,8 @@ def _is_exact_in_float32(rows: Tensor) -> bool:
 def pair_reach(weights: Tensor, x_low: int, x_high: int) -> Reach:
     """Bounds of the sum of any two products of a channel, as instructions add adjacent ones before accumulation.
 
-    Any two count: select those that can be adjacent first, with `decisive`. Weights and activations are the integers that are multiplied: no
-    zero point is subtracted.
+    Any two count: select those that can be adjacent first, with `decisive`. Weights and activations are the integers
+    that are multiplied: no zero point is subtracted.
     """
     wide = weights.flatten(1).to(torch.int64)
     one, other = wide * x_low, wide * x_high
@@ -144,8 +144,8 @@ def _largest_pair(rows: Tensor) -> Tensor:
 def decisive(weights: Tensor, neighbours: Neighbours = "any") -> Tensor:
     """The two weights of each channel with the largest sum, and the two with the smallest: `pair_reach` of these alone is the same.
 
-    For adjacent pairs they assume non-negative activations; the weight of a pair that has the other sign counts as 0, since its product
-    may be missing.
+    For adjacent pairs they assume non-negative activations; the weight of a pair that has the other sign counts as 0,
+    since its product may be missing.
     """
     if neighbours == "adjacent":
         firsts, seconds = adjacent(weights)
@@ -194,8 +194,8 @@ def range_reach(count: int, x: tuple[int, int], y: tuple[int, int]) -> Reach:
 def exact_in_float32_parts(weights: Tensor, x_low: int, x_high: int) -> int:
     """Minimum number of parts of the input channels such that float32 sums are exact in each; 0 if there is none.
 
-    In a part max|x| · Σ|w| stays below 2^24 for every output channel, so that no partial sum is rounded, in any order. `weights`, `x_low` and
-    `x_high` are as in `sum_reach`. `parts_of` gives the channels of each part.
+    In a part max|x| · Σ|w| stays below 2^24 for every output channel, so that no partial sum is rounded, in any order.
+    `weights`, `x_low` and `x_high` are as in `sum_reach`. `parts_of` gives the channels of each part.
     """
     if not weights.numel():
         return 1

@@ -35,8 +35,8 @@ def largest_activation(found: Factors, sums: PairSums) -> int | None:
 def weight_factors(found: Factors, sums: PairSums) -> tuple[float, ...]:
     """Factor by which the weight scale of each output channel must grow; 1 where nothing can overflow, empty if there are no weights.
 
-    With it the pairs fit whatever the weights were before rounding, unless they were clipped. `convert`, which has them, finds the smallest
-    sufficient factor.
+    With it the pairs fit whatever the weights were before rounding, unless they were clipped. `convert`, which has
+    them, finds the smallest sufficient factor.
     """
     if not isinstance(found.other, Weights):
         return ()

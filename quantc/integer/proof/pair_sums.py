@@ -1,9 +1,10 @@
 """Pairing of products: which two products of a channel an instruction adds in 16 bits before accumulation.
 
-`vpmaddubsw` multiplies adjacent bytes and adds the two products. Kernels lay out weights so that adjacent input channels of one tap are
-paired, starting at an even one. Kernels that lay out all of a channel's weights in one row, tap by tap, pair the same with an even number of
-input channels; with an odd number, pairs cross from one tap into the next. A depthwise convolution has one input channel: there taps are paired.
-tests/integer/proof/test_pair_sums.py determines, from each kernel, which pairs saturate.
+`vpmaddubsw` multiplies adjacent bytes and adds the two products. Kernels lay out weights so that adjacent input
+channels of one tap are paired, starting at an even one. Kernels that lay out all of a channel's weights in one row, tap
+by tap, pair the same with an even number of input channels; with an odd number, pairs cross from one tap into the next.
+A depthwise convolution has one input channel: there taps are paired. tests/integer/proof/test_pair_sums.py determines,
+from each kernel, which pairs saturate.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class Reduction:
         )
 
     def _narrow_otherwise(self, product: Narrow, what: RangeReduction) -> None:
-        """Where weights are not to be made coarser, or cannot be. Activations that multiply each other are made narrower
-        only where that is asked for: both would lose by it, and few kernels multiply them as bytes."""
+        """Where weights are not to be made coarser, or cannot be. Activations that multiply each other are made
+        narrower only where that is asked for: both would lose by it, and few kernels multiply them as bytes."""
         if what == "weights" or (what == "auto" and product.weight is None):
             self._note_unsafe(product, f'{self._why_not_coarser(product)}; reduce_range="activations" would do')
         else:

@@ -24,8 +24,8 @@ PAIRS = 4
 class PairFit:
     """Weights of one conv or matmul, to be quantized so that no pair sum overflows.
 
-    `weights` are floats in the shape of `bounds.by_channel`. Per-channel scales are along one axis of the weight; where channels repeat for each
-    group or batch, so do the scales.
+    `weights` are floats in the shape of `bounds.by_channel`. Per-channel scales are along one axis of the weight; where
+    channels repeat for each group or batch, so do the scales.
     """
 
     weights: Tensor
@@ -57,7 +57,8 @@ class PairFit:
     def least(self, scale: Tensor) -> Tensor:
         """Smallest float32 scales, not below the given ones, for which all channels fit.
 
-        A larger scale never makes an integer larger, so bisection finds it; positive floats are ordered like their bits.
+        A larger scale never makes an integer larger, so bisection finds it; positive floats are ordered like their
+        bits.
         """
         if self.sums.neighbours == "any":
             return self._least(decisive(self.weights), scale, "any")  # rounding keeps the order, so they decide

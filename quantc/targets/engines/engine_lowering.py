@@ -19,9 +19,10 @@ def lower_x86(
 ) -> Lowered | OnEngine | Chosen:
     """Lower a quantized program to x86, on an engine.
 
-    `engine="torch"` uses torch's kernels, which `options` are for (`quantc.targets.kernels.lowered.lower`). "onnxruntime" and "openvino" read
-    the program as ONNX; each needs its extra. `engine="auto"` builds all that are installed, times them on the program's example inputs, and
-    keeps the fastest of those that agree with the Q/DQ form as closely as torch's kernels do; `print` shows the measurements.
+    `engine="torch"` uses torch's kernels, which `options` are for (`quantc.targets.kernels.lowered.lower`).
+    "onnxruntime" and "openvino" read the program as ONNX; each needs its extra. `engine="auto"` builds all that are
+    installed, times them on the program's example inputs, and keeps the fastest of those that agree with the Q/DQ form
+    as closely as torch's kernels do; `print` shows the measurements.
 
     `threads` is the number of threads of an engine outside torch; by default as many as torch.
     """

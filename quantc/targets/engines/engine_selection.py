@@ -92,8 +92,8 @@ class Chosen(Deployed):
 
 
 def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reasons: Mapping[str, str]) -> Chosen:
-    """Build what can be built, time it interleaved, and keep the fastest that agrees closely enough. torch's kernels come first:
-    their agreement is the threshold for the others.
+    """Build what can be built, time it interleaved, and keep the fastest that agrees closely enough. torch's kernels
+    come first: their agreement is the threshold for the others.
     """
     args, kwargs = _inputs(program)
     wanted = program(*args, **kwargs)

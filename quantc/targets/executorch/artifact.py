@@ -30,7 +30,8 @@ TARGET = "executorch"
 class Pte:
     """An ExecuTorch program. Called like the model; `save` writes the `.pte` file.
 
-    A program read from a file has no delegation report. One whose file does not describe its input structure takes and returns flat tensors.
+    A program read from a file has no delegation report. One whose file does not describe its input structure takes and
+    returns flat tensors.
     """
 
     def __init__(

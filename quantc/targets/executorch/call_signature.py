@@ -1,7 +1,7 @@
 """Calling convention of a `.pte`, as data in the file: pytree specs of inputs and outputs, and their non-tensor leaves.
 
-They are written in the text form of programs (`quantc.text.pytree_text`, `quantc.text.literals`). Reading looks up classes among those
-already known; it imports nothing and runs nothing.
+They are written in the text form of programs (`quantc.text.pytree_text`, `quantc.text.literals`). Reading looks up
+classes among those already known; it imports nothing and runs nothing.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _text(value: Any) -> str:
 def convention_of(
     data: CallData | None, tensors: Sequence[Input], ranges: dict[str, tuple[int, int | None]], where: str
 ) -> Convention:
-    """Calling convention of a file that takes these tensors. LoadError if the data is inconsistent; with a class unknown here,
-    tensors are passed flat.
+    """Calling convention of a file that takes these tensors. LoadError if the data is inconsistent; with a class
+    unknown here, tensors are passed flat.
     """
     if data is None:
         return Convention(why_flat="it says nothing of how its tensors are arranged: an older quantc wrote it")

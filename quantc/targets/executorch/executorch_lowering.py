@@ -35,9 +35,9 @@ def lower(
 ) -> Pte:
     """Lower a quantized program in Q/DQ form to ExecuTorch. The program is not modified.
 
-    `partitioners` assign ops to delegates, the first one first; XNNPACK's by default. `largest` is the size up to which memory is reserved for
-    unbounded dynamic dimensions: one for all (64 by default), or by symbol. A batch dimension that is dynamic by default only is fixed to that of
-    the example inputs, unless `largest` is given.
+    `partitioners` assign ops to delegates, the first one first; XNNPACK's by default. `largest` is the size up to which
+    memory is reserved for unbounded dynamic dimensions: one for all (64 by default), or by symbol. A batch dimension
+    that is dynamic by default only is fixed to that of the example inputs, unless `largest` is given.
     """
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     _check_form(program)
@@ -158,8 +158,8 @@ def _begin_states(manager: Any) -> None:
 
 
 def _restore_ranges(manager: Any) -> None:
-    """Sizes may be what the export says. On the way torch asks which convolution is fastest for the sizes at hand, and notes
-    the answer as if it were a bound: memory would be set aside for no more than 15 images."""
+    """Sizes may be what the export says. On the way torch asks which convolution is fastest for the sizes at hand, and
+    notes the answer as if it were a bound: memory would be set aside for no more than 15 images."""
     program = manager.exported_program()
     for node in program.graph.find_nodes(op="placeholder"):
         for size in getattr(node.meta.get("val"), "shape", ()):

@@ -24,8 +24,8 @@ LARGEST = 64
 
 
 def size_ranges(program: Program, largest: int | Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Range of each dynamic dimension, with an upper bound: its own, or the one for all. A named dimension gets no more memory than
-    `largest` says, whatever its bound.
+    """Range of each dynamic dimension, with an upper bound: its own, or the one for all. A named dimension gets no more
+    memory than `largest` says, whatever its bound.
     """
     known = program.signature.ranges
     named = {} if isinstance(largest, int) else _by_symbol(largest, known)
@@ -72,8 +72,8 @@ def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> Exporte
 
 
 def keeps_state(program: ExportedProgram) -> bool:
-    """True if an exported program writes to its own buffers. Writes to inputs are refused: ExecuTorch returns written values before
-    the outputs, and leaves the caller's tensor unchanged.
+    """True if an exported program writes to its own buffers. Writes to inputs are refused: ExecuTorch returns written
+    values before the outputs, and leaves the caller's tensor unchanged.
     """
     targets = [node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)]
     if not any(target._schema.is_mutable for target in targets):

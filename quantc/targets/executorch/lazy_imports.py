@@ -24,8 +24,8 @@ def package(name: str) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager that suppresses foreign warnings: torchao's about libraries for other machines, and torch's about deprecated
-    APIs that ExecuTorch still uses.
+    """Context manager that suppresses foreign warnings: torchao's about libraries for other machines, and torch's about
+    deprecated APIs that ExecuTorch still uses.
     """
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
@@ -46,8 +46,8 @@ def unwarned() -> Iterator[None]:
 
 @cache
 def runtime() -> Any:
-    """ExecuTorch's runtime, with kernels for quantized ops that no delegate took. It gets as many threads as torch has at the first
-    use: delegates keep the number they were made with.
+    """ExecuTorch's runtime, with kernels for quantized ops that no delegate took. It gets as many threads as torch has
+    at the first use: delegates keep the number they were made with.
     """
     package("executorch.kernels.quantized")
     found = package("executorch.runtime").Runtime.get()

@@ -1,7 +1,8 @@
 """Legalization of batched matmuls for XNNPACK: `bmm` with one batch axis, and no scalar operands.
 
-Attention is made of these. Every op the partitioner does not know splits the delegated subgraph and runs on slow portable kernels. Scale and
-softmax between the two matmuls of attention are computed on the batched shape as well: in the delegate a reshape is a copy.
+Attention is made of these. Every op the partitioner does not know splits the delegated subgraph and runs on slow
+portable kernels. Scale and softmax between the two matmuls of attention are computed on the batched shape as well: in
+the delegate a reshape is a copy.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def _is_conv_of_levels(node: fx.Node) -> bool:
 
 
 def _over_blocks(program: Program, node: fx.Node) -> None:
-    """The levels of an image as those of its blocks, and a convolution of them; the padding, which is not the same on both
-    sides any more, is an op before it."""
+    """The levels of an image as those of its blocks, and a convolution of them; the padding, which is not the same on
+    both sides any more, is an op before it."""
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
     image, levels = tensor_type(x), _plain_levels(program, weight)
     settings = (argument(node, name) for name in ("stride", "padding", "dilation", "groups"))

@@ -1,8 +1,8 @@
 """Legalization for XNNPACK's partitioner. Values stay the same; the delegate matches ops by name.
 
-It fuses `hardtanh` but not `clamp` as an epilogue; it finds per-row scales itself where it sees torch's op for that; it knows `reshape` of all
-views, `slice` of all partial reads, `bmm` of all matmuls; it computes on int8, not uint8; and it clamps to the full int8 range, whatever a
-quantize op says.
+It fuses `hardtanh` but not `clamp` as an epilogue; it finds per-row scales itself where it sees torch's op for that; it
+knows `reshape` of all views, `slice` of all partial reads, `bmm` of all matmuls; it computes on int8, not uint8; and it
+clamps to the full int8 range, whatever a quantize op says.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ def is_mean_of_any_number(node: fx.Node) -> bool:
 
 
 def _pooled(program: Program, node: fx.Node) -> None:
-    """As a pool, which the delegate computes in float. Its int8 mean reads memory that is not its own where a batch is larger than
-    those before (ExecuTorch 1.4.1); a file that is used elsewhere would yield other numbers there."""
+    """As a pool, which the delegate computes in float. Its int8 mean reads memory that is not its own where a batch is
+    larger than those before (ExecuTorch 1.4.1); a file that is used elsewhere would yield other numbers there."""
     source = node.all_input_nodes[0]
     kind = tensor_type(source)
     if kind is not None:

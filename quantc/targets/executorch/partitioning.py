@@ -1,7 +1,8 @@
 """Partitioner wrappers that undo partial markings and report refusals.
 
-XNNPACK's partitioner marks the quantize and dequantize ops around an op as fused while it still checks whether it can take the op. If it
-cannot, the marks stay, and marked ops do nothing in the delegate: integers are read as floats. So the marks of refused ops are removed.
+XNNPACK's partitioner marks the quantize and dequantize ops around an op as fused while it still checks whether it can
+take the op. If it cannot, the marks stay, and marked ops do nothing in the delegate: integers are read as floats. So
+the marks of refused ops are removed.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def _is_number(node: fx.Node) -> bool:
 class _Careful:
     """A check of constraints that leaves nothing behind if it fails.
 
-    What is in a branch or a loop is left to ExecuTorch's own kernels: the check takes it, the delegate does not look there,
-    and the op would be left without a kernel.
+    What is in a branch or a loop is left to ExecuTorch's own kernels: the check takes it, the delegate does not look
+    there, and the op would be left without a kernel.
     """
 
     def __init__(self, check: Any) -> None:

@@ -1,7 +1,7 @@
 """`.pte` files: their header, and the seal that quantc appends after ExecuTorch's content.
 
-ExecuTorch trusts the sizes and weights in a file. The header gives the required length, and the seal, a digest of everything before it,
-proves that nothing was damaged.
+ExecuTorch trusts the sizes and weights in a file. The header gives the required length, and the seal, a digest of
+everything before it, proves that nothing was damaged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(data: bytes, where: str) -> bytes:
-    """Content of a file; LoadError if it is not a `.pte`, truncated, extended, or differs from what was sealed. Files of other writers
-    have no seal.
+    """Content of a file; LoadError if it is not a `.pte`, truncated, extended, or differs from what was sealed. Files
+    of other writers have no seal.
     """
     if data[4:8] != MAGIC:
         raise LoadError("this is no .pte file: it does not begin as one", where=where, advice=ADVICE)

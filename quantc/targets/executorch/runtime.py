@@ -21,8 +21,9 @@ ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and co
 
 
 def in_order(x: Tensor) -> Tensor:
-    """A contiguous plain tensor with canonical strides: ExecuTorch relies on these also for axes of size 1, where torch calls any
-    stride contiguous. Negated views are resolved, since ExecuTorch reads raw memory, and subclasses are unwrapped.
+    """A contiguous plain tensor with canonical strides: ExecuTorch relies on these also for axes of size 1, where torch
+    calls any stride contiguous. Negated views are resolved, since ExecuTorch reads raw memory, and subclasses are
+    unwrapped.
     """
     if x.is_neg():
         return x.detach().resolve_neg().contiguous()
@@ -44,8 +45,9 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
 class Running:
     """A program in the runtime. One call at a time: it has one set of buffers.
 
-    After calls with smaller inputs, XNNPACK's image means read out of bounds (ExecuTorch 1.4.1, in its own runtime too). So the program is
-    reloaded when an input is larger than those before; a program with state would lose it, and is not reloaded.
+    After calls with smaller inputs, XNNPACK's image means read out of bounds (ExecuTorch 1.4.1, in its own runtime
+    too). So the program is reloaded when an input is larger than those before; a program with state would lose it, and
+    is not reloaded.
     """
 
     def __init__(self, content: bytes, where: str, *, has_state: bool = False) -> None:
@@ -110,8 +112,8 @@ class Running:
         return made
 
     def _make_room(self, inputs: Sequence[Tensor]) -> None:
-        """Load the program anew if an input is larger than those before. Its first call then is one with the largest of each size,
-        so that inputs which are large in turns do not load it each time."""
+        """Load the program anew if an input is larger than those before. Its first call then is one with the largest of
+        each size, so that inputs which are large in turns do not load it each time."""
         if all(map(_holds, self._room, inputs)) and len(self._room) == len(inputs):
             return
         sizes = [tuple(x.shape) for x in inputs]

@@ -1,7 +1,8 @@
 """Recurrent layers as loops.
 
-ExecuTorch's exporter unrolls a recurrent layer step by step, which takes minutes for a few dozen steps. Here the input GEMMs of all steps are
-one linear layer, which a delegate takes like any other, and the steps are one `scan`, whose body is written once.
+ExecuTorch's exporter unrolls a recurrent layer step by step, which takes minutes for a few dozen steps. Here the input
+GEMMs of all steps are one linear layer, which a delegate takes like any other, and the steps are one `scan`, whose body
+is written once.
 """
 
 from __future__ import annotations

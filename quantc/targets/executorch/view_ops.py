@@ -33,8 +33,8 @@ class Mover:
         return made
 
     def move(self, x: fx.Node, op: Any, how: tuple[Any, ...], kind: TensorType) -> fx.Node:
-        """Emit a value-preserving op. A dequantized input is requantized and dequantized again after it: so the delegate knows that it
-        may move levels.
+        """Emit a value-preserving op. A dequantized input is requantized and dequantized again after it: so the
+        delegate knows that it may move levels.
         """
         moved, ops = self.emit(op, (x, *how), kind), decomposed_ops()
         if x.target is not ops.dequantize_per_tensor.default:

@@ -1,8 +1,8 @@
 """Legalization of weight-only ops and grouped weights for XNNPACK and ExecuTorch's own kernels.
 
-XNNPACK multiplies floats by linear weights of 8 or 4 bits with per-channel scales, and dynamically quantized int8 by 4-bit groups. Other linear
-layers dequantize their weight at run time, and convolution weights are dequantized here: a float convolution in the delegate is many times
-faster than one outside it.
+XNNPACK multiplies floats by linear weights of 8 or 4 bits with per-channel scales, and dynamically quantized int8 by
+4-bit groups. Other linear layers dequantize their weight at run time, and convolution weights are dequantized here: a
+float convolution in the delegate is many times faster than one outside it.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def is_linear_alone(node: fx.Node) -> bool:
 
 
 def multiplied(program: Program, node: fx.Node) -> None:
-    """Split a linear into GEMM and bias add: XNNPACK adds no bias to GEMMs of floats by integers. Where XNNPACK does not apply, it is a
-    plain matmul, for which ExecuTorch has a fast kernel.
+    """Split a linear into GEMM and bias add: XNNPACK adds no bias to GEMMs of floats by integers. Where XNNPACK does
+    not apply, it is a plain matmul, for which ExecuTorch has a fast kernel.
     """
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
     product = _whole_product(program, node, x, weight)

@@ -1,8 +1,9 @@
 """Generates one straight-line Python function for a lowered module.
 
-The forward that torch.fx generates looks up each kernel by name and dispatches ATen ops by schema, at every call. The function generated
-here binds kernels to their packed weights, holds constants as names, and calls ATen ops through torch's Python bindings, at half the
-cost. Adjacent kernels exchange tensors of torch's quantized dtypes where both support them.
+The forward that torch.fx generates looks up each kernel by name and dispatches ATen ops by schema, at every call. The
+function generated here binds kernels to their packed weights, holds constants as names, and calls ATen ops through
+torch's Python bindings, at half the cost. Adjacent kernels exchange tensors of torch's quantized dtypes where both
+support them.
 """
 
 from __future__ import annotations
@@ -178,8 +179,8 @@ def why_not_repeated(module: fx.GraphModule) -> str | None:
 def why_not_recorded(module: fx.GraphModule) -> str | None:
     """Reason why one call's dispatch trace does not hold for all calls, as far as the graph shows; None if it may.
 
-    Branches and loops depend on data. They must not even be tried: torch compiles them as they are called, and an aborted attempt
-    breaks torch.cond for other programs as well.
+    Branches and loops depend on data. They must not even be tried: torch compiles them as they are called, and an
+    aborted attempt breaks torch.cond for other programs as well.
     """
     for _, node in _nodes_of_all(module):
         if isinstance(node.target, HigherOrderOperator):

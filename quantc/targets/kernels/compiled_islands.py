@@ -1,7 +1,7 @@
 """`qc.lower(..., compile=True)`: torch.compile fuses the float ops between kernels.
 
-A run of adjacent kernels is an island: one custom op, `quantc::run_island`, opaque to the compiler. Everything between islands
-stays visible to it, including quantize and dequantize, which it fuses.
+A run of adjacent kernels is an island: one custom op, `quantc::run_island`, opaque to the compiler. Everything between
+islands stays visible to it, including quantize and dequantize, which it fuses.
 """
 
 from __future__ import annotations

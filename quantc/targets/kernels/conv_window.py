@@ -69,11 +69,13 @@ class Window:
         return x.new_zeros(torch.convolution(read, by, None, *sizes).shape, dtype=dtype)
 
     def check_onednn(self, x: Any, taps: Sequence[int], inputs: int) -> None:
-        """Refuse windows that onednn's AVX-512 kernels compute wrongly or write out of bounds for: results that cover nothing but
-        padding, and, with one input channel per group, results one element wide and windows over three axes.
+        """Refuse windows that onednn's AVX-512 kernels compute wrongly or write out of bounds for: results that cover
+        nothing but padding, and, with one input channel per group, results one element wide and windows over three
+        axes.
 
-        `x` is the input node; `inputs` counts input channels per group. Where a result's receptive field depends on sizes that are not
-        known statically, it is refused as well. On all processors, since kernels are selected by speed alone.
+        `x` is the input node; `inputs` counts input channels per group. Where a result's receptive field depends on
+        sizes that are not known statically, it is refused as well. On all processors, since kernels are selected by
+        speed alone.
         """
         sizes = _sizes(x, self.axes)
         each = list(zip(sizes, taps, self.padding, self.dilation, strict=True))

@@ -5,8 +5,8 @@ One JSON file per target, written by `python -m benchmarks.costs`:
     {"processor": "…", "rows": [{"kind": "conv2d 3x3 s1", "size": 3136, "channels": [64, 64],
                                  "microseconds": {"onednn": 1410.0, "fbgemm": 1620.0}}]}
 
-Absolute times are those of one processor. Selection only asks for the fastest family at the nearest shape, which varies much
-less between processors.
+Absolute times are those of one processor. Selection only asks for the fastest family at the nearest shape, which varies
+much less between processors.
 """
 
 from __future__ import annotations

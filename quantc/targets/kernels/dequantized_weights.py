@@ -1,7 +1,7 @@
 """Int8 weights of float ops, such as recurrent layers whose state stays float: dequantized once.
 
-Dequantizing at every call takes half as long as the layer itself. So memory holds the weight in float32 only: speed and memory
-of the float model. Files hold int8.
+Dequantizing at every call takes half as long as the layer itself. So memory holds the weight in float32 only: speed and
+memory of the float model. Files hold int8.
 """
 
 from __future__ import annotations

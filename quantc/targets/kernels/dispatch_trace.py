@@ -1,8 +1,8 @@
 """Dispatch traces: the ops that a tensor function dispatches in one call, as data without Python.
 
-A tape is valid for inputs of the same shapes and strides, as long as nothing in the function depends on data. A function that reads
-data, which takes an op with a non-tensor result, or that creates tensors outside torch's dispatcher, has no tape: `NoTapeError` gives
-the reason.
+A tape is valid for inputs of the same shapes and strides, as long as nothing in the function depends on data. A
+function that reads data, which takes an op with a non-tensor result, or that creates tensors outside torch's
+dispatcher, has no tape: `NoTapeError` gives the reason.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def identity(value: Any) -> int:
 
 
 def taped(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[Tape, Sequence[Tensor]]:
-    """The tape of a function for inputs of these shapes, and the results of the recorded call. The inputs must be distinct
-    tensors, as the recorder identifies operands by object.
+    """The tape of a function for inputs of these shapes, and the results of the recorded call. The inputs must be
+    distinct tensors, as the recorder identifies operands by object.
     """
     recorder = _Recorder(leaves)
     with recorder:

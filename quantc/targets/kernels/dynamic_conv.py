@@ -1,7 +1,7 @@
 """Dynamically quantized convolutions: onednn's kernel on x86, with the qparams of the integer form.
 
-torch's own dynamic convolutions (fbgemm, QNNPACK) requantize results onto the input's grid and so clip everything beyond the
-input's range. They are not used; on QNNPACK the integer form runs as written.
+torch's own dynamic convolutions (fbgemm, QNNPACK) requantize results onto the input's grid and so clip everything
+beyond the input's range. They are not used; on QNNPACK the integer form runs as written.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Dynamically quantized linear layers: fbgemm's kernel on x86, QNNPACK's elsewhere.
 
-fbgemm's kernel gets the qparams of the integer form. Both kernels could choose their own, but NaN inputs make them fail or yield
-garbage, and they never choose a scale below 2^-14.
+fbgemm's kernel gets the qparams of the integer form. Both kernels could choose their own, but NaN inputs make them fail
+or yield garbage, and they never choose a scale below 2^-14.
 
-Differences from the integer form: fbgemm adds the zero point before it rounds, so a value halfway between two levels may round to
-the other one; and the bias is added in float32, not in steps of the accumulator.
+Differences from the integer form: fbgemm adds the zero point before it rounds, so a value halfway between two levels
+may round to the other one; and the bias is added in float32, not in steps of the accumulator.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class OfWhole(LinearDynamic):
 
 
 class OnOwnScale(OfWhole):
-    """Per-tensor dynamic quantization with the scale that fbgemm's kernel finds itself: torch's, which differs from the integer
-    form's near the smallest scale. Registered for no op: modules that keep torch's scales use it.
+    """Per-tensor dynamic quantization with the scale that fbgemm's kernel finds itself: torch's, which differs from the
+    integer form's near the smallest scale. Registered for no op: modules that keep torch's scales use it.
 
     The kernel hides non-finite inputs, so they are checked for; values whose square overflows count as non-finite.
     """
@@ -195,8 +195,8 @@ class OnOwnScale(OfWhole):
 class OfRows(OfWhole):
     """Per-row (per-token) dynamic quantization.
 
-    fbgemm supports a single scale. So rows are divided by their scales first, the kernel multiplies with scale 1, and its sums are
-    corrected by the zero points, weighted with the row sums of the weight, and by the scales.
+    fbgemm supports a single scale. So rows are divided by their scales first, the kernel multiplies with scale 1, and
+    its sums are corrected by the zero points, weighted with the row sums of the weight, and by the scales.
     """
 
     name: ClassVar[str] = "fbgemm linear, by rows"

@@ -21,7 +21,8 @@ HIGHEST_LEVEL = 255
 def float32(number: float) -> float:
     """A number rounded to float32.
 
-    Rounding a sum, difference, product or quotient of two float32 numbers to float64 first does not change its float32 value.
+    Rounding a sum, difference, product or quotient of two float32 numbers to float64 first does not change its float32
+    value.
     """
     return ctypes.c_float(number).value
 

@@ -1,11 +1,11 @@
 """Dynamically quantized recurrent layers: torch's ops for sequences and cells, or step by step.
 
-torch's ops find scales in one way only: affine, per tensor, not below 2^-14. They hide non-finite values, so those are checked for
-and left to the integer form. Everything else, and layers that torch has no op for, runs the steps of the integer form on the
-kernels of linear layers.
+torch's ops find scales in one way only: affine, per tensor, not below 2^-14. They hide non-finite values, so those are
+checked for and left to the integer form. Everything else, and layers that torch has no op for, runs the steps of the
+integer form on the kernels of linear layers.
 
-Differences from the integer form are those of the linear kernels: biases are added in float32, and a value halfway between two
-levels may round to the other one.
+Differences from the integer form are those of the linear kernels: biases are added in float32, and a value halfway
+between two levels may round to the other one.
 """
 
 from __future__ import annotations

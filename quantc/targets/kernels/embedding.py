@@ -1,8 +1,8 @@
 """Quantized embedding tables: rows are looked up in their stored format, and only those are dequantized.
 
-fbgemm looks up and dequantizes 8-bit rows in one op: each row is followed by its scale and offset. Where the offset of a zero point
-is not representable in float32, scales are applied afterwards, so that rounding does not change. fbgemm's 4-bit kernels are not
-used: they take float16 scales only.
+fbgemm looks up and dequantizes 8-bit rows in one op: each row is followed by its scale and offset. Where the offset of
+a zero point is not representable in float32, scales are applied afterwards, so that rounding does not change. fbgemm's
+4-bit kernels are not used: they take float16 scales only.
 """
 
 from __future__ import annotations

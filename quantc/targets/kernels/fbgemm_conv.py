@@ -1,7 +1,7 @@
 """Int8 convolutions: fbgemm's kernels on x86, which support asymmetric weights.
 
-They read and write tensors of torch's quantized dtypes, which share memory with plain ones: converting there and back takes 10 to
-25 µs, about as much as a call is cheaper than one of onednn.
+They read and write tensors of torch's quantized dtypes, which share memory with plain ones: converting there and back
+takes 10 to 25 µs, about as much as a call is cheaper than one of onednn.
 """
 
 from __future__ import annotations

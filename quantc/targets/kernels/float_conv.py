@@ -2,8 +2,8 @@
 
 Weights are not packed: a weight packed for one input shape is many times slower for others.
 
-For 8-bit results the multipliers are folded into the weights, so that only rounding is left: the error of float32 sums is far below
-one step. For float results they are applied afterwards, and integer sums are exact up to 2^24.
+For 8-bit results the multipliers are folded into the weights, so that only rounding is left: the error of float32 sums
+is far below one step. For float results they are applied afterwards, and integer sums are exact up to 2^24.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Epilogue arguments (multiplier, zero point, clamp, dtype) of an integer conv, linear or matmul, as float kernels take them.
 
-The integer form multiplies accumulators by M = sx·sw/so and rounds. Kernels take the three scales separately, but only their
-quotient matters: input and output scale are 1 here, and the weight's scale is M.
+The integer form multiplies accumulators by M = sx·sw/so and rounds. Kernels take the three scales separately, but only
+their quotient matters: input and output scale are 1 here, and the weight's scale is M.
 """
 
 from __future__ import annotations

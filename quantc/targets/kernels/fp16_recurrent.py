@@ -1,8 +1,9 @@
 """Weight-only LSTM and GRU layers whose weights are exact in float16: fp16, and groups with scales of few bits.
 
-fbgemm multiplies float32 inputs by float16 weights and accumulates in float32, so each step reads half the memory. That pays off
-where a layer's weights do not fit the cache: measured 1.2 to 6 times as fast as float on one thread. Small layers are faster in
-float, on torch's own op; so are weights with a scale per row, which torch's sequence op does not support.
+fbgemm multiplies float32 inputs by float16 weights and accumulates in float32, so each step reads half the memory. That
+pays off where a layer's weights do not fit the cache: measured 1.2 to 6 times as fast as float on one thread. Small
+layers are faster in float, on torch's own op; so are weights with a scale per row, which torch's sequence op does not
+support.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Weights that float16 represents exactly, up to one factor per output.
 
-fbgemm multiplies float32 inputs by float16 weights and accumulates in float32, so a weight that is exact in float16 loses nothing
-and half the memory is read. 8-bit integers and fp8 numbers are exact: the scale of their channel is the factor. Groups with scales
-of few significant bits are exact as they are. A power of two brings values into float16's range; that is exact too, and the factor
-undoes it.
+fbgemm multiplies float32 inputs by float16 weights and accumulates in float32, so a weight that is exact in float16
+loses nothing and half the memory is read. 8-bit integers and fp8 numbers are exact: the scale of their channel is the
+factor. Groups with scales of few significant bits are exact as they are. A power of two brings values into float16's
+range; that is exact too, and the factor undoes it.
 """
 
 from __future__ import annotations

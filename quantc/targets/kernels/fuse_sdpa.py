@@ -1,7 +1,7 @@
 """Fuses float attention back into SDPA: matmul, scale, softmax, matmul become torch's fused kernel.
 
-Backends decompose attention to quantize its matmuls. Where none was quantized, as in dynamic mode, the fused op is faster and no
-less exact.
+Backends decompose attention to quantize its matmuls. Where none was quantized, as in dynamic mode, the fused op is
+faster and no less exact.
 """
 
 from __future__ import annotations

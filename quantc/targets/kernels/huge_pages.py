@@ -1,9 +1,9 @@
 """Huge pages for large weights: streaming a weight once, as for a single row, is faster on them.
 
-Processors prefetch within a page and look up each new page in the TLB. With 2 MiB pages instead of 4 KiB, a 4096-wide linear layer
-takes a sixth less time for one row. Linux gives huge pages to memory that asks for them (madvise), and the kernels that pack weights
-do not ask. So packing runs in a thread of its own, which allocates from a separate arena; memory that the process gained meanwhile is
-then advised. This is a hint: where the system ignores it, nothing changes.
+Processors prefetch within a page and look up each new page in the TLB. With 2 MiB pages instead of 4 KiB, a 4096-wide
+linear layer takes a sixth less time for one row. Linux gives huge pages to memory that asks for them (madvise), and the
+kernels that pack weights do not ask. So packing runs in a thread of its own, which allocates from a separate arena;
+memory that the process gained meanwhile is then advised. This is a hint: where the system ignores it, nothing changes.
 """
 
 from __future__ import annotations

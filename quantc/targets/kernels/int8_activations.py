@@ -1,7 +1,7 @@
 """Lookup tables for unary functions between 8-bit tensors, in place of dequantize, float32 op and quantize.
 
-Activations that no kernel fuses as an epilogue stay float, though their input and output may be 8-bit. 8 bits have 256 values: the
-result for each is computed once, by the ops themselves.
+Activations that no kernel fuses as an epilogue stay float, though their input and output may be 8-bit. 8 bits have 256
+values: the result for each is computed once, by the ops themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Int8 convolutions: onednn's kernels on x86, with fused residual add and activation epilogues.
 
-onednn's binary sum writes its result over the other summand. That is allowed if this is the summand's last use; otherwise it gets
-a copy.
+onednn's binary sum writes its result over the other summand. That is allowed if this is the summand's last use;
+otherwise it gets a copy.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Conv(ByteConv):
         return self._packed_for(None)
 
     def pack_for(self, *inputs: Tensor) -> Any:
-        """Packed weight for inputs of this shape. Without a shape onednn guesses; a wrong guess repacks the weight at every call,
-        which takes up to twice as long as the call itself.
+        """Packed weight for inputs of this shape. Without a shape onednn guesses; a wrong guess repacks the weight at
+        every call, which takes up to twice as long as the call itself.
         """
         return self._packed_for(shape_to_pack_for(self.window, self.rows().shape, inputs[0]))
 
@@ -210,9 +210,9 @@ def conv_curve(call: Call) -> Placement:
 def settle_summands(program: Program) -> None:
     """Let residual adds write over their summand where that is not observable.
 
-    Run after all kernels are placed, since a sum reads its convolution's inputs at its own position. The summand must be memory of its
-    own, made by a kernel; all its other uses must come before and be kernels, which keep no view of it; and it must not be the
-    convolution's input.
+    Run after all kernels are placed, since a sum reads its convolution's inputs at its own position. The summand must
+    be memory of its own, made by a kernel; all its other uses must come before and be kernels, which keep no view of
+    it; and it must not be the convolution's input.
     """
     for _, graph in program.graphs():
         order = {node: position for position, node in enumerate(graph.nodes)}

@@ -94,8 +94,8 @@ class ByteConv(Kernel):
         self.window.check_onednn(call.node.args[0], rows[-self.window.axes :], rows[1])
 
     def check_reach(self, bits: int) -> None:
-        """Refuse sums that may overflow an integer of `bits` bits in steps of the result: kernels that round before they clamp turn
-        these into the lowest level.
+        """Refuse sums that may overflow an integer of `bits` bits in steps of the result: kernels that round before
+        they clamp turn these into the lowest level.
         """
         zero, bias = self.x_zero_point, self.optional_buffer("bias")
         most = torch.iinfo(torch.uint8).max

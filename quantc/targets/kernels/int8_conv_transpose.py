@@ -1,8 +1,9 @@
 """Int8 transposed convolutions, run as ordinary convolutions.
 
-Each becomes a convolution with one output per phase of the stride: with stride 2 on two axes, four times the outputs, interleaved
-afterwards. So they support everything that ordinary ones do. onednn's own kernels are not reachable from torch; fbgemm's have one
-scale for the whole weight, and were measured two to ten times slower, except for windows that do not overlap.
+Each becomes a convolution with one output per phase of the stride: with stride 2 on two axes, four times the outputs,
+interleaved afterwards. So they support everything that ordinary ones do. onednn's own kernels are not reachable from
+torch; fbgemm's have one scale for the whole weight, and were measured two to ten times slower, except for windows that
+do not overlap.
 
 For positions t = stride·q + r on an axis, and taps κ = stride·j + r of the weight W:
 

@@ -1,8 +1,8 @@
 """8-bit elementwise kernels (add, mul, requantize) and the quantize/dequantize boundary.
 
-Values are computed in float32, in steps of the result, and rounded once. 8-bit levels are exact in float32, and an unclamped result
-has at most 256 levels: so float32 error moves only a few results that lie halfway between two levels, and none by more than one level.
-Only sums with cancelling terms could lose more; they are refused where they could.
+Values are computed in float32, in steps of the result, and rounded once. 8-bit levels are exact in float32, and an
+unclamped result has at most 256 levels: so float32 error moves only a few results that lie halfway between two levels,
+and none by more than one level. Only sums with cancelling terms could lose more; they are refused where they could.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def one_number(call: Call, value: Any) -> float:
 def real(x: Tensor, scale: float, zero_point: int) -> Tensor:
     """Dequantized float32 tensor: new memory that may be overwritten, with the strides of the input.
 
-    torch's dequantize keeps channels-last strides and makes all others contiguous, though every float op keeps them: results would have
-    other strides than the model's.
+    torch's dequantize keeps channels-last strides and makes all others contiguous, though every float op keeps them:
+    results would have other strides than the model's.
     """
     if x.is_contiguous() or _is_channels_last(x):
         return as_quantized(x, scale, zero_point).dequantize()

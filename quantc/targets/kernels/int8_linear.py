@@ -1,9 +1,10 @@
 """Int8 linear layers on fbgemm and onednn.
 
-fbgemm packs its weight once and is several times faster than onednn for few rows. onednn packs at every call, which many rows
-amortize, and fuses activations.
+fbgemm packs its weight once and is several times faster than onednn for few rows. onednn packs at every call, which
+many rows amortize, and fuses activations.
 
-Both accept float32 and quantize it themselves: fbgemm while it packs the rows, so that the uint8 tensor is never written.
+Both accept float32 and quantize it themselves: fbgemm while it packs the rows, so that the uint8 tensor is never
+written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fused kernels for linear, activation and quantize.
 
-onednn applies some activations as it writes results, in real units: with the true scales. Values between GEMM and quantize are
-float32, as in the unfused ops.
+onednn applies some activations as it writes results, in real units: with the true scales. Values between GEMM and
+quantize are float32, as in the unfused ops.
 """
 
 from __future__ import annotations

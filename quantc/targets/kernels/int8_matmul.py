@@ -1,5 +1,5 @@
-"""Matmuls of two activations. No kernel multiplies batches of 8-bit matrices, and the operands are small: they are dequantized
-to float32, where sums of some hundred 8-bit products are exact, and the result is requantized in one op.
+"""Matmuls of two activations. No kernel multiplies batches of 8-bit matrices, and the operands are small: they are
+dequantized to float32, where sums of some hundred 8-bit products are exact, and the result is requantized in one op.
 """
 
 from __future__ import annotations

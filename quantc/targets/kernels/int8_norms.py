@@ -1,7 +1,7 @@
 """8-bit norms and softmax, computed in float32 and rounded once.
 
-torch's norms of quantized tensors are not used: they compute the variance as the difference of two large float32 numbers, which
-cancels in nearly constant rows; and they are no faster.
+torch's norms of quantized tensors are not used: they compute the variance as the difference of two large float32
+numbers, which cancels in nearly constant rows; and they are no faster.
 """
 
 from __future__ import annotations

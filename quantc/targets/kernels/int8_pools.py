@@ -1,7 +1,7 @@
 """8-bit pooling and upsampling: max pool, average pool, nearest upsampling.
 
-torch's kernels vectorize over channels in channels-last memory format, where they are several times as fast. So contiguous inputs
-are converted first, if they have enough channels.
+torch's kernels vectorize over channels in channels-last memory format, where they are several times as fast. So
+contiguous inputs are converted first, if they have enough channels.
 """
 
 from __future__ import annotations

@@ -45,9 +45,10 @@ class Form(Enum):
 class Kernel(nn.Module, ABC):
     """One op on a CPU kernel.
 
-    `pack` makes the kernel's packed weights from the module's plain buffers; `run` calls the kernel. Packed weights are opaque to torch:
-    they are in no state dict, and copies and pickles are made without them. `run` must not write to the module, since several threads may
-    call it at once; nor may it read plain weights, which are dropped once the packed ones hold them too.
+    `pack` makes the kernel's packed weights from the module's plain buffers; `run` calls the kernel. Packed weights are
+    opaque to torch: they are in no state dict, and copies and pickles are made without them. `run` must not write to
+    the module, since several threads may call it at once; nor may it read plain weights, which are dropped once the
+    packed ones hold them too.
     """
 
     name: ClassVar[str]

@@ -1,7 +1,7 @@
 """Difference between each kernel and the op it replaces, on the same inputs.
 
-A kernel that quantizes its input may round a value halfway between two levels to the other one. So the levels it makes are compared
-with the program's, and its op is run on them.
+A kernel that quantizes its input may round a value halfway between two levels to the other one. So the levels it makes
+are compared with the program's, and its op is run on them.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ BY_MEMORY: tuple[Any, ...] = (torch.ops.aten.as_strided.default,)
 
 
 def in_usual_order(program: Program) -> None:
-    """Restore the model's memory format for outputs and for ops that depend on strides: contiguous tensors and views of such.
-    Kernels yield channels-last images, and ATen ops propagate that.
+    """Restore the model's memory format for outputs and for ops that depend on strides: contiguous tensors and views of
+    such. Kernels yield channels-last images, and ATen ops propagate that.
     """
     for _, graph in program.graphs():
         for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
@@ -127,8 +127,8 @@ def in_usual_order(program: Program) -> None:
 
 
 def _keeps_views(program: Program, result: fx.Node) -> bool:
-    """Have a kernel that yields a result leave it as views have turned what it reads, as the op it runs would: the tensor
-    below the views is put in order, not the result. False if it is no such kernel, or reads no view."""
+    """Have a kernel that yields a result leave it as views have turned what it reads, as the op it runs would: the
+    tensor below the views is put in order, not the result. False if it is no such kernel, or reads no view."""
     kernel = attribute(program.owner(result.graph), str(result.target)) if result.op == "call_module" else None
     source = result.args[0] if result.args else None
     if not isinstance(kernel, Kernel) or not kernel.keeps_order or not isinstance(source, fx.Node):

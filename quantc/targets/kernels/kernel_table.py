@@ -3,8 +3,8 @@
     @kernel("x86", "linear_dynamic")
     def fbgemm(call: Call) -> Kernel: ...
 
-A maker inspects one call and returns its kernel, or raises NoKernelError with the reason. Kernel selection decides among several; an
-op without any runs as the integer form writes it, which is exact and slower.
+A maker inspects one call and returns its kernel, or raises NoKernelError with the reason. Kernel selection decides
+among several; an op without any runs as the integer form writes it, which is exact and slower.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ MAX_SHAPES = 256
 class Lowered(nn.Module):
     """A quantized program on the kernels of a target. Called like the model; `placed` lists the kernel of each op.
 
-    Thread-safe. Weights are plain until the first call, which packs them; from then on only packed weights are held, where they can be
-    unpacked again.
+    Thread-safe. Weights are plain until the first call, which packs them; from then on only packed weights are held,
+    where they can be unpacked again.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Lowered(nn.Module):
 
     @property
     def module(self) -> fx.GraphModule:
-        """The lowered module, from flat inputs to flat outputs. Not a submodule, or torch.export would take its tensors along with
-        those of the portable program.
+        """The lowered module, from flat inputs to flat outputs. Not a submodule, or torch.export would take its tensors
+        along with those of the portable program.
         """
         return self._running.module
 
@@ -100,8 +100,8 @@ class Lowered(nn.Module):
 
     @property
     def program(self) -> Program:
-        """The portable form: the program in integer form, on plain tensors. It can be saved, copied, exported and compiled. Weights
-        that only kernels hold are unpacked at each access.
+        """The portable form: the program in integer form, on plain tensors. It can be saved, copied, exported and
+        compiled. Weights that only kernels hold are unpacked at each access.
         """
         with self._settling:
             return self._holdings.whole()
@@ -281,8 +281,8 @@ class Lowered(nn.Module):
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program and its kernel selection to a file. Packed weights are not saved: `qc.load` gives a module that packs
-        its weights again, on the same kernels, without timing anything.
+        """Write the program and its kernel selection to a file. Packed weights are not saved: `qc.load` gives a module
+        that packs its weights again, on the same kernels, without timing anything.
         """
         save(self.program, path, self.lowering)
 
@@ -379,16 +379,16 @@ def lower(
 ) -> Lowered:
     """Lower a quantized program to the kernels of a target: "x86" or "qnnpack".
 
-    `program` is the result of `qc.convert`, in Q/DQ or integer form, or a lowered module to be lowered differently; it is not modified.
-    Kernels compute what the integer form does, within one step; ops without a kernel on the target run as the integer form writes
-    them, and `lowered.placed` gives the reason.
+    `program` is the result of `qc.convert`, in Q/DQ or integer form, or a lowered module to be lowered differently; it
+    is not modified. Kernels compute what the integer form does, within one step; ops without a kernel on the target run
+    as the integer form writes them, and `lowered.placed` gives the reason.
 
-    Where several kernels support an op, a cost table decides. `tune=True` times them on this machine, on the program's example inputs,
-    or on given inputs: `tune=(x,)`; measured times are cached. `allow_float=True` permits computing 8-bit GEMMs and convolutions in
-    float where that is faster.
+    Where several kernels support an op, a cost table decides. `tune=True` times them on this machine, on the program's
+    example inputs, or on given inputs: `tune=(x,)`; measured times are cached. `allow_float=True` permits computing
+    8-bit GEMMs and convolutions in float where that is faster.
 
-    `compile=True` lets torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes seconds to minutes at the
-    first call, after which both forms are timed: the faster one stays, and the headline names it.
+    `compile=True` lets torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes seconds
+    to minutes at the first call, after which both forms are timed: the faster one stays, and the headline names it.
     """
     from quantc import pipelines
 

@@ -1,8 +1,8 @@
 """Lowered modules under torch.compile and torch.export.
 
-torch.compile sees one opaque op, `quantc::run_lowered`: packed weights are opaque to it, and nothing is gained by decomposing the
-module. The op takes the module's key. torch.export sees the portable program instead, since its output must run without quantc's
-module.
+torch.compile sees one opaque op, `quantc::run_lowered`: packed weights are opaque to it, and nothing is gained by
+decomposing the module. The op takes the module's key. torch.export sees the portable program instead, since its output
+must run without quantc's module.
 """
 
 from __future__ import annotations

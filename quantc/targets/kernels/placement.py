@@ -225,8 +225,9 @@ def _on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
 
 
 def _copy_returned_constants(draft: Program) -> None:
-    """Have results be memory of the caller's own where they would be constants, or parts of them: whoever then writes to a
-    result would change what later calls compute. What a program writes to itself stays shared, as it is in the model."""
+    """Have results be memory of the caller's own where they would be constants, or parts of them: whoever then writes
+    to a result would change what later calls compute. What a program writes to itself stays shared, as it is in the
+    model."""
     if why_not_repeated(draft.module) is not None:
         return
     (output,) = draft.graph.find_nodes(op="output")

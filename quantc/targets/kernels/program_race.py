@@ -1,8 +1,8 @@
 """Whole-program race: times several variants of one lowered program, interleaved.
 
-A kernel's own time is not its full cost: code of another family must come into the cache, an add that one family fuses is a separate op
-in another, and tensors change form between families. So tuning ends with a race of whole programs: each op on its own fastest kernel,
-all by the cost table, and all of one family.
+A kernel's own time is not its full cost: code of another family must come into the cache, an add that one family fuses
+is a separate op in another, and tensors change form between families. So tuning ends with a race of whole programs:
+each op on its own fastest kernel, all by the cost table, and all of one family.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """8-bit activations as lookup tables: sigmoid, tanh, hardswish, leaky relu, gelu and others.
 
-QNNPACK uses such tables too, but torch rebuilds them at each call. Python's `bytes.translate` is the fastest lookup available: two to
-three times as fast as torch indexing, and exact.
+QNNPACK uses such tables too, but torch rebuilds them at each call. Python's `bytes.translate` is the fastest lookup
+available: two to three times as fast as torch indexing, and exact.
 """
 
 from __future__ import annotations

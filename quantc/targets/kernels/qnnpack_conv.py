@@ -1,5 +1,5 @@
-"""Int8 convolutions on QNNPACK. First layers of image models have few channels and wide windows, which the kernels handle
-badly: there the rows of a window are laid out as channels.
+"""Int8 convolutions on QNNPACK. First layers of image models have few channels and wide windows, which the kernels
+handle badly: there the rows of a window are laid out as channels.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ MIN_CHANNELS = 32
 
 
 class ConvOfRows(Conv):
-    """Convolution with each window row laid out as channels: they are adjacent in memory, and the kernels read eight channels
-    in the time of one.
+    """Convolution with each window row laid out as channels: they are adjacent in memory, and the kernels read eight
+    channels in the time of one.
     """
 
     name: ClassVar[str] = "QNNPACK conv of rows"

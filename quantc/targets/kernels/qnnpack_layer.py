@@ -1,8 +1,8 @@
 """Int8 linear layers and convolutions on QNNPACK, for Arm and x86.
 
-QNNPACK subtracts zero points in 16 bits and accumulates in 32, so that no sum saturates, multiplies by a float32 per channel, and rounds
-to even: as the integer form does, as long as sum times multiplier fits 32 bits. Weights may be asymmetric. A packed weight knows its
-engine, so no process-wide engine is set.
+QNNPACK subtracts zero points in 16 bits and accumulates in 32, so that no sum saturates, multiplies by a float32 per
+channel, and rounds to even: as the integer form does, as long as sum times multiplier fits 32 bits. Weights may be
+asymmetric. A packed weight knows its engine, so no process-wide engine is set.
 
 torch keeps the original weight beside the packed one, and there is no way to release it.
 """

@@ -1,7 +1,8 @@
 """Kernels shared by both targets: they need no engine's packing and no instruction set.
 
-QNNPACK has its own kernels for adds, pools and activations. torch uses them only if QNNPACK is the process-wide engine, which is not
-ours to choose; and they are no better: its adds round twice, and its activations are lookup tables rebuilt at each call.
+QNNPACK has its own kernels for adds, pools and activations. torch uses them only if QNNPACK is the process-wide engine,
+which is not ours to choose; and they are no better: its adds round twice, and its activations are lookup tables rebuilt
+at each call.
 """
 
 from __future__ import annotations

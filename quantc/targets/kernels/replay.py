@@ -1,10 +1,11 @@
 """Records a lowered module once per input shape and replays it through the TorchScript interpreter.
 
-Between two kernels of some dozen microseconds, Python takes about five to process twenty arguments, and evicts their code and data from
-the cache. The TorchScript interpreter takes less than one. Nothing is compiled and every op is the same, so results are bit-exact.
+Between two kernels of some dozen microseconds, Python takes about five to process twenty arguments, and evicts their
+code and data from the cache. The TorchScript interpreter takes less than one. Nothing is compiled and every op is the
+same, so results are bit-exact.
 
-A recording is validated before use: two recordings on different data must have the same steps on the same tensors, and the graph must
-yield the same bits as the function.
+A recording is validated before use: two recordings on different data must have the same steps on the same tensors, and
+the graph must yield the same bits as the function.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ Run = Callable[..., Sequence[Any]]
 class Replayed:
     """A tensor function, replayed from a recording for inputs whose shapes and strides were seen before.
 
-    `watched` are inputs that must be finite; `alarm` is called with all inputs if one may not be. A recording sums up such inputs as part of
-    its graph, which takes half as long as a separate check.
+    `watched` are inputs that must be finite; `alarm` is called with all inputs if one may not be. A recording sums up
+    such inputs as part of its graph, which takes half as long as a separate check.
     """
 
     def __init__(self, line: Run, watched: Sequence[int] = (), alarm: Callable[[Sequence[Any]], None] | None = None):
@@ -198,8 +199,8 @@ def _copied(leaf: Tensor) -> Tensor:
 
 
 def _turned(leaf: Tensor) -> Tensor:
-    """The same numbers elsewhere in another order, lying in memory as they do. What is not float may be a place in another
-    tensor, or a length, and stays in order."""
+    """The same numbers elsewhere in another order, lying in memory as they do. What is not float may be a place in
+    another tensor, or a length, and stays in order."""
     turned = _copied(leaf)
     if not leaf.is_floating_point():
         return turned

@@ -1,5 +1,5 @@
-"""Linear layers with a fused residual add of float results, as in transformer branches: onednn adds as it writes, bit-identical to
-the two ops.
+"""Linear layers with a fused residual add of float results, as in transformer branches: onednn adds as it writes,
+bit-identical to the two ops.
 
 It adds in place if this is the summand's last use; otherwise the result is new memory.
 """
@@ -111,8 +111,8 @@ def _absorb(program: Program, graph: fx.Graph, node: fx.Node, own: fx.Node, laye
 
 
 def settle_float_summands(program: Program) -> None:
-    """Let adds write over their summand where that is not observable: it is memory of its own, all its other uses come before,
-    and none of them keeps a view of it.
+    """Let adds write over their summand where that is not observable: it is memory of its own, all its other uses come
+    before, and none of them keeps a view of it.
     """
     for _, graph in program.graphs():
         order = {node: position for position, node in enumerate(graph.nodes)}

@@ -1,7 +1,7 @@
 """Warnings for sums that saturate on the current processor.
 
-`convert` prevents saturation for the backend's instruction set. But a program may have been converted for another one, or a config may
-have asked for more bits than are safe.
+`convert` prevents saturation for the backend's instruction set. But a program may have been converted for another one,
+or a config may have asked for more bits than are safe.
 """
 
 from __future__ import annotations

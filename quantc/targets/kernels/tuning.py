@@ -1,10 +1,11 @@
 """`qc.lower(..., tune=True)`: kernel selection by timing on this machine, on real inputs.
 
-Kernels are timed in place: the whole module runs repeatedly, each time with other candidates. A kernel called alone in a loop finds its
-code and weight in the cache, which other ops of a module evict; on ResNet-18 that reverses the ranking of two kernels.
+Kernels are timed in place: the whole module runs repeatedly, each time with other candidates. A kernel called alone in
+a loop finds its code and weight in the cache, which other ops of a module evict; on ResNet-18 that reverses the ranking
+of two kernels.
 
-Times are cached in a file, keyed by workload, kernel, processor, number of threads and torch version. `QUANTC_CACHE` names another
-folder for it.
+Times are cached in a file, keyed by workload, kernel, processor, number of threads and torch version. `QUANTC_CACHE`
+names another folder for it.
 """
 
 from __future__ import annotations

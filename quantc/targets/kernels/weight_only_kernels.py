@@ -1,12 +1,12 @@
 """Weight-only linear layers, and quantized weights of other ops.
 
-On x86 they run on fbgemm's float16 kernel wherever float16 represents the weights exactly. torch wraps it twice: once with little
-overhead, for one thread, and once for several. Where it is slower or not exact (24-bit scales per group), the weight is dequantized
-once: speed and memory of the float model.
+On x86 they run on fbgemm's float16 kernel wherever float16 represents the weights exactly. torch wraps it twice: once
+with little overhead, for one thread, and once for several. Where it is slower or not exact (24-bit scales per group),
+the weight is dequantized once: speed and memory of the float model.
 
-torch's own weight-only kernels are not used. On a CPU with AVX2 only, `_weight_int8pack_mm` is 4 to 38 times slower than float, and
-`_weight_int4pack_mm_for_cpu` 9 to 74 times. With bfloat16 activations the first is as fast as float16 on one row and half as fast on
-many, but it rounds its input to 8 bits. `benchmarks/weight_only.py` measures them.
+torch's own weight-only kernels are not used. On a CPU with AVX2 only, `_weight_int8pack_mm` is 4 to 38 times slower
+than float, and `_weight_int4pack_mm_for_cpu` 9 to 74 times. With bfloat16 activations the first is as fast as float16
+on one row and half as fast on many, but it rounds its input to 8 bits. `benchmarks/weight_only.py` measures them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weight ownership: releases plain weights that packed ones hold too, so that each weight exists once.
 
-A kernel packs its weight at the first call and can unpack it. From then on the program's own tensor is released; `Lowered.program` returns
-a program with the weights unpacked again.
+A kernel packs its weight at the first call and can unpack it. From then on the program's own tensor is released;
+`Lowered.program` returns a program with the weights unpacked again.
 """
 
 from __future__ import annotations

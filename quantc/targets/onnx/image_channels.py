@@ -1,7 +1,7 @@
 """Widening of convolutions over three-channel images: ONNX Runtime's fast kernels need a multiple of four channels.
 
-Such an image is written with space-to-depth (`quantc.targets.space_to_depth`), or with a fourth channel that is multiplied by zero.
-Both compute the same sums.
+Such an image is written with space-to-depth (`quantc.targets.space_to_depth`), or with a fourth channel that is
+multiplied by zero. Both compute the same sums.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def wide_conv(call: Call, weight: Stored, window: Window, *bias: str) -> str | N
 
 
 def can_saturate(levels: Tensor) -> bool:
-    """True if the sum of two adjacent products can exceed 16 bits for some image. Space-to-depth makes other products adjacent
-    than those that `convert` has checked; a channel of zeros does not.
+    """True if the sum of two adjacent products can exceed 16 bits for some image. Space-to-depth makes other products
+    adjacent than those that `convert` has checked; a channel of zeros does not.
     """
     reach = pair_reach(decisive(by_channel(levels), "adjacent"), 0, LARGEST)
     return bool(reach.beyond(PAIR_BITS).any())

@@ -131,8 +131,9 @@ class OnnxModel(Deployed):
 def lower(program: Program, *, profile: str | None = None) -> OnnxModel:
     """Lower a quantized program to an ONNX model; the program is not modified.
 
-    `program` is the result of `qc.convert`, in Q/DQ form. Ops without an ONNX form raise an error that lists them all. `profile` names the
-    runtime to write for: "onnxruntime", "openvino" or "tensorrt"; by default the one of the program's backend.
+    `program` is the result of `qc.convert`, in Q/DQ form. Ops without an ONNX form raise an error that lists them all.
+    `profile` names the runtime to write for: "onnxruntime", "openvino" or "tensorrt"; by default the one of the
+    program's backend.
     """
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
     check_quantized(program, "ONNX")

@@ -220,8 +220,8 @@ def writes(*ops: str) -> Callable[[Entry], Entry]:
 
 
 def along_an_axis(entry: Entry) -> Entry:
-    """Decorator for ops along an axis of the first operand. torch treats rank-0 tensors as vectors of one: they are written so,
-    and the result is reshaped to rank 0 again.
+    """Decorator for ops along an axis of the first operand. torch treats rank-0 tensors as vectors of one: they are
+    written so, and the result is reshaped to rank 0 again.
     """
 
     @wraps(entry)

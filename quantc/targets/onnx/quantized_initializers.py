@@ -18,8 +18,8 @@ from quantc.targets.onnx.graph_builder import Writer
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """Levels and qparams of a constant. Scales are per tensor, per index of `axis`, or, with a `group`, one per that many
-    elements of `axis`.
+    """Levels and qparams of a constant. Scales are per tensor, per index of `axis`, or, with a `group`, one per that
+    many elements of `axis`.
     """
 
     name: str

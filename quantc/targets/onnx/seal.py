@@ -1,7 +1,7 @@
 """The seal of an `.onnx` file: its last metadata entry, `quantc.seal`, is a digest of everything before it.
 
-Protobuf messages can be extended: appended bytes are read as more fields. A model too large for one file stores its weights in another,
-whose digest is the entry `quantc.data`, just before the seal.
+Protobuf messages can be extended: appended bytes are read as more fields. A model too large for one file stores its
+weights in another, whose digest is the entry `quantc.data`, just before the seal.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def floored_integers(call: Call, left: str, right: str) -> str:
 
 
 def floored(call: Call, left: str, right: str) -> str:
-    """Floor division of floats as in torch: through the exact remainder, since a rounded quotient may be on the other side of
-    an integer.
+    """Floor division of floats as in torch: through the exact remainder, since a rounded quotient may be on the other
+    side of an integer.
     """
     dtype = call.result.dtype
     one, half, zero = (call.writer.scalar(number, dtype) for number in (1.0, 0.5, 0.0))

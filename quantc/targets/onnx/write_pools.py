@@ -65,8 +65,8 @@ def _windows(call: Call, count: int) -> list[Windows]:
 
 
 def _attributes(call: Call, windows: list[Windows]) -> dict[str, Any]:
-    """The windows for ONNX. Where torch rounds their number up, what is beyond the end is written as padding: of windows
-    that begin in the padding the two think otherwise."""
+    """The windows for ONNX. Where torch rounds their number up, what is beyond the end is written as padding: of
+    windows that begin in the padding the two think otherwise."""
     is_up = bool(call["ceil_mode"])
     is_fixed = all(each.count is not None and each.size is not None for each in windows)
     if is_up and not is_fixed and not all(each.follows_onnx for each in windows):

@@ -20,8 +20,8 @@ LARGEST = 2**31 - 1
 
 
 def bias_of(call: Call, bias: Any, weight: Stored | None) -> str:
-    """A bias; int32 on the accumulator's scale if input and weight are quantized: integer kernels need it so, and a float bias
-    keeps ONNX Runtime from using them. Any other bias is unchanged.
+    """A bias; int32 on the accumulator's scale if input and weight are quantized: integer kernels need it so, and a
+    float bias keeps ONNX Runtime from using them. Any other bias is unchanged.
     """
     step, tensor = _step(call["x"], weight), call.translation.program.tensor(bias)
     wanted = call.translation.profile.bias
@@ -160,8 +160,8 @@ def _weighted(call: Call, weight: Stored | None, write: Callable[[], str], bias:
 
 
 def _as_matrix(call: Call) -> tuple[list[int], list[int]] | None:
-    """Shapes to flatten a batch of dynamic size into one matrix and back. With static sizes ONNX Runtime does so itself, to add
-    the bias to integer sums.
+    """Shapes to flatten a batch of dynamic size into one matrix and back. With static sizes ONNX Runtime does so
+    itself, to add the bias to integer sums.
     """
     given, made = call.type(call["x"]).shape, call.result.shape
     if sum(isinstance(size, str) for size in given[:-1]) != 1 or not isinstance(given[-1], int):
@@ -240,8 +240,8 @@ def attention(call: Call) -> Value:
 
 
 def _without_masked_rows(call: Call, made: str, mask: fx.Node) -> str:
-    """Zeros where a mask leaves a query nothing to look at, as torch has it; a softmax of nothing but -inf is NaN. By the
-    mask alone, which is smaller than the scores and often a constant."""
+    """Zeros where a mask leaves a query nothing to look at, as torch has it; a softmax of nothing but -inf is NaN. By
+    the mask alone, which is smaller than the scores and often a constant."""
     dtype, last = call.type(mask).dtype, call.writer.numbers([-1])
     known = call.translation.program.tensor(mask)
     if known is not None and not bool(_is_masked(known).all(-1).any()):

@@ -92,8 +92,8 @@ def dequantize(call: Call) -> Value:
 
 
 def dequantized(call: Call, levels: str) -> str:
-    """Levels dequantized as by a dequantize op. A zero point of zero is omitted: ONNX Runtime 1.31 does not load some models
-    with explicit int8 ones.
+    """Levels dequantized as by a dequantize op. A zero point of zero is omitted: ONNX Runtime 1.31 does not load some
+    models with explicit int8 ones.
     """
     grid = Grid.of(call)
     qparams = grid.constants(call)
