@@ -1,1 +1,1 @@
-"""What was done to a program, and how well: coverage, explanations, comparison with the float program, size."""
+"""Inspection of quantized programs: coverage, explanations, comparison with the float program, size."""

@@ -1,8 +1,8 @@
-"""How the integer form of a program agrees with its Q/DQ form, op by op, each op fed the same integers.
+"""Op-by-op agreement of a program's integer form with its Q/DQ form, each op fed the same integers.
 
-Whole programs cannot be compared by counting elements that differ: one legal step in one op is seen by every op after
-it. So the Q/DQ program is run again with each of its quantized tensors put in the place of what the integer program
-computed for it; what then differs is the doing of that op alone.
+Whole programs cannot be compared by counting differing elements: one legal step in one op is seen by every op after it.
+So the Q/DQ program is run with each of its quantized tensors replaced by the integer program's value; remaining
+differences are due to that op alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def clear_equal(self) -> float:
-        """Which part of the elements that are clear of ties is the same."""
+        """Fraction of equal elements among those that are not close to a rounding tie."""
         return 1.0 if not self.clear else 1 - self.clear_differ / self.clear
 
     def to_data(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Every op of the integer form beside its Q/DQ twin. Prints as a table, the farthest apart first."""
+    """Every op of the integer form compared with its Q/DQ counterpart. Prints as a table, largest difference first."""
 
     program: str
     batches: int
@@ -72,17 +72,17 @@ class Agreement:
 
     @property
     def worst(self) -> int:
-        """The most steps by which any element is off."""
+        """Largest difference of any element, in steps."""
         return max((row.worst for row in self.rows), default=0)
 
     @property
     def clear_equal(self) -> float:
-        """The least part of equal elements, clear of ties, of any op."""
+        """Smallest fraction of equal elements, rounding ties aside, of any op."""
         return min((row.clear_equal for row in self.rows), default=1.0)
 
     @property
     def float_error(self) -> float | None:
-        """The largest error of a result in float; None if there is none."""
+        """Largest error of a float result; None if there is none."""
         return max((row.float_error for row in self.rows if row.float_error is not None), default=None)
 
     def row(self, node: str) -> Row | None:
@@ -124,9 +124,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def agreement(qdq: Program, integer: Program, batches: Iterable[Any]) -> Agreement:
-    """Run both forms of one program on batches and say how they agree, each op fed the same integers.
+    """Run both forms of one program on batches and report their agreement, each op fed the same integers.
 
-    `qdq` is what `qc.convert(prepared)` gives, `integer` what `qc.convert(prepared, to="integer")` gives. Biases are
+    `qdq` is the result of `qc.convert(prepared)`, `integer` that of `qc.convert(prepared, to="integer")`. Biases are
     among the integers: the Q/DQ form, which keeps them float, is given those of the integer form.
     """
     if not Stage.QUANTIZED <= qdq.stage < Stage.LOWERED or not integer.plan.lowered.rows:
@@ -204,7 +204,7 @@ class _Comparison(NodeByNode):
                 self.exact.pop(old, None)
 
     def _both(self, node: fx.Node) -> tuple[Any, Any]:
-        """What a node yields: as the Q/DQ program has it, unless the integer program has its own, and exactly."""
+        """Value of a node: the Q/DQ program's, unless the integer program has its own; and the exact one."""
         value = self.run_node(node)
         grid = grid_of(self.program, node)
         if is_quantize(node) and grid is not None:

@@ -1,7 +1,7 @@
-"""Changes that would let a rule take a node, as data. Those that a machine can make have an `apply`.
+"""Changes that would let a rule claim a node, as data. Those that can be automated have an `apply`.
 
-A change is for one of three things: the user's config, the program (as captured or as prepared; what comes back is to
-be prepared again), or the backend. What is left is for a person: `by hand`.
+A change applies to the user's config, to the program (captured or prepared; the result has to be prepared again), or to
+the backend. The rest are changes to the model, to be made by its author: `by hand`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Change(Generic[S]):
 
     @abstractmethod
     def apply(self, subject: S) -> S:
-        """The changed thing. The one given is not touched."""
+        """The changed copy. The subject is not modified."""
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
-        """What is particular to the change, as data."""
+        """Fields specific to the change, as data."""
 
     def to_data(self) -> dict[str, Any]:
         return {"kind": self.kind, "on": self.on, **self.fields()}
@@ -52,7 +52,7 @@ class Change(Generic[S]):
 
 @dataclass(frozen=True)
 class RemoveConfigRule(Change[QuantConfig]):
-    """Drop the rules of the config that leave a node float."""
+    """Remove the config rules that leave a node float."""
 
     kind = "remove-config-rule"
     cost = 0
@@ -79,7 +79,7 @@ class RemoveConfigRule(Change[QuantConfig]):
 
 @dataclass(frozen=True)
 class AddConfigRule(Change[QuantConfig]):
-    """Say something else for a node in the config; the last rule that matches wins."""
+    """Add a config rule for a node; the last rule that matches wins."""
 
     kind = "add-config-rule"
     cost = 1
@@ -106,7 +106,7 @@ class AddConfigRule(Change[QuantConfig]):
 
 @dataclass(frozen=True)
 class SetArgument(Change[Program]):
-    """Give a node other arguments."""
+    """Change arguments of a node."""
 
     kind = "set-argument"
     cost = 1
@@ -126,7 +126,7 @@ class SetArgument(Change[Program]):
 
 @dataclass(frozen=True)
 class SingleUser(Change[Program]):
-    """Compute a node twice, so that those outside the match have a copy of their own."""
+    """Compute a node twice, so that users outside the match have their own copy."""
 
     kind = "single-user"
     cost = 2
@@ -148,7 +148,7 @@ class SingleUser(Change[Program]):
 
 @dataclass(frozen=True)
 class Cast(Change[Program]):
-    """Compute nodes in float32: cast what they read, and what they yield back."""
+    """Compute nodes in float32: cast their inputs, and cast their results back."""
 
     kind = "cast"
     cost = 2
@@ -168,7 +168,7 @@ class Cast(Change[Program]):
 
 @dataclass(frozen=True)
 class MakeConstant(Change[Program]):
-    """Store a tensor that is computed or given as a constant of the program."""
+    """Store a computed or given tensor as a constant of the program."""
 
     kind = "make-constant"
     cost = 3
@@ -177,7 +177,7 @@ class MakeConstant(Change[Program]):
     operand: str
 
     def apply(self, subject: Program, value: Tensor | None = None) -> Program:
-        """`value` may be left out where the tensor is computed from constants alone."""
+        """`value` may be omitted if the tensor is computed from constants alone."""
         return surgery.make_constant(subject, self.node, self.operand, value)
 
     def fields(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class MakeConstant(Change[Program]):
 
 @dataclass(frozen=True)
 class RemoveRule(Change[Backend]):
-    """Drop a rule of the backend that takes nodes another rule needs."""
+    """Remove a backend rule that claims nodes another rule needs."""
 
     kind = "remove-rule"
     cost = 4
@@ -209,7 +209,7 @@ class RemoveRule(Change[Backend]):
 
 @dataclass(frozen=True)
 class AddRule(Change[Backend]):
-    """Give the backend a rule for an op by itself."""
+    """Add a backend rule for a single op."""
 
     kind = "add-rule"
     cost = 5
@@ -235,7 +235,7 @@ class AddRule(Change[Backend]):
 
 @dataclass(frozen=True)
 class Through(Change[Any]):
-    """Let another node be quantized, on which this one waits; `change` says how."""
+    """Quantize another node that this one depends on; `change` says how."""
 
     kind: ClassVar[str] = "quantize-other"
     cost: ClassVar[int] = 1
@@ -258,21 +258,21 @@ class Through(Change[Any]):
 
 @dataclass(frozen=True)
 class QuantizeInput(Through):
-    """Let what a node is given be quantized."""
+    """Quantize the input of a node."""
 
     kind = "quantize-input"
 
 
 @dataclass(frozen=True)
 class QuantizeReader(Through):
-    """Let what reads a node be quantized."""
+    """Quantize the user of a node."""
 
     kind = "quantize-reader"
 
 
 @dataclass(frozen=True)
 class ByHand(Change[Any]):
-    """A change to the model that only its author can make. `what` is the kind of it in data."""
+    """A change to the model that only its author can make. `what` is its kind in data."""
 
     kind = "by-hand"
     cost = 7
@@ -299,7 +299,7 @@ class ByHand(Change[Any]):
 
 
 def total_cost(change: Change[Any]) -> int:
-    """How much a change touches, with the changes it consists of."""
+    """Cost of a change, nested changes included."""
     cost = change.cost
     while isinstance(change, Through):
         change = change.change

@@ -1,4 +1,4 @@
-"""How close a quantized program comes to the float one, as a whole and op by op."""
+"""Accuracy of a quantized program relative to the float one, as a whole and op by op."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_ROWS = 30
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One op of both programs. SQNR is in dB: infinite where they agree to the last bit."""
+    """One op of both programs. SQNR is in dB: infinite if they agree to the last bit."""
 
     node: str
     op: str
@@ -47,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Vanished:
-    """A tensor that is quantized, and which share of its numbers, zeros aside, becomes zero: those below half a step."""
+    """A quantized tensor, and the fraction of its non-zero values that become zero: those below half a step."""
 
     node: str
     module: str
@@ -58,7 +58,7 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A quantized program against the float one. Prints as a table, the ops that cost the most first."""
+    """A quantized program compared with the float one. Prints as a table, costliest ops first."""
 
     program: str
     batches: int
@@ -76,17 +76,17 @@ class Comparison:
     """The tensors of which something becomes zero, in the order of the program."""
 
     def worst(self, count: int | None = None) -> tuple[Layer, ...]:
-        """The ops that cost the most by themselves, the worst first."""
+        """Ops with the largest error of their own, worst first."""
         own = [layer for layer in self.layers if layer.local is not None]
         return tuple(sorted(own, key=lambda layer: _cost(layer.local))[:count])
 
     def farthest(self, count: int | None = None) -> tuple[Layer, ...]:
-        """The ops that end up farthest from the reference, whoever is to blame; those that agree are not among them."""
+        """Ops farthest from the reference, whatever the cause; ops that agree exactly are omitted."""
         apart = [layer for layer in self.layers if layer.sqnr != math.inf]
         return tuple(sorted(apart, key=lambda layer: _cost(layer.sqnr))[:count])
 
     def layer(self, node: str) -> Layer | None:
-        """The row of a node, if it has one."""
+        """Row of a node; None if it has none."""
         return next((layer for layer in self.layers if layer.node == node), None)
 
     def to_data(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _cost(local: float | None) -> float:
 
 
 def compared(reference: Program, quantized: Program, batches: Iterable[Any]) -> Comparison:
-    """Two programs of one form over batches, in lockstep; see `qc.compare`."""
+    """Comparison of two programs of one form over batches, in lockstep; see `qc.compare`."""
     lockstep = Lockstep(reference, quantized)
     isolation, own = Isolation(reference), Isolation(quantized)
     count = 0

@@ -1,4 +1,4 @@
-"""What became of every op of a program: quantized, handed on, or float and why."""
+"""Coverage: every op of a program is quantized, propagated, or float with a reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_OP = ("op", "quantized", "propagated", "float", TECHNIQUE, "multiply-adds", "
 
 
 class Verdict(StrEnum):
-    """What became of an op."""
+    """State of an op: quantized, propagated or float."""
 
     QUANTIZED = "quantized"
     PROPAGATED = "propagated"
@@ -46,7 +46,7 @@ VerdictName = Literal["quantized", "propagated", "float"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One op, and what became of it."""
+    """One op and its verdict."""
 
     node: str
     """Its name; `branch/name` in a nested graph."""
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Every op of a program in exactly one of three states. Prints as tables; `to_json()` is for machines."""
+    """Every op of a program in exactly one of three states. Prints as tables; `to_json()` for machine reading."""
 
     program: str
     stage: str
@@ -91,23 +91,23 @@ class Coverage:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is quantized, and yet likely to be wrong."""
+        """Tensors that are quantized, but likely wrong."""
         return tuple(map(str, self.coarse))
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many ops there are of each verdict."""
+        """Number of ops by verdict."""
         found = Counter(row.verdict for row in self.rows)
         return {verdict.value: found[verdict] for verdict in Verdict}
 
     @property
     def techniques(self) -> dict[str, int]:
-        """How many ops are static, dynamic and weight-only; those that only hand on are not counted."""
+        """Numbers of static, dynamic and weight-only ops; propagated ones are not counted."""
         return counted(row.technique for row in self.rows if row.verdict is not Verdict.PROPAGATED)
 
     @property
     def macs(self) -> int:
-        """The multiply-adds of all ops, as far as they are known."""
+        """Multiply-adds of all ops, as far as known."""
         return sum(row.macs or 0 for row in self.rows)
 
     @property
@@ -116,21 +116,21 @@ class Coverage:
 
     @property
     def int8_share(self) -> float | None:
-        """Which part of the multiply-adds has 8-bit integers for factors; None if there are none."""
+        """Fraction of the multiply-adds with 8-bit integer factors; None if there are none."""
         return self.int8_macs / self.macs if self.macs else None
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """The ops whose multiply-adds are not known."""
+        """Ops whose multiply-adds are unknown."""
         return tuple(row.node for row in self.rows if row.macs is None)
 
     def rows_for(self, verdict: Verdict | VerdictName) -> tuple[Row, ...]:
-        """The ops of one verdict, in the order of the program."""
+        """Ops with a verdict, in program order."""
         wanted = Verdict(verdict)
         return tuple(row for row in self.rows if row.verdict is wanted)
 
     def row(self, node: str) -> Row | None:
-        """The row of a node, if it has one."""
+        """Row of a node; None if it has none."""
         return next((row for row in self.rows if row.node == node), None)
 
     def to_data(self) -> dict[str, Any]:
@@ -155,17 +155,17 @@ class Coverage:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the program is in integer form: what is not float computes on integers."""
+        """True if the program is in integer form: everything that is not float computes on integers."""
         return self.stage == Stage.LOWERED.label
 
     @property
     def integer_ops(self) -> int:
-        """How many ops compute on integers."""
+        """Number of ops that compute on integers."""
         return len(self.rows) - self.counts[Verdict.FLOAT] if self.is_integer else 0
 
     @property
     def headline(self) -> str:
-        """The totals, in one line."""
+        """Totals, in one line."""
         taken, handed_on, in_float = (
             f"{count} {verdict}{self._told(verdict)}" for verdict, count in self.counts.items()
         )
@@ -197,7 +197,7 @@ class Coverage:
         return "\n".join([*lines, *self._sums()])
 
     def _sums(self) -> list[str]:
-        """What there is to say about accumulators: all of it where something is not safe."""
+        """Accumulator summary: in full if something is not safe."""
         found = self.accumulators
         if found is None or not found.rows:
             return []
@@ -227,7 +227,7 @@ def _table(rows: tuple[Row, ...]) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def coverage(program: Program) -> Coverage:
-    """What became of every op of a program that was prepared."""
+    """Coverage of a prepared program."""
     check_prepared(program)
     program = as_inference_has_it(program) if program.is_live else program
     judge = Judge(program)
@@ -258,7 +258,7 @@ def _first_reader(node: fx.Node, among: set[fx.Node]) -> fx.Node:
 
 
 class Judge:
-    """Tells what became of the nodes of one program. Tables are tried at most once for all of them."""
+    """Determines verdicts for the nodes of one program. Backend tables are tried at most once for all of them."""
 
     def __init__(self, program: Program) -> None:
         view = float_view(program)
@@ -280,11 +280,11 @@ class Judge:
         return "+".join(dict.fromkeys(claim.quantizer for claim in self.program.plan.claims.rows.values()))
 
     def twin(self, path: str, node: fx.Node) -> fx.Node:
-        """What stands for a node in the program without Q/DQ ops."""
+        """Counterpart of a node in the program without Q/DQ ops."""
         return self._twins[path, node.name]
 
     def row(self, path: str, node: fx.Node) -> Row:
-        """What became of a node of `program`."""
+        """Row of a node of `program`."""
         macs, int8 = self._multiply_adds(node)
         origin = self.program.origins.get(node) or Origin()
         name = f"{path}/{node.name}" if path else node.name
@@ -311,7 +311,7 @@ class Judge:
         return Verdict.FLOAT, "", rule, by, found.why, found.text
 
     def _in_float(self, node: fx.Node, claim: Claim | None) -> tuple[Verdict, str, str, str, Why | None, str]:
-        """What lower-integer noted of a node."""
+        """Verdict for a node that lower-integer left in float."""
         reason = self.program.plan.left_float[node]
         if claim is None:
             return Verdict.FLOAT, "", "", "", Why.SAID, reason
@@ -320,7 +320,7 @@ class Judge:
         return Verdict.FLOAT, claim.timing.value, claim.rule, claim.quantizer, Why.NOT_INTEGER, reason
 
     def why_float(self, path: str, node: fx.Node) -> Reason:
-        """Why no rule took a node."""
+        """Reason why no rule claimed a node."""
         return self.reasons(self.twin(path, node))
 
     def _multiply_adds(self, node: fx.Node) -> tuple[int | None, int]:

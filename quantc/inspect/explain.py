@@ -1,4 +1,4 @@
-"""Why an op is quantized or float, and the smallest change that would make a rule take it."""
+"""Explanations: why an op is quantized or float, and the smallest change that would make a rule claim it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What became of a node and why. `change` is the smallest change that would let a rule take it."""
+    """Verdict on a node and its reasons. `change` is the smallest change that would let a rule claim it."""
 
     row: Row
     tried: tuple[Tried, ...]
@@ -55,7 +55,7 @@ class Explanation:
 
     @property
     def nearest(self) -> Tried | None:
-        """The rule that took the node, or came nearest to it."""
+        """The rule that claimed the node, or came nearest to it."""
         return next(iter(self.tried), None)
 
     @property
@@ -93,7 +93,7 @@ class Explanation:
 
 
 def explain(program: Program, node: fx.Node | str) -> Explanation:
-    """Explain one op of a program that was prepared, or those of a module."""
+    """Explain one op of a prepared program, or those of a module."""
     check_prepared(program)
     if program.is_live:
         name = node if isinstance(node, str) else node.name
@@ -118,7 +118,7 @@ def explain(program: Program, node: fx.Node | str) -> Explanation:
 
 
 def folded_into(captured: Program, prepared: Program, name: str) -> UnknownNameError | None:
-    """What to say of a name that a captured program has, and a prepared one has no more; None if it is not so."""
+    """Error for a name that the captured program has and the prepared one no longer has; None if that is not the case."""
     if not name or prepared.has_node(name) or prepared.module_nodes(name):
         return None
     nodes = [captured.node(name)] if captured.has_node(name) else captured.module_nodes(name)
@@ -175,7 +175,7 @@ def _technique_notes(judge: Judge, node: fx.Node, row: Row) -> Iterator[str]:
 
 
 def _integer_notes(program: Program, node: fx.Node, row: Row) -> Iterator[str]:
-    """What an op of the integer form computes, or who knows what would let it do so."""
+    """Formula of an op of the integer form, or where to find what would give it one."""
     if row.verdict is Verdict.FLOAT:
         yield f"what would have to change is for the prepared program to say: prepared.explain({row.node!r})"
         return

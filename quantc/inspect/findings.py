@@ -1,4 +1,4 @@
-"""What is wrong with the numbers of a quantized program, in a few sentences: reports say it at their top."""
+"""Numeric problems of a quantized program, in a few sentences for the top of reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_NAMED = 3
 
 
 def findings(comparison: Comparison, measured_on: str) -> tuple[str, ...]:
-    """What is below what can be expected of a quantized program, the worst first."""
+    """Results below what can be expected of a quantized program, worst first."""
     return tuple(_findings(comparison, measured_on))
 
 
@@ -80,14 +80,14 @@ def _cost(each: Layer | Vanished) -> str:
 
 
 def _selectors(each: Layer | Vanished) -> list[AnySelector]:
-    """What a config names to leave an op float, or a tensor for those who read it."""
+    """Config selectors that leave an op float, or a tensor for its users."""
     if isinstance(each, Vanished) and each.readers:
         return [ByEdge(producer=each.node, consumer=reader) for reader in each.readers]
     return [ByModule(path=each.module) if each.module else ByNode(node=each.node)]
 
 
 def config_line(selectors: Sequence[AnySelector]) -> str:
-    """The Python that leaves what is selected float."""
+    """Python expression of a config that leaves the selection float."""
     return "QuantConfig()" + "".join(f".{_call(select)}" for select in selectors)
 
 
@@ -104,7 +104,7 @@ def _call(select: AnySelector) -> str:
 
 
 def toml_line(selectors: Sequence[AnySelector]) -> str:
-    """The same in a config file."""
+    """The same rules for a config file, in TOML."""
     rows = []
     for select in selectors:
         given = ", ".join(

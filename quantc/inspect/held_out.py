@@ -1,4 +1,4 @@
-"""Batches that calibration does not see: what a quantized program is measured on."""
+"""Held-out batches: data that calibration does not see, to measure a quantized program on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAR = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """An input of which much lies far outside of the range that calibration saw."""
+    """An input much of which is far outside the calibrated range."""
 
     name: str
     share: float
@@ -36,7 +36,7 @@ class Outside:
     measured: tuple[float, float]
 
     def told(self, measured_on: str) -> str:
-        """In a sentence."""
+        """One-sentence message."""
         calibrated, measured = (f"{low:.3g}..{high:.3g}" for low, high in (self.calibrated, self.measured))
         return (
             f"the data measured on is not like that calibrated with: {self.share:.0%} of input {self.name} over {measured_on} "
@@ -46,7 +46,7 @@ class Outside:
 
 
 def outside(prepared: Program, batches: Iterable[Any]) -> tuple[Outside, ...]:
-    """The inputs of a calibrated program that batches leave the range of by far, the farthest first."""
+    """Inputs of a calibrated program whose values in `batches` are far outside the calibrated range, farthest first."""
     ranges = {node: _range(prepared, groups) for node, groups in observed_tensors(prepared).items()}
     places = enumerate(prepared.graph.find_nodes(op="placeholder"))
     watched = {index: (node.name, found) for index, node in places if (found := ranges.get(node)) is not None}
@@ -77,7 +77,7 @@ def _outside(name: str, calibrated: tuple[float, float], values: Tensor) -> Outs
 def parted(
     batches: Iterable[Any] | None, held_out: int | Iterable[Any] | None
 ) -> tuple[Iterable[Any] | None, Iterable[Any] | None]:
-    """The batches to calibrate with, and those to measure on; None for the latter where none are held out."""
+    """Batches to calibrate with, and batches to measure on; None for the latter if none are held out."""
     if held_out is None:
         return batches, None
     if not isinstance(held_out, int):
@@ -112,7 +112,7 @@ def sound(held_out: Iterable[Any], captured: Program) -> list[Any]:
 
 
 class Last:
-    """The last batches of an iterable that is gone through once, whatever its length."""
+    """The last batches of an iterable that is consumed once, whatever its length."""
 
     def __init__(self, batches: Iterable[Any], count: int) -> None:
         self.batches, self.count = batches, count
@@ -126,7 +126,7 @@ class Last:
                 yield self._last.popleft()
 
     def before(self) -> Iterator[Any]:
-        """Those that are not among the last; CalibrationError if there are none."""
+        """Batches that are not among the last; CalibrationError if there are none."""
         first = next(self._before, None)
         if first is None:
             raise CalibrationError(
@@ -144,7 +144,7 @@ class Last:
 
 
 class First:
-    """All but the last."""
+    """All batches but the last."""
 
     def __init__(self, last: Last) -> None:
         self.last = last

@@ -1,8 +1,8 @@
-"""Runs a float program and a quantized one side by side, node by node, and compares what they compute.
+"""Lockstep execution: runs a float program and a quantized one node by node, and compares their values.
 
-Nodes go by their names, which `convert` keeps. Values are dropped as soon as nobody reads them, in both programs, so
-no more is held than in running the two. Each op that reads quantized tensors is run once more, on the float program's
-values, quantized as its operands are: what is then off is its own doing.
+Nodes are matched by name, which `convert` keeps. Values are dropped after their last use, in both programs, so peak
+memory is that of running the two. Each op that reads quantized tensors is run once more, on the float program's values,
+quantized like its operands: the remaining error is its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Lane(NodeByNode):
         return value
 
     def drop(self, node: fx.Node) -> list[fx.Node]:
-        """Forget what was read for the last time at a node; says what that was."""
+        """Drop values whose last use is a node; returns them."""
         last = self.user_to_last_uses.get(node, [])
         for value in last:
             self.env.pop(value, None)
@@ -120,7 +120,7 @@ class Lockstep:
         self.local.setdefault(node.name, Noise()).add(expected, self._run(node, shadow))
 
     def _count_vanished(self, node: fx.Node, shadow: dict[fx.Node, Any]) -> None:
-        """How many numbers that are not zero lie below half a step."""
+        """Count non-zero values below half a step."""
         source, zero_point = node.args[0], node.args[2]
         if not self.can_repeat or not isinstance(source, fx.Node) or "per_tensor" not in str(node.target):
             return
@@ -130,7 +130,7 @@ class Lockstep:
         self.vanished[source.name] = zeros + int(is_gone.sum()), count + int(is_some.sum())
 
     def _shadow(self, node: fx.Node, value: Any, shadow: dict[fx.Node, Any]) -> Any:
-        """What a node that the float program does not have would make of the float program's values."""
+        """Value of a node that the float program does not have, on the float program's values."""
         env = self.quantized.env
         if not self.can_repeat or all(env[operand] is shadow[operand] for operand in node.all_input_nodes):
             return value
@@ -147,12 +147,12 @@ class Lockstep:
 
 
 def is_compared(node: fx.Node) -> bool:
-    """Whether a node has a row of its own: it computes, rather than picks an item."""
+    """True if a node has a row of its own: it computes, rather than picks an item."""
     return node.op.startswith("call_") and node.target is not operator.getitem
 
 
 def is_integer(program: Program) -> bool:
-    """Whether a program is in integer form."""
+    """True if a program is in integer form."""
     return program.stage >= Stage.LOWERED
 
 
@@ -161,9 +161,10 @@ def is_qdq(node: fx.Node) -> bool:
 
 
 def twins(reference: Program, quantized: Program) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:
-    """From each node of the quantized program to the one it stands for: of the same name, doing the same to the same.
+    """Map from each node of the quantized program to its counterpart: same name, same op, same operands.
 
-    Also the ops of the quantized program that have none. Integers have none, but that is in the nature of the form."""
+    Also the ops of the quantized program without one. Integer ops have none by nature.
+    """
     named = {node.name: node for node in reference.graph.nodes}
     found: dict[fx.Node, fx.Node] = {}
     apart: list[fx.Node] = []
@@ -184,7 +185,7 @@ def twins(reference: Program, quantized: Program) -> tuple[dict[fx.Node, fx.Node
 
 
 def _may_be_alike(left: fx.Node, right: fx.Node) -> bool:
-    """Whether the values of two nodes can be told apart number by number: of one dtype and one shape, as far as known."""
+    """True if the values of two nodes can be compared elementwise: equal dtype and shape, as far as known."""
     one, other = tensor_type(left), tensor_type(right)
     if one is None or other is None:
         return True
@@ -195,7 +196,7 @@ def _may_be_alike(left: fx.Node, right: fx.Node) -> bool:
 
 
 def _reads(node: fx.Node) -> list[str]:
-    """What a node reads, by name, as if there were no Q/DQ ops. Constants go by no name: they are stored anew."""
+    """Operands of a node by name, as if there were no Q/DQ ops. Constants have no name: they are stored anew."""
     return [_origin(operand) for operand in operand_nodes(node)]
 
 
@@ -206,7 +207,7 @@ def _origin(node: fx.Node) -> str:
 
 
 def _may_write(program: Program) -> bool:
-    """Whether running an op twice could do harm: something is written in place, or nothing is known of it."""
+    """True if running an op twice could do harm: it writes in place, or is opaque."""
     return any(node.op in ("call_module", "call_method") for node in program.graph.nodes) or any(
         Aliasing(graph, program.owner(graph)).has_writes for _, graph in program.graphs()
     )

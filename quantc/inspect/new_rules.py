@@ -1,4 +1,4 @@
-"""A rule for an op by itself, for a backend that has none."""
+"""Rule synthesis: a rule for a single op, for a backend that has none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from quantc.spec.formats import Role
 
 
 def rule_for(node: fx.Node, trial: Trial) -> AddRule | None:
-    """A rule that takes a node by its op: activations are quantized, and the weights of products. A result that holds
-    nothing but values of the input has its scale."""
+    """Rule that claims a node by its op: activations are quantized, and weights of convs and matmuls. A result that
+    only holds values of the input shares its scale.
+    """
     target = node.target
     if not isinstance(target, OpOverload):
         return None

@@ -1,6 +1,6 @@
-"""What a config could say so that a node is quantized by another technique than the one it asks for now.
+"""Config changes that quantize a node by another technique than the requested one.
 
-Each change is tried on the plan before it is offered, so that none is told which does not help.
+Each change is tried on the plan before it is offered, so that all of them help.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class OtherTechniques:
         self.paths = names
 
     def asks(self, node: fx.Node) -> bool:
-        """Whether the config asks for run-time scales, or for weights alone, at a node."""
+        """True if the config requests dynamic or weight-only quantization for a node."""
         return _is_timed(self.reasons.trials.config.setting(node))
 
     def for_node(self, node: fx.Node, reason: Reason) -> Iterator[Change[Any]]:
-        """What to say of the node or of what feeds it; if that does not help, which rules to take back."""
+        """Config rules for the node or its inputs; if none helps, the rules to remove."""
         config, found = self.program.plan.config or QuantConfig(), False
         for rule in self._candidates(node, reason):
             change = AddConfigRule(self._name(node), rule)
@@ -69,7 +69,7 @@ class OtherTechniques:
                 yield ConfigRule(select=here, use=Quantize(backend.modes[Timing.WEIGHT_ONLY]))
 
     def _run_time(self, node: fx.Node) -> Iterator[Quantize]:
-        """What the config asks for, and the same with one scale for a tensor."""
+        """The config's request, and the same per tensor."""
         setting = self.reasons.trials.config.setting(node)
         if setting is None or not isinstance(setting.use, Quantize):
             return
@@ -92,7 +92,7 @@ class OtherTechniques:
             yield RemoveConfigRule(self._name(node), tuple(removed))
 
     def _takes(self, config: QuantConfig, node: fx.Node, weights_will_do: bool = False) -> bool:
-        """Whether a rule lets a node compute on integers if the config is this one, or at least stores its weight."""
+        """True if with this config a rule lets a node compute on integers, or at least stores its weight."""
         quantizer = self.program.plan.quantizer
         if quantizer is None:
             return False
@@ -110,7 +110,7 @@ class OtherTechniques:
 
 
 def _static_uses(backend: Backend) -> list[Quantize]:
-    """How a backend quantizes activations unless told otherwise."""
+    """A backend's default quantization of activations."""
     uses = (backend.outcome(role) for role in backend.roles)
     return [use for use in uses if isinstance(use, Quantize) and use.spec.role is Role.ACT]
 

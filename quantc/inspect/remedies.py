@@ -1,4 +1,4 @@
-"""From why a node is float to what would have to change."""
+"""Maps the reason why a node is float to the changes that would quantize it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Remedies:
         self.techniques = OtherTechniques(reasons, self.paths)
 
     def for_node(self, node: fx.Node) -> tuple[Change[Any], ...]:
-        """What would let a rule take a float node, the smallest change first."""
+        """Changes that would let a rule claim a float node, smallest first."""
         found: list[Change[Any]] = []
         for change in self._found(node, self.reasons(node)):
             if change not in found:

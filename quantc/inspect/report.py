@@ -1,4 +1,4 @@
-"""What came of quantizing a model: the data behind `print(result.report)` and `quantc quantize`."""
+"""Quantization report: the data behind `print(result.report)` and `quantc quantize`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORTH_TELLING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One verb, and how long it took."""
+    """One verb, and its duration."""
 
     name: str
     seconds: float
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long a call takes, of the float program and of the quantized one where it runs."""
+    """Time per call of the float program, and of the quantized one on its target."""
 
     target: str
     """What runs the quantized one."""
@@ -69,17 +69,17 @@ class Speed:
 
     @property
     def times(self) -> float:
-        """How many times faster than the float model in torch."""
+        """Speedup over the float model in torch."""
         return _quotient(self.before, self.after)
 
     @property
     def runtime_times(self) -> float | None:
-        """How many times faster than the float program on the same runtime."""
+        """Speedup over the float program on the same runtime."""
         return None if self.runtime_before is None else _quotient(self.runtime_before, self.after)
 
     @property
     def against(self) -> tuple[tuple[str, float, float], ...]:
-        """What it is held against, the milliseconds of that, and how many times faster the quantized program is."""
+        """Baselines: name, milliseconds, and speedup of the quantized program."""
         own = [(self.runtime, self.runtime_before, self.runtime_times)]
         return (
             ("torch", self.before, self.times),
@@ -91,7 +91,7 @@ class Speed:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the quantized program is slower than."""
+        """Warnings for baselines that the quantized program is slower than."""
         slower = [
             f"{1 / times:.2f} times slower than float in {name}" for name, _, times in self.against if times < SLOWER
         ]
@@ -110,7 +110,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Report:
-    """What was quantized and why the rest was not, how close the numbers come, how large the program is."""
+    """Coverage, accuracy, size and speed of a quantized program, with reasons for float ops."""
 
     name: str
     backend: str
@@ -162,7 +162,7 @@ class Report:
         return f"{self.name}, quantized for {self.backend}{', in integer form' if self.form == 'integer' else ''}"
 
     def fields(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What it comes to, in a few lines."""
+        """Summary lines, by name."""
         return {
             **(extra or {}),
             "coverage": self.coverage.headline.partition(": ")[2],
@@ -174,7 +174,7 @@ class Report:
         }
 
     def sections(self) -> list[Section]:
-        """The tables, each with all its rows; those without any are left out."""
+        """Tables with all their rows; empty ones are omitted."""
         techniques = {row.node: row.technique for row in self.coverage.rows}
         layers = [] if self.comparison is None else [_layer_cells(row, techniques) for row in self.comparison.worst()]
         head, cells = with_techniques(("node", "op", "rule", TECHNIQUE, "module", "alone, dB", "here, dB"), layers)
@@ -192,21 +192,21 @@ class Report:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else there is to say."""
+        """Further notes."""
         found, seen = self.comparison, self.calibration
         unseen = () if seen is None else (*seen.notes, *(f"no batch reached {group}" for group in seen.unseen))
         return (*unseen, *(() if found is None else found.notes))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is likely to be wrong with the numbers, or slower than before: said before everything else."""
+        """Likely problems of accuracy or speed: shown before everything else."""
         found = () if self.comparison is None else findings(self.comparison, self._measured)
         slower = () if self.speed is None else self.speed.warnings
         far = (each.told(self._measured) for each in self.outside)
         return (*far, *found, *self.coverage.warnings, *slower)
 
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
-        """Print it, with more lines at the top if there are any."""
+        """Print it, with `extra` lines at the top."""
         for text in self.warnings:
             screen.text(f"warning: {text}")
         screen.fields(self.title, self.fields(extra))
@@ -248,7 +248,7 @@ class Report:
 
     @property
     def _measured(self) -> str:
-        """What the numbers were measured on."""
+        """Data that the numbers were measured on."""
         if self.comparison is None or self.measured_on != "batches":
             return EXAMPLES
         count = self.comparison.batches

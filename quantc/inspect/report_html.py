@@ -1,4 +1,4 @@
-"""The report of a quantized model as a page that a browser opens: one file, with nothing to fetch."""
+"""HTML report of a quantized model: one self-contained file."""
 
 from __future__ import annotations
 

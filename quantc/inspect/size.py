@@ -1,4 +1,4 @@
-"""How much room a program's parameters and buffers take: in memory, and in a file."""
+"""Size of a program's parameters and buffers: in memory, and in a file."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Size:
 
     @property
     def ratio(self) -> float:
-        """What is left of it in memory; 1 where there was nothing."""
+        """Remaining fraction in memory; 1 if there was nothing."""
         return self.after / self.before if self.before else 1.0
 
     @property
     def stored_ratio(self) -> float | None:
-        """What is left of it in a file; 1 where there was nothing."""
+        """Remaining fraction in a file; 1 if there was nothing."""
         if self.stored is None:
             return None
         return self.stored / self.before if self.before else 1.0
@@ -54,18 +54,18 @@ class Size:
 
 
 def size_of(model: Program | nn.Module) -> int:
-    """The bytes of parameters and buffers in memory; what is tied counts once."""
+    """Bytes of parameters and buffers in memory; tied tensors count once."""
     root = model.root if isinstance(model, Program) else model
     tensors: list[Tensor] = [*root.parameters(), *root.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def size(before: Program | nn.Module, after: Program | nn.Module) -> Size:
-    """The size of two models or programs in memory, side by side."""
+    """Sizes of two models or programs in memory."""
     return Size(size_of(before), size_of(after))
 
 
 def size_and_file(before: Program | nn.Module, after: Program) -> Size:
-    """The same, and what a file of the second would take; none is written."""
+    """Like `size`, with the file size of the second; no file is written."""
     found, on_disk = size(before, after), file_size(after)
     return found if on_disk is None else replace(found, stored=on_disk.constants, file=on_disk.whole)

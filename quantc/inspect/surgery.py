@@ -1,4 +1,4 @@
-"""Small changes to a program that let a rule take a node. Each works on a copy, which is to be prepared again."""
+"""Program edits that let a rule claim a node. Each works on a copy, which has to be prepared again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _copy(program: Program) -> Program:
 
 
 def set_arguments(program: Program, name: str, values: Mapping[str, Any]) -> Program:
-    """Call a node with other arguments. They must leave the type of its result as it is."""
+    """Change arguments of a node. They must keep the type of its result."""
     copy = _copy(program)
     node = copy.node(name)
     target = node.target
@@ -100,7 +100,7 @@ def _shape(kind: TensorType, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def give_others_a_copy(program: Program, name: str, keep: Sequence[str]) -> Program:
-    """Compute a node a second time for all its users but some."""
+    """Duplicate a node for all its users except `keep`."""
     copy = _copy(program)
     node = copy.node(name)
     others = [user for user in node.users if user.name not in keep]
@@ -118,7 +118,7 @@ def give_others_a_copy(program: Program, name: str, keep: Sequence[str]) -> Prog
 
 
 def compute_in(program: Program, names: Sequence[str], dtype: str) -> Program:
-    """Compute nodes in another float dtype: what comes from outside is cast, and what goes out is cast back."""
+    """Compute nodes in another float dtype: cast inputs from outside, and cast results back."""
     copy = _copy(program)
     nodes = dict.fromkeys(copy.node(name) for name in names)
     wanted = DTYPES[dtype]
@@ -162,7 +162,7 @@ def _cast(program: Program, value: fx.Node, dtype: torch.dtype, *, before: fx.No
 
 
 def make_constant(program: Program, name: str, operand: str, value: Tensor | None) -> Program:
-    """Let a node read a constant in place of what it is given."""
+    """Replace an operand of a node by a constant."""
     copy = _copy(program)
     node, source = copy.node(name), copy.node(operand)
     if source not in node.all_input_nodes:

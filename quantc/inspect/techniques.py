@@ -1,4 +1,4 @@
-"""How the techniques of ops are counted and shown. Where all is static there is nothing to tell apart."""
+"""Counting and display of quantization techniques. Omitted where everything is static."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def counted(techniques: Iterable[str]) -> dict[str, int]:
-    """How many there are of each; ops without one are not counted."""
+    """Number of ops by technique; ops without one are not counted."""
     found = Counter(techniques)
     return {timing.value: found[timing.value] for timing in Timing}
 
 
 def are_mixed(techniques: Iterable[str]) -> bool:
-    """Whether something is not static."""
+    """True if something is not static."""
     return any(technique not in ("", Timing.STATIC) for technique in techniques)
 
 
 def in_words(techniques: Iterable[str]) -> str:
-    """The techniques with their counts, "4 static, 6 dynamic"; empty where all is static."""
+    """Techniques with their counts, "4 static, 6 dynamic"; empty if everything is static."""
     given = list(techniques)
     if not are_mixed(given):
         return ""
@@ -32,7 +32,7 @@ def in_words(techniques: Iterable[str]) -> str:
 
 
 def with_techniques(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table as it is, or without its column of techniques where that tells nothing."""
+    """The table, without its technique column where everything is static."""
     at = list(head).index(HEAD)
     if any(row[at] not in ("", Timing.STATIC) for row in rows):
         return tuple(head), [tuple(row) for row in rows]

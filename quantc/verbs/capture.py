@@ -1,4 +1,4 @@
-"""`qc.capture`: a model as a Program, by the method that works."""
+"""`qc.capture`: a model as a Program, by the first capture method that works."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def capture(
     """Capture a model as a Program in the canonical dialect.
 
     `model` is a module, an `ExportedProgram`, or the path of a `.pt2` file. `method` is "export" (torch.export),
-    "export-strict", "fx" (symbolic tracing; the only one that works without example inputs or with leaves), or
-    "auto": export, then fx; `program.log` says which it was and why. `leaf` names modules, or gives classes of modules,
-    that stay whole. The model itself is never changed.
+    "export-strict", "fx" (symbolic tracing; the only one that works without example inputs or with leaves), or "auto":
+    export, then fx; `program.log` says which was used and why. `leaf` names modules, or gives module classes, that are
+    not traced into. The model itself is never modified.
 
-    With `dynamic_shapes="auto"` the batch is open, which is the first dimension if all example inputs share it, where the
-    model allows it; the log says so, or why it is fixed. All other sizes are those of the example inputs. None fixes them
-    all, and what torch.export takes says which are open. `dtype="float32"` captures a copy of a model in other floats, cast
-    to float32, which alone is quantized. Example inputs may be NumPy arrays.
+    With `dynamic_shapes="auto"` the batch dimension is dynamic where the model allows it: the first dimension if all
+    example inputs share it; the log says so, or why it is static. All other sizes are those of the example inputs. None
+    makes all static; dynamic shapes as torch.export takes them are passed through. `dtype="float32"` captures a copy of
+    a model in another float dtype, cast to float32: only float32 is quantized. Example inputs may be NumPy arrays.
     """
     start = time.perf_counter()
     args = () if example_inputs is None and example_kwargs else example_inputs

@@ -1,4 +1,4 @@
-"""`qc.compare`: a quantized program beside the float model or program it was made of."""
+"""`qc.compare`: compares a quantized program with its float model or program."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quantc.verbs.capture import capture
 
 
 def compare(reference: Program | nn.Module, quantized: Program, batches: Iterable[Any]) -> Comparison:
-    """Run a float program and the quantized one on batches and say how far apart they are, op by op.
+    """Run a float program and the quantized one on batches and report their differences, op by op.
 
-    `reference` is the prepared program, or the captured one, or the model itself: these are brought into the form of
-    the prepared one first. A batch is what `qc.calibrate` takes. Batches are gone through once, and no more values
-    are held than in running both programs.
+    `reference` is the prepared program, or the captured one, or the model itself: the latter two are brought into the
+    form of the prepared one first. A batch is as in `qc.calibrate`. Batches are consumed once, and peak memory is that
+    of running both programs.
     """
     if not isinstance(quantized, Program):
         raise InputError(
@@ -44,7 +44,7 @@ def compare(reference: Program | nn.Module, quantized: Program, batches: Iterabl
 
 
 def in_form_of(quantized: Program, given: Program | nn.Module, batch: Any) -> Program:
-    """The float program in the form it had when it was quantized; as it is where nothing was."""
+    """The float program in the form that was quantized; unchanged if nothing was."""
     program = given if isinstance(given, Program) else _captured(given, quantized, batch)
     if program.stage >= Stage.ANNOTATED or quantized.stage < Stage.ANNOTATED:
         return program

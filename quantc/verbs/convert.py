@@ -1,4 +1,4 @@
-"""`qc.convert`: what was prepared and calibrated, carried out."""
+"""`qc.convert`: converts a prepared and calibrated program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMS: tuple[Form, ...] = ("qdq", "integer")
 
 
 def check_form(to: str) -> None:
-    """Refuse a form that there is not."""
+    """Refuse an unknown form."""
     if to not in FORMS:
         raise QuantcError(f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
 
@@ -36,19 +36,19 @@ def convert(
     style: Style = "fused",
     reduce_range: RangeReduction = "auto",
 ) -> Program:
-    """Carry out what was prepared and calibrated: the program in Q/DQ form, weights stored quantized.
+    """Convert a prepared and calibrated program to Q/DQ form, with weights stored quantized.
 
-    `to="integer"` goes on to integer arithmetic: exact sums, and one rounding onto the grid of each result.
-    `multiplier="fixed"` has that rounding done with a 32-bit mantissa and a shift, as hardware does it.
-    `style="decomposed"` writes it in ATen primitives, where "fused" has ops of its own, `torch.ops.quantc`.
+    `to="integer"` continues to integer arithmetic: exact sums, and one rounding onto the grid of each result.
+    `multiplier="fixed"` rounds with a 32-bit mantissa and a shift, as hardware does. `style="decomposed"` uses ATen
+    primitives, where "fused" has ops of its own, `torch.ops.quantc`.
 
-    Where two products could leave the 16 bits in which the backend's instruction set adds them, ranges are made narrower
-    by as little as makes it impossible, and the log says where. `reduce_range="weights"` raises the weight scales of the
-    channels that could, "activations" lowers the largest activation, "auto" is weights unless they cannot be coarser.
-    With "no" nothing is changed, and `program.coverage()` says what could happen.
+    Where two products could overflow the 16 bits in which the backend's instruction set adds them, ranges are reduced
+    by the minimum that excludes it, and the log says where. `reduce_range="weights"` raises the weight scales of the
+    channels concerned, "activations" lowers the largest activation, "auto" is weights unless they cannot be coarser.
+    With "no" nothing is changed, and `program.coverage()` reports what could happen.
 
-    The prepared program is not changed and can be calibrated further. The pipelines this runs are
-    `qc.pipelines.convert()` and `qc.pipelines.integer()`.
+    The prepared program is not modified and can be calibrated further. The pipelines are `qc.pipelines.convert()` and
+    `qc.pipelines.integer()`.
     """
     check_form(to)
     integer = pipelines.integer(multiplier, style)

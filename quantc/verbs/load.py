@@ -1,4 +1,4 @@
-"""`qc.load`: what a file holds, a program or a lowered module."""
+"""`qc.load`: reads a program or a lowered module from a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def load(path: str | os.PathLike[str], *, portable: Literal[True]) -> Program: .
 @overload
 def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any: ...
 def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
-    """What `save` wrote: a `Program`, or a `Lowered` on the kernels that were chosen when it was lowered.
+    """Read a file written by `save`: a `Program`, or a `Lowered` on the kernels selected when it was lowered.
 
-    A `.pte` file comes as `quantc.targets.executorch.Pte`, to be run on ExecuTorch's runtime. `portable=True` gives the program of a lowered module instead. LoadError, naming the field, on anything that
-    `save` did not write. Nothing is unpickled, and nothing in the file is executed.
+    A `.pte` file becomes a `quantc.targets.executorch.Pte`, to be run on ExecuTorch's runtime. `portable=True` returns
+    the program of a lowered module instead. LoadError, naming the field, on anything that `save` did not write. Nothing
+    is unpickled, and nothing in the file is executed.
     """
     place = as_path(path, LoadError)
     if place.suffix.lower() == ".onnx":
@@ -43,7 +44,7 @@ def load(path: str | os.PathLike[str], *, portable: bool = False) -> Any:
 
 
 def _begins_as_pte(path: Path) -> bool:
-    """Whether a file begins as ExecuTorch's do: its name may end otherwise."""
+    """True if a file starts like an ExecuTorch file, whatever its name."""
     from quantc.targets.executorch.pte_container import MAGIC
 
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""`qc.lower`: where a quantized program can run. A target is a name and the function that lowers for it."""
+"""`qc.lower`: lowers a quantized program to a target. A target is a name and its lowering function."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RUNTIMES: dict[str, tuple[str, str]] = {
 
 
 def artifact_of(path: Path) -> str | None:
-    """The target whose file has such a name; None for a program of quantc's own. ConfigError for files of other tools."""
+    """Target whose files have this suffix; None for quantc's own programs. ConfigError for files of other tools."""
     ending = path.suffix.lower()
     if ending in FOREIGN:
         raise ConfigError(
@@ -90,11 +90,12 @@ def lower(program: Program | Lowered, target: Literal["qnnpack", "x86"], **optio
 @overload
 def lower(program: Program | Lowered, target: str, **options: Any) -> Any: ...
 def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
-    """A quantized program as something that runs on a target; what it is, and the options there are, is the target's.
+    """Lower a quantized program to a target, which defines the options and the type of the result.
 
-    `"x86"` and `"qnnpack"` give a module on torch's kernels: see `quantc.targets.kernels.lowered.lower`. With `engine=`, x86 is
-    run by ONNX Runtime or OpenVINO: see `quantc.targets.engines.engine_lowering`. `"onnx"` gives a model in ONNX, with `.save(path)`:
-    see `quantc.targets.onnx.onnx_module.lower`. `"executorch"` gives a `.pte`: see `quantc.targets.executorch.executorch_lowering.lower`.
+    `"x86"` and `"qnnpack"` give a module on torch's kernels: see `quantc.targets.kernels.lowered.lower`. With
+    `engine=`, x86 runs on ONNX Runtime or OpenVINO: see `quantc.targets.engines.engine_lowering`. `"onnx"` gives an
+    ONNX model, with `.save(path)`: see `quantc.targets.onnx.onnx_module.lower`. `"executorch"` gives a `.pte`: see
+    `quantc.targets.executorch.executorch_lowering.lower`.
     """
     function = _function(target)
     _check_options(function, target, options)
@@ -104,7 +105,7 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """What lowers for a target: its own function, or, where others have added kernels for it, the one for kernels."""
+    """Lowering function of a target: its own, or the kernel lowering for targets with registered kernels."""
     if target in TARGETS:
         module, _, name = TARGETS[target].partition(":")
         found: Callable[..., Any] = getattr(import_module(module), name)

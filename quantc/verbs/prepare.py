@@ -1,4 +1,4 @@
-"""`qc.prepare`: how a program is quantized for a backend, decided."""
+"""`qc.prepare`: decides how a program is quantized for a backend."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def prepare(
     allow_empty: bool = False,
     qat: bool = False,
 ) -> Program:
-    """Decide how a program is quantized for a backend. The program itself is not changed.
+    """Decide how a program is quantized for a backend. The program itself is not modified.
 
-    `backend` is a backend's name, a `Backend`, any `Quantizer`, or several of these, the first of which has the first
-    choice. `config` says what is to be done otherwise than the backend has it. The pipeline this runs is
-    `qc.pipelines.prepare(backend)`. Nothing quantized is an error unless `allow_empty`.
+    `backend` is a backend's name, a `Backend`, any `Quantizer`, or several of these in order of priority. `config`
+    overrides the backend's defaults. The pipeline is `qc.pipelines.prepare(backend)`. It is an error if nothing would
+    be quantized, unless `allow_empty`.
 
-    With `qat` the program is prepared to be trained: it rounds as the quantized one will, gradients pass, batch norms
-    learn on, and it comes in training mode. It trains like any module (`prepared.parameters()`, `prepared(x)`,
-    `loss.backward()`), and `qc.convert` makes of it what it was in eval mode, bit for bit. The pipeline is then
+    With `qat` the program is prepared for quantization-aware training: it rounds like the quantized one, gradients
+    pass, batch norms keep learning, and it is in training mode. It trains like any module (`prepared.parameters()`,
+    `prepared(x)`, `loss.backward()`), and `qc.convert` reproduces its eval mode bit for bit. The pipeline is then
     `qc.pipelines.training(backend)`; see `qc.qat`.
     """
     check_program(program, "prepare", "program = qc.capture(model, example_inputs)")

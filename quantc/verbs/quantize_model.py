@@ -1,4 +1,4 @@
-"""`qc.quantize`: capture, prepare, calibrate and convert in one call, with a report of what came of it."""
+"""`qc.quantize`: capture, prepare, calibrate and convert in one call, with a report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Result:
-    """What `qc.quantize` gives. It can be called like the model."""
+    """Result of `qc.quantize`. Called like the model."""
 
     program: Program
     """The quantized program, in the form that was asked for."""
@@ -87,19 +87,19 @@ def quantize(
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
 
-    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes`, `dtype`, `leaf` and `method` are as `qc.capture` takes
-    them; a Program that was captured before will do as well. `batches` is any iterable of calibration batches, each a tensor or a
-    tuple of the model's inputs; it is gone through once. Where batches hold more, such as labels, `inputs` says what the model
-    takes of each, as in `qc.calibrate`: `inputs=0`. With `dtype` they are cast like the model. `to`, the form of the result, `multiplier`, `style` and `reduce_range` are those of
-    `qc.convert`.
+    `model`, `example_inputs`, `example_kwargs`, `dynamic_shapes`, `dtype`, `leaf` and `method` are as in `qc.capture`;
+    a captured Program is accepted as well. `batches` is any iterable of calibration batches, each a tensor or a tuple
+    of the model's inputs; it is consumed once. Where batches hold more, such as labels, `inputs` selects the model's
+    inputs, as in `qc.calibrate`: `inputs=0`. With `dtype` they are cast like the model. `to`, the form of the result,
+    `multiplier`, `style` and `reduce_range` are those of `qc.convert`.
 
-    `mode` says what the backend does where `config` says nothing: "static" finds scales from the batches; "dynamic" finds
-    those of activations as the program runs; "weight-only" stores weights quantized and computes in float. The last two
-    need no batches; the outcome is measured on the example inputs then. The model itself is not changed.
+    `mode` is the backend's technique where `config` does not decide: "static" finds scales from the batches; "dynamic"
+    finds those of activations at run time; "weight-only" stores weights quantized and computes in float. The last two
+    need no batches; the result is measured on the example inputs then. The model itself is not modified.
 
-    `held_out` are batches that calibration does not see, to measure the outcome on: batches of their own, or how many of
-    the last of `batches`. Without, the first batches are measured on, and the report says that calibration saw them. A bad
-    outcome is a warning: see `result.report.warnings`.
+    `held_out` are batches that calibration does not see, to measure the result on: separate batches, or how many of the
+    last of `batches`. Without it, the first batches are measured on, and the report says that calibration saw them. A
+    bad result is a warning: see `result.report.warnings`.
     """
     _check_mode(mode)
     check_form(to)
@@ -143,7 +143,7 @@ def _warned(result: Result) -> Result:
 
 @dataclass
 class Steps:
-    """How long each step took; `begun` is told when one begins."""
+    """Durations of the steps; `begun` is called when one starts."""
 
     begun: Callable[[str], None] = lambda name: None
     done: list[Step] = field(default_factory=list)
@@ -172,7 +172,7 @@ def quantize_program(
     progress: Style = "auto",
     held_out: int | Iterable[Any] | None = None,
 ) -> Result:
-    """The steps after the capture."""
+    """The steps after capture."""
     if batches is not None:
         check_batches(batches)
     batches, kept = parted(batches, held_out)
@@ -277,7 +277,7 @@ def _check_inference(captured: Program) -> None:
 
 
 def _check_no_examples(given: Any) -> None:
-    """What stands in the place of example inputs beside a Program would be ignored: most likely it is a backend."""
+    """Refuse a value in place of example inputs beside a Program, which would be ignored: most likely it is a backend."""
     if given is not None and not isinstance(given, tuple):
         raise InputError(
             f"the second argument is a {type(given).__name__}, and a Program needs no example inputs",
