@@ -1,4 +1,4 @@
-"""Checks on what capture is asked to do, before anything is traced."""
+"""Argument checks of capture, before anything is traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quantc.errors import CaptureError, suggest
 
 
 def check_model(model: Any) -> None:
-    """A module that can be captured at all: not scripted, its parameters made."""
+    """Refuse models that cannot be captured at all: scripted ones, and those with uninitialized parameters."""
     if not isinstance(model, nn.Module):
         raise CaptureError(
             f"capture takes a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, not a {type(model).__name__}",
@@ -41,7 +41,7 @@ def check_model(model: Any) -> None:
 
 
 def check_examples(model: nn.Module, args: Any, kwargs: Any) -> None:
-    """Example inputs that `forward` can be called with."""
+    """Refuse example inputs that `forward` cannot be called with."""
     if args is not None and not isinstance(args, tuple):
         raise CaptureError(
             f"example_inputs is a {type(args).__name__}",

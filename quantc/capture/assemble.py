@@ -1,7 +1,7 @@
-"""The last step of every capture: a graph and the module it came from become a Program of its own.
+"""Assembly: turns a captured graph and its source module into a self-contained Program.
 
-Tensors are copied (ties between them kept), so neither training the program nor changing the model afterwards
-reaches the other. Facts in `meta` move to typed tables; of `meta` only `val` stays, as a plain type.
+Tensors are copied (ties between them kept), so neither training the program nor changing the model afterwards affects
+the other. Facts in `meta` move to typed tables; of `meta` only `val` stays, as a plain type.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SymbolNames:
 
 
 def light_type(value: Any, names: SymbolNames) -> ValueType | None:
-    """The type of a (fake) value, its symbols renamed."""
+    """Type of a (fake) value, with renamed symbols."""
     if isinstance(value, TensorType | ScalarType | TupleType):
         return value
     if isinstance(value, torch.Tensor):
@@ -82,8 +82,9 @@ def assemble(
     mode_source: nn.Module | None = None,
     tensors: Tensors = Tensors.COPIED,
 ) -> Program:
-    """Build the Program. `source` holds the tensors the graph refers to, besides `constants`. Who only looks at the
-    program can have it share them."""
+    """Build the Program. `source` holds the tensors the graph refers to, besides `constants`. A read-only program can
+    share them instead of copying.
+    """
     names = names or SymbolNames()
     program = Program(
         graph,
@@ -108,7 +109,7 @@ def assemble(
 
 
 def inputs_of(placeholders: Iterable[fx.Node], leaves: Iterable[Any], names: SymbolNames) -> tuple[Input, ...]:
-    """The flat inputs, from the placeholders and (fake) example leaves."""
+    """Flat inputs, from the placeholders and (fake) example leaves."""
     rows = []
     for node, leaf in zip(placeholders, leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
@@ -162,7 +163,7 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def place(root: nn.Module, name: str, value: torch.Tensor | nn.Module, *, is_saved: bool = True) -> None:
-    """Put a tensor or module at a dotted name, making plain modules on the way."""
+    """Set a tensor or module at a dotted name, creating plain modules on the way."""
     *path, leaf = name.split(".")
     module = root
     for part in path:

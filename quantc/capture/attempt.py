@@ -1,4 +1,4 @@
-"""One attempt to capture a model by one method, from a copy, with everything outside the model kept as it was."""
+"""One capture attempt by one method, from a copy, without side effects outside the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quantc.ir.program import Program
 
 
 def attempt(method: str, model: nn.Module, request: Request) -> tuple[Program, list[str]]:
-    """The program and notes for its log; a CaptureError if `method` cannot follow the model."""
+    """The program and notes for its log; a CaptureError if `method` cannot capture the model."""
     leaves = leaf_selector(model, request.leaf)
     args, kwargs, shapes = request.args, request.kwargs, request.dynamic_shapes
     if method != "fx":

@@ -1,4 +1,4 @@
-"""Models in other floats, brought to float32 on request: only float32 is quantized."""
+"""Casts models in other float dtypes to float32 on request: only float32 is quantized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOAT32 = "float32"
 
 
 def as_dtype(given: str | torch.dtype) -> torch.dtype:
-    """The dtype to cast to. There is one that can be quantized."""
+    """Validated dtype to cast to: only float32 can be quantized."""
     if given in (FLOAT32, torch.float32):
         return torch.float32
     raise CaptureError(
@@ -28,7 +28,7 @@ def as_dtype(given: str | torch.dtype) -> torch.dtype:
 def cast(
     model: nn.Module, args: tuple[Any, ...] | None, kwargs: dict[str, Any], dtype: torch.dtype
 ) -> tuple[nn.Module, tuple[Any, ...] | None, dict[str, Any], str]:
-    """A copy of a model whose floating-point parameters and buffers are of a dtype, and its example inputs; and a note."""
+    """A copy of a model with floating-point parameters and buffers cast to a dtype, its example inputs, and a note."""
     found = sorted({_name(x.dtype) for x in (*model.parameters(), *model.buffers()) if _is_other(x, dtype)})
     own = twin(model, Tensors.COPIED).to(dtype) if found else model
     given, named = pytree.tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))

@@ -1,4 +1,4 @@
-"""Tensors written in the code of `forward` have no name of their own; every capture gives them the same ones."""
+"""Names for tensor literals in the code of `forward`: the same with every capture method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quantc.rewrite.spellings import is_literal
 
 
 def name_literals(program: Program) -> None:
-    """Call them const_0, const_1, … in order of use."""
+    """Rename them to const_0, const_1, … in order of use."""
     found = [node for node in program.graph.find_nodes(op="get_attr") if is_literal(str(node.target))]
     values = {str(node.target): program.root._buffers.pop(str(node.target)) for node in found}
     fresh: dict[str, str] = {}

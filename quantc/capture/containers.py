@@ -1,4 +1,4 @@
-"""Containers that torch does not know how to take apart: what they hold would be lost, or they would come back as others."""
+"""Checks for containers that are not registered as pytrees: their tensors would be lost, or the container type would change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADVICE = f"give a plain dict, list, tuple or NamedTuple of tensors; or register 
 
 
 def refuse_hidden_tensors(name: str, leaf: Any) -> None:
-    """Refuse an example input that holds tensors and is not known to: they would be constants of the program."""
+    """Refuse an example input that holds tensors in an unregistered container: they would become constants of the program."""
     if not isinstance(leaf, torch.Tensor) and _holds_tensors(leaf, DEPTH):
         raise CaptureError(
             f"input {name!r} is a {type(leaf).__qualname__}, and torch does not know that it holds tensors",
@@ -28,8 +28,9 @@ def refuse_hidden_tensors(name: str, leaf: Any) -> None:
 
 
 def refuse_unknown_containers(leaves: Iterable[Any]) -> None:
-    """Refuse outputs in containers that torch does not know: a subclass of dict, list or tuple would come back as that, and
-    of tensors in any other object nobody knows."""
+    """Refuse outputs in unregistered containers: a subclass of dict, list or tuple would lose its type, and tensors in
+    any other object would be invisible.
+    """
     for leaf in leaves:
         if issubclass(type(leaf), fx.Proxy):  # it says that it is what it stands for, as the state of an LSTM
             continue

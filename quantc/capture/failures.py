@@ -1,4 +1,4 @@
-"""Turning what went wrong inside a tracer into an error about the user's code."""
+"""Translation of tracer failures into errors about the user's code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def first_line(error: BaseException) -> str:
 
 
 def explain_failure(error: Exception, method: str, model: nn.Module, args: Any, kwargs: Any) -> CaptureError:
-    """The CaptureError for an exception raised while capturing `model` by `method`."""
+    """CaptureError for an exception raised while capturing `model` by `method`."""
     name = type(model).__name__
     is_refusal = isinstance(error, RefusedError | GuardOnDataDependentSymNode)
     if args is not None and not is_refusal and (eager := _eager_failure(model, args, kwargs)) is not None:
@@ -65,7 +65,7 @@ def explain_failure(error: Exception, method: str, model: nn.Module, args: Any, 
 
 
 def refuse_wrong_dtypes(program: Program, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Stand-ins let a product of two dtypes pass that real tensors do not: if there is one, ask the model itself."""
+    """Fake tensors accept a matmul of two dtypes that real tensors refuse: if there is one, run the model itself."""
     if args is None or not any(_mixes_dtypes(node) for node in program.nodes()):
         return
     if (eager := _eager_failure(model, args, kwargs)) is not None:
@@ -96,7 +96,7 @@ def _not_running(model: nn.Module, error: Exception) -> CaptureError:
 
 
 def _reason(error: Exception, method: str) -> tuple[str, str]:
-    """What went wrong, in words of the model rather than of the tracer, and the way out of it."""
+    """Cause in terms of the model rather than of the tracer, and a remedy."""
     text = first_line(error)
     if _is_about_shapes(error):
         return _shape_reason(error), SHAPES_ADVICE
@@ -128,7 +128,7 @@ def _shape_reason(error: Exception) -> str:
 
 
 def _eager_failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
-    """What the model itself raises on the example inputs, if it does."""
+    """Exception that the model itself raises on the example inputs; None if it runs."""
     try:
         with torch.random.fork_rng(devices=[]):
             given, named = cloned_inputs((args, kwargs))

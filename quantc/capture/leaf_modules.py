@@ -1,4 +1,4 @@
-"""Modules that stay whole: which they are, and what they give for the example inputs."""
+"""Leaf modules, which are not traced into: their selection, and their outputs on the example inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quantc.errors import CaptureError, suggest
 
 
 class LeafSelector:
-    """Which modules stay whole: by qualified name or by class."""
+    """Selection of leaf modules by qualified name or class."""
 
     def __init__(self, names: frozenset[str], classes: tuple[type[nn.Module], ...]) -> None:
         self.names = names
@@ -28,7 +28,7 @@ class LeafSelector:
 
 
 def leaf_selector(model: nn.Module, leaf: str | type[nn.Module] | Iterable[str | type[nn.Module]]) -> LeafSelector:
-    """Check that each leaf names or types a module of the model: a misspelt one must not be ignored."""
+    """Selector whose items all match a module of the model: a misspelt one must not be ignored."""
     wanted = (leaf,) if isinstance(leaf, str | type) else tuple(leaf)
     names = frozenset(item for item in wanted if isinstance(item, str))
     classes = tuple(item for item in wanted if isinstance(item, type))
@@ -63,7 +63,7 @@ def leaf_selector(model: nn.Module, leaf: str | type[nn.Module] | Iterable[str |
 def leaf_outputs(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: LeafSelector
 ) -> dict[str, list[Any]]:
-    """What each leaf returns on the example inputs, so shapes are known behind code that cannot be traced."""
+    """Outputs of each leaf on the example inputs, so that shapes are known after code that cannot be traced."""
     runnable = twin(model, Tensors.COPIED)
     found: dict[str, list[Any]] = {}
     names = {module: name for name, module in runnable.named_modules() if name and leaves.selects(module, name)}

@@ -1,7 +1,7 @@
-"""Which arguments of a captured graph are the training flag, so `.train()` and `.eval()` can set them.
+"""Training flags among the arguments of a captured graph, so that `.train()` and `.eval()` can set them.
 
-An argument counts only if it said what the model's mode was at capture: dropout that is always on, or a batch norm
-frozen by the user, stays as it was captured.
+An argument counts only if it equalled the model's mode at capture: dropout that is always on, or a batch norm frozen by
+the user, stays as captured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which arguments follow the model's mode, where the modules do not tell.
+"""Detection of mode-dependent arguments in user code.
 
-`nn.Dropout` follows its mode by definition. `F.dropout(x, p, self.training)` follows it, `F.dropout(x, p, True)` does not,
-and in a graph the two look the same. So where the user's own code reads `training`, the model is captured in the
-other mode too and the two programs are compared: arguments that differ follow the mode. If more than arguments
-differs, the program is good for the mode it was captured in, and says so.
+`nn.Dropout` follows its mode by definition. `F.dropout(x, p, self.training)` follows it, `F.dropout(x, p, True)` does
+not, and in a graph the two look the same. So where the user's own code reads `training`, the model is captured in the
+other mode too and the two programs are compared: arguments that differ follow the mode. If more than arguments differs,
+the program is valid only for the mode it was captured in, and says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Recapture = Callable[[], Program]
 
 
 def settle_modes(program: Program, model: nn.Module, recapture: Recapture) -> None:
-    """Correct `program.modes`, which the capture filled by the look of the flags."""
+    """Correct `program.modes`, which capture filled by the values of the flags."""
     own_code = readers_of_mode(model)
     unsure = [node for node in program.modes if node.target in FLAGS and not _is_torch_module(program, node)]
     if not own_code:
@@ -42,7 +42,7 @@ def settle_modes(program: Program, model: nn.Module, recapture: Recapture) -> No
 
 
 def readers_of_mode(model: nn.Module) -> list[str]:
-    """The functions of the user's modules that read an attribute called `training`: `Net.forward (model.py:12)`."""
+    """Functions of the user's modules that read an attribute called `training`: `Net.forward (model.py:12)`."""
     found: dict[str, None] = {}
     for kind in dict.fromkeys(type(module) for module in model.modules()):
         for base in kind.__mro__:

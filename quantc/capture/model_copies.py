@@ -1,4 +1,4 @@
-"""Copies of a model to capture from, so that nothing `forward` does reaches the caller's own."""
+"""Copies of a model for capture, so that `forward` has no effect on the caller's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.utils import _pytree as pytree
 
 
 class Tensors(Enum):
-    """What becomes of the tensors when a model is copied."""
+    """Treatment of tensors when a model is copied."""
 
     SHARED = "the copy holds the model's own tensors"
     COPIED = "the copy may be run: what it writes stays in it"
 
 
 def twin(model: nn.Module, tensors: Tensors) -> nn.Module:
-    """A copy of the modules. Ties between tensors stay; what cannot be copied (a lock, an open file) is shared."""
+    """A copy of the modules. Ties between tensors stay; objects that cannot be copied (a lock, an open file) are shared."""
     memo: dict[int, Any] = {}
     for tensor in _tensors_of(model):
         memo[id(tensor)] = tensor if tensors is Tensors.SHARED else _copied(tensor)
@@ -30,7 +30,7 @@ def twin(model: nn.Module, tensors: Tensors) -> nn.Module:
 
 
 def copied_module(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """`copy.deepcopy`, except that what refuses to be copied is shared."""
+    """`copy.deepcopy`, except that objects that refuse to be copied are shared."""
     try:
         return copy.deepcopy(model, ChainMap({}, memo))  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - a copy runs the user's code, and any failure has the same way out
@@ -38,7 +38,7 @@ def copied_module(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def cloned_inputs(tree: Any) -> Any:
-    """Inputs for a run that may write to them. Inputs that were one tensor become two: a program is for any inputs."""
+    """Inputs for a run that may write to them. Aliased inputs become separate: a program is for any inputs."""
     return pytree.tree_map_only(torch.Tensor, _copied, tree)
 
 

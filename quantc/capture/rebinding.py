@@ -1,7 +1,7 @@
-"""What gives a tensor other memory, or another size, under the names that it has: refused.
+"""Refusal of ops that rebind a tensor to other memory, or resize it, under its existing names.
 
-A graph names values. After `y.data = other`, `y.set_(other)` or `y.resize_(2, 8)` the name `y` stands for other memory,
-for views taken before it does not, and no alias analysis of a graph can tell which is which.
+A graph names values. After `y.data = other`, `y.set_(other)` or `y.resize_(2, 8)` the name `y` refers to other memory,
+but views taken before do not, and no alias analysis of a graph can tell which is which.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ADVICE = "give the new tensor a name of its own (y = other), or write its number
 
 
 def refuse_rebinding(program: Program) -> None:
-    """Refuse a program in which an op gives a tensor other memory, or `out=` gives it another size."""
+    """Refuse a program in which an op rebinds a tensor's memory, or `out=` resizes it."""
     for node in program.nodes():
         if not isinstance(node.target, OpOverload):
             continue
@@ -46,9 +46,10 @@ def refuse_rebinding(program: Program) -> None:
 
 
 def refuse_shared_memory(program: Program, original: Callable[[str], Any]) -> None:
-    """Refuse a program that writes to a constant whose memory another that it reads is a part of: it has copies of both.
+    """Refuse a program that writes to a constant whose memory overlaps another constant that it reads: it has copies of both.
 
-    `original` gives the tensor of the model by its name in the program."""
+    `original` returns the model's tensor by its name in the program.
+    """
     for _, graph in program.graphs():
         owner = program.owner(graph)
         aliasing = Aliasing(graph, owner)
@@ -106,7 +107,7 @@ def resized(node: fx.Node, before: Any) -> str:
 
 
 def outs(node: fx.Node) -> list[fx.Node]:
-    """What a call was given by `out=` and the like."""
+    """Arguments passed as `out=` and the like."""
     if not isinstance(node.target, OpOverload):
         return []
     named = [row.aten_name for row in arguments(node.target) if row.is_written and row.keyword_only]
@@ -115,7 +116,7 @@ def outs(node: fx.Node) -> list[fx.Node]:
 
 @contextmanager
 def data_kept() -> Iterator[None]:
-    """Refuse `y.data = other` by the code of a model. Torch's own code may: it moves parameters about."""
+    """Context manager that refuses `y.data = other` in a model's code. torch's own code may use it to move parameters."""
     inherited: Any = torch._C.TensorBase.data
 
     def give(tensor: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Which line of the user's code something comes from."""
+"""Source locations in the user's code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def is_user_code(path: str) -> bool:
-    """Whether a file holds the user's code (or that of a package with models) rather than torch's or the capture's."""
+    """True if a file holds the user's code (or that of a package with models) rather than torch's or capture's."""
     if path.startswith(("<", *MACHINERY, *OURS)):
         return False
     return path.startswith(SITE) or not path.startswith(STANDARD)
 
 
 def user_frame(frame: FrameType | None) -> tuple[str, int]:
-    """(file, line) of the innermost frame of the model that is user code; ("", 0) if there is none."""
+    """(file, line) of the innermost user frame of the model; ("", 0) if there is none."""
     while frame is not None and frame.f_code.co_filename != CALLER:
         if is_user_code(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
@@ -38,7 +38,7 @@ def user_frame(frame: FrameType | None) -> tuple[str, int]:
 
 
 def user_line_of_trace(text: str | None) -> tuple[str, int]:
-    """The same from the text of a stack trace, as torch.export keeps it."""
+    """Like `user_frame`, from the text of a stack trace as torch.export keeps it."""
     for file, line in reversed(FRAME.findall(text or "")):
         if is_user_code(file):
             return file, int(line)
@@ -64,7 +64,7 @@ def _innermost(trace: TracebackType | None) -> traceback.FrameSummary | None:
 
 
 def forward_line(model: Any) -> str:
-    """Where a model's `forward` is written; its name alone if that is in a library."""
+    """Location of a model's `forward`; its name alone if it is in a library."""
     function = inspect.unwrap(getattr(model, "forward", type(model)))
     code = getattr(function, "__code__", None)
     if code is None or not is_user_code(code.co_filename):

@@ -1,4 +1,4 @@
-"""Does `forward` give results that depend on earlier calls, by way of Python attributes?
+"""Detection of models whose results depend on earlier calls through Python attributes.
 
 A program keeps buffers, and nothing else, from call to call. A model that counts its calls in an int, or caches a
 tensor in a plain attribute, may be captured as long as its results do not depend on that.
@@ -27,7 +27,7 @@ Picture = tuple[Any, ...]
 
 @contextmanager
 def kept(model: nn.Module) -> Iterator[None]:
-    """Put the plain attributes of a model back as they were: a closure may reach it although a copy is captured."""
+    """Context manager that restores a model's plain attributes: a closure may reach it although a copy is captured."""
     places: list[Any] = [vars(module) for module in model.modules()]
     places += [value for place in list(places) for value in place.values() if type(value) in (list, dict)]
     before = [copy.copy(place) for place in places]
@@ -49,7 +49,7 @@ def _is_same(place: Any, content: Any) -> bool:
 
 
 def watch(model: nn.Module) -> list[str]:
-    """A list that will hold, once `model` has been called, the names of the attributes that the call changed."""
+    """List of the attributes that a call changed; filled once `model` has been called."""
     before = _pictures(model)
     changed: list[str] = []
 
@@ -84,7 +84,7 @@ def _picture(value: Any, depth: int) -> Picture:
 
 
 def depends_on_earlier_calls(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Run the model fresh, and after a call on other inputs; buffers are put back in between."""
+    """Run the model fresh, and after a call on other inputs; buffers are restored in between."""
     others = pytree.tree_map_only(torch.Tensor, _other_values, (args, kwargs))
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -119,7 +119,7 @@ def _other_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor_places(model: nn.Module) -> list[Callable[[], None]]:
-    """What puts each parameter and buffer back where it was, with the values it had."""
+    """Functions that restore each parameter and buffer with its values."""
     found: list[Callable[[], None]] = []
     for module in model.modules():
         for place in (module._parameters, module._buffers):

@@ -1,1 +1,1 @@
-"""Capture through torch.export: dimensions, open batches, fixed sizes."""
+"""Capture through torch.export: dynamic dimensions, dynamic batches, fixed sizes."""

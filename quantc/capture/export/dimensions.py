@@ -1,4 +1,4 @@
-"""Reading `dynamic_shapes` as torch.export understands it: which dimension of which input is dynamic, by what name."""
+"""Parser of torch.export's `dynamic_shapes`: the dynamic dimensions of each input, and their names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALLEST = 2
 
 @dataclass(frozen=True)
 class DynamicDim:
-    """One dynamic dimension: `name` is None where the user gave only a hint such as Dim.AUTO."""
+    """One dynamic dimension: `name` is None if the user gave only a hint such as Dim.AUTO."""
 
     name: str | None
     low: int
@@ -35,7 +35,7 @@ class DynamicDim:
 
 
 def argument_tree(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by parameter name, in the order in which torch.export flattens them."""
+    """Arguments by parameter name, in torch.export's flattening order."""
     names = [parameter.name for parameter in _parameters(model, Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)]
     star = next((parameter.name for parameter in _parameters(model, Kind.VAR_POSITIONAL)), "args")
     names += [f"{star}_{index}" for index in range(len(args) - len(names))]
@@ -66,7 +66,7 @@ def _key(part: Any) -> Any:
 def dynamic_dims(
     dynamic_shapes: Any, args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module
 ) -> dict[tuple[int, int], DynamicDim]:
-    """(flat input, dimension) → its name and range, for every dimension marked dynamic. Checks that they make sense."""
+    """(flat input, dimension) → name and range, for every dynamic dimension; validated."""
     if dynamic_shapes is None:
         return {}
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
@@ -171,7 +171,7 @@ def _read(mark: Any, where: str) -> DynamicDim | None:
 
 
 def upper_bound(bound: Any) -> int | None:
-    """An upper bound as a number; torch writes "none" as an infinity of its own or as a huge number."""
+    """An upper bound as a number; None for torch's encodings of "none": its own infinity, or a huge number."""
     text = str(bound)
     return int(text) if text.isdigit() and int(text) < 2**31 else None
 
@@ -209,7 +209,7 @@ def _check_sizes(dims: Mapping[tuple[int, int], DynamicDim], tensors: Sequence[A
 def widened(
     dims: Mapping[tuple[int, int], DynamicDim], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example inputs with dynamic dimensions of size 0 or 1 made larger. Captures look at sizes alone."""
+    """Example inputs with dynamic dimensions of size 0 or 1 enlarged. Captures depend on sizes alone."""
     leaves, _ = pytree.tree_flatten((args, kwargs))
     sizes = {mark.name: leaves[leaf].shape[dim] for (leaf, dim), mark in dims.items() if mark.name is not None}
     wider: dict[tuple[int, int], int] = {}
@@ -226,7 +226,7 @@ def widened(
 def resized(
     sizes: Mapping[tuple[int, int], int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs with some dimensions of other sizes; their values do not matter."""
+    """Inputs with some dimensions resized; their values do not matter."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     for (leaf, dim), size in sizes.items():
         shape = list(leaves[leaf].shape)

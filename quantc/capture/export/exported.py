@@ -46,7 +46,7 @@ def export(
     dynamic_shapes: Any,
     strictness: str,
 ) -> Program:
-    """Export `model` and make a Program of the result."""
+    """Export `model` and convert the result to a Program."""
     dims = dynamic_dims(dynamic_shapes, args, kwargs, model)
     args, kwargs = widened(dims, *_apart((args, kwargs)))
     with _quiet():
@@ -116,7 +116,7 @@ def from_exported(
     model: nn.Module | None = None,
     given_dims: dict[tuple[int, int], str] | None = None,
 ) -> Program:
-    """A Program from an ExportedProgram, which is left as it is."""
+    """A Program from an ExportedProgram, which is not modified."""
     with _quiet():
         module = exported.module(check_guards=False)
     if not isinstance(module, fx.GraphModule):
@@ -171,7 +171,7 @@ def _given_symbols(leaves: list[Any], given: dict[tuple[int, int], str]) -> dict
 
 
 def _looks_trained(graph: fx.Graph) -> bool:
-    """Whether a graph of unknown origin was exported in training mode."""
+    """True if a graph of unknown origin was exported in training mode."""
     aten = torch.ops.aten
     batch_norms = graph.find_nodes(op="call_function", target=aten.batch_norm.default)
     dropouts = graph.find_nodes(op="call_function", target=aten.dropout.default)
@@ -181,7 +181,7 @@ def _looks_trained(graph: fx.Graph) -> bool:
 
 
 def origin_from_meta(node: fx.Node) -> Origin | None:
-    """The origin that torch.export left in `meta`."""
+    """Origin of a node, from torch.export's `meta`."""
     if node.op not in ("call_function", "call_module", "call_method"):
         return None
     stack = node.meta.get("nn_module_stack") or {}
@@ -226,6 +226,7 @@ def _name(program: Program, node: fx.Node, call: fx.Node, given: dict[fx.Node, s
 
 def clean_path(path: str) -> str:
     """`L['self'].layer1[0]` (strict), `_export_root.layer1.0` (in its nested graphs) and `layer1.0@1` (second call) all
-    name `layer1.0`."""
+    name `layer1.0`.
+    """
     path = STRICT_ROOT.sub("", CALL_INDEX.sub("", path))
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")

@@ -1,4 +1,4 @@
-"""Sizes that are open, fixed afterwards: for targets that want numbers, and were not asked for more."""
+"""Specialization of dynamic sizes after capture, for targets that need static ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from quantc.ir.types import ScalarType, TensorType, TupleType, ValueType, type_o
 
 
 def fix_opened(program: Program) -> str | None:
-    """Fix the sizes that capture left open of its own accord to those of the example inputs. Changes the program; gives a note
-    on what was done, or None if there was nothing to do."""
+    """Specialize the sizes that capture made dynamic by default to those of the example inputs. Modifies the program;
+    returns a note, or None if there was nothing to do.
+    """
     signature = program.signature
     sizes = {symbol: size for symbol, size in _example_sizes(program).items() if symbol in signature.opened}
     if not sizes:
@@ -40,7 +41,7 @@ def fix_opened(program: Program) -> str | None:
 
 
 def _example_sizes(program: Program) -> dict[str, int]:
-    """What each symbol is in the example inputs."""
+    """Value of each symbol in the example inputs."""
     found: dict[str, int] = {}
     for item, leaf in zip(program.signature.inputs, program.example_inputs or (), strict=False):
         if item.type is not None and isinstance(leaf, Tensor):
@@ -73,7 +74,7 @@ def _number(kind: ScalarType) -> int | None:
 
 
 def write_out(node: fx.Node, value: Any) -> None:
-    """Put a value in the place of a node, wherever it is read."""
+    """Replace all uses of a node by a value."""
     swap = _Swap(node, value)
     for user in list(node.users):
         user.args, user.kwargs = fx.map_arg(user.args, swap), fx.map_arg(user.kwargs, swap)

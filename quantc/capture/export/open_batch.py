@@ -1,8 +1,8 @@
-"""The batch, left open where the model lets it be: what `dynamic_shapes="auto"` does.
+"""`dynamic_shapes="auto"`: makes the batch dimension dynamic where the model allows it.
 
-The dimension that is opened is the first, if all example inputs share it. The capture itself says whether the model's code
-holds for other sizes. What it gives is then run beside the model, on the example and on batches of other sizes: where
-the two differ, where the model fails, or where its results mix the samples of a batch, sizes are fixed as those of the example.
+The dimension is the first, if all example inputs share it. The capture itself shows whether the model's code holds for
+other sizes. The captured program is then run against the model, on the example and on batches of other sizes: if the
+two differ, if the model fails, or if its results mix the samples of a batch, sizes are fixed to those of the example.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Batch:
 
 
 def shared_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch | str:
-    """The dimension to open, or why there is none."""
+    """The dimension to make dynamic, or the reason why there is none."""
     leaves = zip(leaf_names(model, args, kwargs), pytree.tree_leaves((args, kwargs)), strict=True)
     tensors = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}
     if not tensors:
@@ -77,7 +77,7 @@ def shared_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Program, list[str]]:
-    """What `make` gives with the batch open or, where that cannot be, with all sizes fixed; and notes for its log."""
+    """Result of `make` with a dynamic batch or, if that fails, with static sizes; and notes for its log."""
     args, kwargs = request.args or (), request.kwargs
     batch = shared_batch(model, args, kwargs)
     if isinstance(batch, str):
@@ -102,7 +102,7 @@ def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Pro
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep torch from logging, as errors, that a size cannot be open: an attempt may fail."""
+    """Context manager that suppresses torch's error logs on sizes that cannot be dynamic: an attempt may fail."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -140,8 +140,9 @@ def _refuse_broken(
 def why_fixed(
     program: Program, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch
 ) -> str | None:
-    """Why a program whose batch is open must not be used, or None. Where it is wrong for a single sample alone, its range
-    is made to start at two."""
+    """Reason why a program with dynamic batch must not be used, or None. If it is wrong for a single sample only, its
+    range is raised to start at two.
+    """
     if (reason := why_not_guarded(program, None)) is not None:
         return reason
     if (
@@ -187,7 +188,7 @@ class _Trial:
         return pytree.tree_leaves((runnable.eval() if evaluated else runnable)(*args, **kwargs))
 
     def repeats_itself(self) -> bool:
-        """Whether the model gives the same with other random numbers."""
+        """True if the model gives the same results with other random numbers."""
         inputs = self.inputs(self.batch.size)
         first, second = self.run(inputs), self.run(inputs, seed=1)
         return gap(first, second, Preserves.EXACTLY, Tolerance()) is None
@@ -210,7 +211,7 @@ class _Trial:
         return None if found is None else f"{DIFFERS} ({found})"
 
     def why_mixed(self, size: int, other: int) -> str | None:
-        """Whether a sample's results depend on the others in its batch, tried in eval mode."""
+        """Reason if a sample's results depend on the others in its batch, tested in eval mode."""
         few, many = sorted((size, other))
         runs = [self.inputs(few), self.inputs(many), self.inputs(many, lambda x: x.flip(0))]
         try:
@@ -227,7 +228,7 @@ class _Trial:
 
 
 def _is_apart(first: Tensor, second: Tensor, turned: Tensor, few: int, many: int) -> bool:
-    """Whether a result holds one part a sample: the same part in a batch of fewer, and in another order."""
+    """True if a result holds one part per sample: equal in a smaller batch, and in another order."""
     if first.dim() != second.dim() or second.shape != turned.shape:
         return False
     grown = [dim for dim, (small, large) in enumerate(zip(first.shape, second.shape, strict=True)) if small != large]

@@ -1,1 +1,1 @@
-"""Exported programs in `.pt2` archives: read and checked without running anything they hold."""
+"""Exported programs in `.pt2` archives: read and checked without executing anything in them."""

@@ -1,7 +1,8 @@
-"""Loading exported programs from `.pt2` files without ever running anything they hold.
+"""Safe loading of exported programs from `.pt2` files: nothing in them is executed.
 
-`torch.export.load` trusts a file: it unpickles, evaluates and compiles parts of it. `load_exported` checks all of that first
-(see `members`, `vetting`, `payloads`), then hands torch only plain data it has already looked at.
+`torch.export.load` trusts a file: it unpickles, evaluates and compiles parts of it. `load_exported` checks all of that
+first (see `archive_members`, `document_checks`, `archive_payloads`), then passes torch only plain data that was
+checked.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from quantc.errors import LoadError
 
 
 def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
-    """The program in a file written by `torch.export.save`.
+    """Load a program written by `torch.export.save`.
 
-    Same result as `torch.export.load`, but safe on files from strangers: whatever the file holds, none of it is executed. Files
-    of any other kind, damaged ones, and programs that hold more than operators, tensors and plain values raise `LoadError`.
+    Same result as `torch.export.load`, but safe on untrusted files: whatever the file holds, none of it is executed.
+    Files of any other kind, damaged ones, and programs that hold more than operators, tensors and plain values raise
+    `LoadError`.
     """
     with inside(os.fspath(path)):
         return _load(Path(path))

@@ -1,4 +1,4 @@
-"""What a file that is not a `.pt2` archive seems to be, told from its bytes alone, and what to do with it instead."""
+"""Format detection for files that are not `.pt2` archives, from their bytes alone, with advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TENSORS_ONLY = frozenset(
 
 
 def why_not_archive(stream: BinaryIO) -> LoadError | None:
-    """The error to raise if an open file is not an archive with an exported program; None if it is one."""
+    """LoadError if an open file is not an archive with an exported program; None if it is one."""
     head = stream.read(HEAD)
     stream.seek(0)
     if not head:

@@ -1,7 +1,7 @@
-"""The members of a `.pt2` archive: which may be there, how large they may be, and their bytes, each read once.
+"""Members of a `.pt2` archive: allowed names, size limits, and their bytes, each read once.
 
-torch stores members uncompressed. So nothing here may be compressed, and all members together may not be larger than
-the file that holds them: no archive can unfold into more than what is on disk.
+torch stores members uncompressed. So nothing may be compressed, and all members together may not be larger than the
+file: no archive can expand to more than is on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FOREIGN = {
 
 @contextmanager
 def inside(place: str) -> Iterator[None]:
-    """Adds a place in front of where a LoadError raised inside says it happened, and keeps its text fit for a terminal."""
+    """Context manager that prefixes a place to `where` of a LoadError raised inside, and makes its text safe for a terminal."""
     try:
         yield
     except LoadError as error:
@@ -59,7 +59,7 @@ def _printable(text: str) -> str:
 
 
 class Members:
-    """A checked archive over an open file. Bytes are taken from it once; nothing is read a second time."""
+    """A checked archive over an open file. Bytes are read once; nothing is read a second time."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
@@ -77,7 +77,7 @@ class Members:
         return buffer.tobytes()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The raw bytes of a member, in memory that torch owns."""
+        """Raw bytes of a member, in memory that torch owns."""
         entry = self._entry(name)
         raw = torch.empty(entry.file_size, dtype=torch.uint8)
         view = raw.numpy().data
@@ -94,7 +94,7 @@ class Members:
         return raw
 
     def document(self, name: str) -> object:
-        """A member that is JSON, parsed."""
+        """A JSON member, parsed."""
         if self.size(name) > LARGEST_DOCUMENT:
             raise LoadError(f"a document of {self.size(name)} bytes is too large to read", where=name)
         try:
@@ -109,7 +109,7 @@ class Members:
 
 
 def check_entries(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """The entries of an archive by name, without the folder they share; raises LoadError if any is odd."""
+    """Entries of an archive by name, without their common folder; LoadError if any is malformed."""
     entries: dict[str, zipfile.ZipInfo] = {}
     roots = set()
     for entry in archive.infolist():
@@ -144,7 +144,7 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
 
 
 def check_plain(names: Iterable[str]) -> None:
-    """Raises LoadError if an archive holds anything other than an exported program and text beside it."""
+    """LoadError if an archive holds anything other than an exported program and text."""
     for name in names:
         if PLAIN.fullmatch(name):
             continue
@@ -157,7 +157,7 @@ def check_plain(names: Iterable[str]) -> None:
 
 
 def model_name(names: Iterable[str]) -> str:
-    """The name of the one program in an archive."""
+    """Name of the one program in an archive."""
     found = [match[1] for name in names if (match := MODEL.fullmatch(name))]
     if len(found) == 1:
         return found[0]
@@ -174,7 +174,7 @@ def check_byte_order(members: Members) -> None:
 
 
 def open_archive(stream: BinaryIO | io.BytesIO) -> zipfile.ZipFile:
-    """The zip directory of a stream; LoadError if it cannot be read."""
+    """Zip directory of a stream; LoadError if it cannot be read."""
     try:
         return zipfile.ZipFile(stream)
     except (

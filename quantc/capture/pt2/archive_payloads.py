@@ -1,7 +1,7 @@
-"""The tensors and sample inputs of a `.pt2` archive, rebuilt without running anything from it.
+"""Tensors and sample inputs of a `.pt2` archive, rebuilt without executing anything from it.
 
-torch itself would unpickle some of these without limits. Here raw tensors are views of their bytes, and pickles go through
-torch's `weights_only` reader alone, with no fallback.
+torch itself would unpickle some of these without limits. Here raw tensors are views of their bytes, and pickles go
+through torch's `weights_only` reader alone, with no fallback.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SampleInputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def tensors(members: Members, model: str, kind: str) -> dict[str, torch.Tensor]:
-    """The weights or the constants of a program by name. Those that shared memory when saved share it again."""
+    """Weights or constants of a program by name. Those that shared memory when saved share it again."""
     member = f"data/{kind}/{model}_{kind}_config.json"
     document = members.document(member)
     vet(document, schema.PayloadConfig, member)
@@ -105,7 +105,7 @@ def _pickled_tensor(data: bytes, path: str) -> torch.Tensor:
 
 
 def sample_inputs(members: Members, model: str) -> SampleInputs | None:
-    """The inputs a program was exported with, if it was saved with them."""
+    """Inputs a program was exported with; None if they were not saved."""
     path = f"data/sample_inputs/{model}.pt"
     data = members.bytes(path)
     if not data:
@@ -144,7 +144,7 @@ def _check_keys(table: dict[object, object], path: str) -> None:
 
 
 def unpickle(data: bytes, path: str) -> object:
-    """A pickle of tensors and plain values. One that asks for any other class or function is refused unread."""
+    """A pickle of tensors and plain values. One that refers to any other class or function is refused unread."""
     with inside(path), open_archive(io.BytesIO(data)) as archive:
         check_entries(archive, len(data))
     own = _own_classes()

@@ -1,7 +1,7 @@
-"""The documents of a `.pt2` archive, checked field by field before torch rebuilds a graph from them.
+"""Schema validation of `.pt2` documents, field by field, before torch rebuilds a graph from them.
 
-The walk follows torch's own schema: every value must have the type its field declares, and every text must pass the rule of
-its field. A field without a rule is refused, so a newer schema fails closed.
+The walk follows torch's own schema: every value must have its field's declared type, and every text must pass its
+field's rule. A field without a rule is refused, so a newer schema fails closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OBJECTS = "export the model without custom class objects; only tensors and plain
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spot:
-    """A place in the document: the value, the type the schema gives it, its owning field, and the way to it."""
+    """A position in the document: the value, its schema type, its owning field, and the path to it."""
 
     value: Json
     hint: object
@@ -47,7 +47,7 @@ class Spot:
 
 
 def vet(document: Json, cls: type, member: str) -> None:
-    """Raises LoadError unless a parsed JSON document fits a class of torch's schema and all its text is harmless."""
+    """LoadError unless a parsed JSON document fits a class of torch's schema and all its text is harmless."""
     stack = [Spot(document, cls, ("", ""))]
     while stack:
         spot = stack.pop()
@@ -94,7 +94,7 @@ def _hints(cls: type) -> dict[str, object]:
 
 @cache
 def _kind(hint: object) -> tuple[str, object]:
-    """Which check a type hint of the schema asks for, and the type of what lies inside."""
+    """Check that a schema type hint requires, and the element type."""
     arguments = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):

@@ -1,7 +1,7 @@
-"""Which text of an archive may reach `eval`: size expressions, and guards on the inputs.
+"""Validation of text that reaches `eval`: size expressions, and guards on inputs.
 
-torch hands the size expressions of a file to `sympy.sympify`, which evaluates them as Python, and compiles its guards
-into a function. So both are parsed here first, and only arithmetic that cannot grow without bound is let through.
+torch passes a file's size expressions to `sympy.sympify`, which evaluates them as Python, and compiles its guards into
+a function. So both are parsed here first, and only arithmetic with bounded growth is accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET = re.compile(r"[^\"'\\]*")
 
 
 def words(text: str) -> frozenset[str]:
-    """The names listed in a text."""
+    """Set of the whitespace-separated names in a text."""
     return frozenset(text.split())
 
 
@@ -53,7 +53,7 @@ QUESTIONS = frozenset({"size", "stride", "storage_offset"})
 
 
 class Bound(NamedTuple):
-    """How large a sub-expression can get: its value, counting a symbol as 1, and its terms once multiplied out."""
+    """Growth bound of a sub-expression: its value, counting a symbol as 1, and its number of terms once expanded."""
 
     value: int = 1
     terms: int = 1
@@ -65,17 +65,17 @@ class Refused(Exception):  # noqa: N818  (it says what happened to the text; cal
 
 @lru_cache(maxsize=4096)
 def why_not_size(text: str) -> str | None:
-    """Why torch may not evaluate this size expression (`2*s0 + 1` or sympy's own `Add(...)` spelling); None if it may."""
+    """Reason why torch may not evaluate this size expression (`2*s0 + 1` or sympy's own `Add(...)` spelling); None if it may."""
     return _why_not(text, _size_leaf)
 
 
 def why_not_guard(text: str) -> str | None:
-    """Why torch may not compile this guard on the inputs (`L['x'].size()[0] % 2 == 0`); None if it may."""
+    """Reason why torch may not compile this guard on the inputs (`L['x'].size()[0] % 2 == 0`); None if it may."""
     return _why_not(text, _guard_leaf)
 
 
 def is_quiet(text: str) -> bool:
-    """Printable text without quotes and backslashes, which no quoting in generated code can turn into code."""
+    """True for printable text without quotes and backslashes, which no quoting in generated code can turn into code."""
     return text.isprintable() and QUIET.fullmatch(text) is not None
 
 

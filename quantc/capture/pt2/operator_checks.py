@@ -1,7 +1,7 @@
-"""Which operator names of an archive torch may look up.
+"""Validation of operator names that torch may look up.
 
-torch resolves them with `getattr`, starting at `torch`, `math` or `operator`. Here they are checked as text first: symbolic
-arithmetic and higher-order ops by exact name, all others only if the dispatcher already knows them.
+torch resolves them with `getattr`, starting at `torch`, `math` or `operator`. Here they are checked as text first:
+symbolic arithmetic and higher-order ops by exact name, all others only if the dispatcher already knows them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DOTTED = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*", re.ASCII)
 
 
 def why_not_operator(target: str) -> str | None:
-    """Why a node may not call this target; None if it may."""
+    """Reason why a node may not call this target; None if it may."""
     if target in SYMBOLIC:
         return None
     owner, _, name = target.rpartition(".")
@@ -59,7 +59,7 @@ def _why_not_dispatched(namespace: str, name: str, overload: str) -> str | None:
 
 
 def why_not_lookup(target: str) -> str | None:
-    """Why torch may not look this name up for its records of where a node came from; None if it may."""
+    """Reason why torch may not look up this name for a node's source records; None if it may."""
     if not target.startswith(LOOKED_UP):
         return None
     if DOTTED.fullmatch(target) and not any(part.startswith("__") for part in target.split(".")):

@@ -1,7 +1,7 @@
-"""A rule for every piece of text in an exported program, by class and field of torch's own schema.
+"""Validation rules for every text field of an exported program, by class and field of torch's own schema.
 
-torch writes most names of a program into Python source (argument and node names, attribute paths, guards), evaluates its
-size expressions, and resolves its operators by attribute lookup. What reaches it must be unable to become code there.
+torch writes most names of a program into Python source (argument and node names, attribute paths, guards), evaluates
+its size expressions, and resolves its operators by attribute lookup. Accepted text must be unable to become code there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How an archive describes nested inputs and outputs, checked before torch rebuilds the containers.
+"""Validation of pytree specs before torch rebuilds the containers.
 
-torch imports modules named in some of these descriptions (factories of `defaultdict`, enums used as keys), and writes the
-names of keyword arguments into the code of `forward`.
+torch imports modules named in some specs (factories of `defaultdict`, enums used as keys), and writes the names of
+keyword arguments into the code of `forward`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Json = object
 
 
 def why_not_treespec(text: str) -> str | None:
-    """Why torch may not rebuild these containers; None if it may."""
+    """Reason why torch may not rebuild these containers; None if it may."""
     root = _root(text)
     return root if isinstance(root, str) else next(_reasons(root), None)
 
 
 def why_not_input_spec(text: str) -> str | None:
-    """The same for inputs, whose keyword names must be plain names as well."""
+    """Like `why_not_treespec`, for inputs: keyword names must be plain identifiers as well."""
     return why_not_treespec(text) or next(_odd_keywords(_root(text)), None)
 
 

@@ -1,8 +1,8 @@
-"""Capture by watching a model run: each torch call it makes becomes ATen nodes, and Python decides what is called.
+"""Capture by observing a run: each torch call becomes ATen nodes, and Python decides what is called.
 
-No control flow is followed, only its result: a model with branches and loops gives the calls that were made. A call that
-is made again from the same place (a loop, recursion) is the same nodes; where it then reads other tensors than the first
-time, these are results of the program too, so that nobody takes them for intermediate ones.
+Control flow is not captured, only its outcome: a model with branches and loops yields the calls that were made. A
+repeated call from the same call site (a loop, recursion) maps to the same nodes; where it then reads other tensors than
+the first time, these become results of the program too, so that they are not treated as intermediates.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ ARITHMETIC = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SeenAt(Origin):
-    """The origin of a node, and the number of the call that it is from: rows of `origins` follow their nodes."""
+    """Origin of a node, and the number of its call: rows of `origins` follow their nodes."""
 
     call: int = -1
 
 
 @dataclass(slots=True)
 class SeenCall:
-    """One call from one place in the model: what it read, and the nodes it became."""
+    """One call site of the model: its operands, and the nodes it became."""
 
     number: int
     name: str
@@ -83,7 +83,7 @@ class SeenCall:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor that is known, held so that its id is not given to another."""
+    """A known tensor, kept alive so that its id is not reused."""
 
     tensor: Tensor
     node: fx.Node
@@ -92,7 +92,7 @@ class Value:
 
 
 def _writes_for_good(node: fx.Node) -> bool:
-    """Whether an op writes in place, and `canonicalize` would leave it so: then nobody could say what is read before or after."""
+    """True if an op writes in place, and `canonicalize` would keep it so: the order of reads and writes would be unknown."""
     target = node.target
     if not isinstance(target, OpOverload) or not target._schema.is_mutable or target is torch.ops.aten.copy_.default:
         return False
@@ -102,7 +102,7 @@ def _writes_for_good(node: fx.Node) -> bool:
 
 
 def aims_of(traced: fx.GraphModule) -> frozenset[int]:
-    """The inputs that a graph writes to, by position, whatever the numbers."""
+    """Positions of the inputs that a graph writes to, whatever the data."""
     inputs = traced.graph.find_nodes(op="placeholder")
     found: set[int] = set()
     for node in traced.graph.nodes:
@@ -121,7 +121,7 @@ def aims_of(traced: fx.GraphModule) -> frozenset[int]:
 
 
 def without_copies_back(traced: fx.GraphModule) -> fx.GraphModule:
-    """A functional graph ends by copying to its inputs what was written to them: here these are results already."""
+    """Remove the final copies of a functional graph to its inputs: here the written values are results already."""
     for node in reversed(traced.graph.nodes):
         if node.target is torch.ops.aten.copy_.default and not node.users and node.args[0].op == "placeholder":
             traced.graph.erase_node(node)
@@ -129,7 +129,7 @@ def without_copies_back(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a tree, in order; also those in dataclasses."""
+    """Tensors of a pytree, in order; those in dataclasses included."""
     found: list[Tensor] = []
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor):
@@ -141,7 +141,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 @dataclass
 class Recorder:
-    """Writes down the calls of a model, in the order in which they are first made."""
+    """Records the calls of a model, in the order in which they are first made."""
 
     model: nn.Module
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -172,13 +172,13 @@ class Recorder:
                 self._versions.append((name, tensor, tensor._version))
 
     def written(self) -> frozenset[str]:
-        """The parameters and buffers that the model has written to so far."""
+        """Parameters and buffers that the model has written to so far."""
         return frozenset(name for name, tensor, version in self._versions if tensor._version != version)
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
     def begin(self, leaves: Iterable[Any]) -> None:
-        """The inputs of one run of the model. Further runs read the inputs of the first where they are alike."""
+        """Start one run of the model. Further runs read the inputs of the first where they are alike."""
         self._values.clear()
         for position, leaf in enumerate(leaves):
             if position >= len(self._given):
@@ -198,7 +198,7 @@ class Recorder:
         return node
 
     def is_constant(self, tensor: Tensor) -> bool:
-        """Whether it is a parameter or buffer of the model."""
+        """True for a parameter or buffer of the model."""
         return id(tensor) in self._names
 
     def _node_of(self, tensor: Tensor) -> fx.Node:
@@ -215,8 +215,9 @@ class Recorder:
         return node
 
     def arrive(self, tensors: Sequence[Tensor]) -> list[Stamp]:
-        """A call is about to read tensors. If somebody has written to one, through another tensor or past torch, since the
-        call that made it, nothing is known of it but what it is like. Gives what they hold before the call."""
+        """Announce the operands of a call. If one was written to since the call that made it, through an alias or
+        outside torch, only its type is known. Returns their state before the call.
+        """
         for tensor in tensors:
             known = self._values.get(id(tensor))
             if known is None or known.stamp.holds:
@@ -234,9 +235,9 @@ class Recorder:
         return [Stamp(tensor, Exact.YES) if value is None else value.stamp for value, tensor in known_or_new]
 
     def _written_to(self, before: Sequence[Stamp], output: Any, aims: Collection[int] = ()) -> tuple[int, ...]:
-        """The tensors that a call has written to, by position, where the graph would not show it: those that it does not give
-        back, that somebody has looked at before, that come from outside, or whose memory others share. What it `aims` at it has written to, even
-        if the numbers are as they were this time."""
+        """The tensors that a call has written to, by position, where the graph would not show it: those that it does
+        not give back, that somebody has looked at before, that come from outside, or whose memory others share. What it
+        `aims` at it has written to, even if the numbers are as they were this time."""
         changed = [index for index, stamp in enumerate(before) if index in aims or not stamp.holds]
         given_back = {id(tensor) for tensor in tensors_in(output)}
         return tuple(
@@ -252,7 +253,7 @@ class Recorder:
         )
 
     def changed(self, name: str) -> CaptureError:
-        """The error for a parameter or buffer that a quantized op reads and the model writes to."""
+        """Error for a parameter or buffer that a quantized op reads and the model writes to."""
         return CaptureError(
             f"{name} is written to while the model runs, and what is quantized must stay as it is",
             where=f"{type(self.model).__name__}.{name}",
@@ -280,7 +281,7 @@ class Recorder:
         origin: Origin,
         before: Sequence[Stamp] = (),
     ) -> SeenCall:
-        """A call from a place that was not seen before; `before` is what its arguments held."""
+        """Record a call from a new call site; `before` is the state of its arguments."""
         number = len(self.calls)
         reads = tuple(self._node_of(tensor) for tensor in tensors_in(given))
         row = SeenAt(origin.module_path, origin.module_type, origin.file, origin.line, call=number)
@@ -309,7 +310,7 @@ class Recorder:
         return call
 
     def again(self, call: SeenCall, given: tuple[Any, Any], output: Any) -> None:
-        """A call from a place that was seen before."""
+        """Record a call from a known call site."""
         call.times += 1
         reads = [self._node_of(tensor) for tensor in tensors_in(given)]
         if len(reads) != len(call.reads):
@@ -333,7 +334,7 @@ class Recorder:
         call.reads = (*call.reads[:position], node, *call.reads[position + 1 :])
 
     def read(self, tensors: Iterable[Tensor], why: str = "") -> None:
-        """Tensors whose values Python looks at."""
+        """Record tensors whose values Python reads."""
         for tensor in tensors:
             if id(tensor) in self._values:
                 self._read[self._values[id(tensor)].node] = None
@@ -341,12 +342,12 @@ class Recorder:
                     self.reasons.append(why)
 
     def parameter(self, node: fx.Node) -> str:
-        """What a node is called in the model, if it is a parameter or buffer."""
+        """Name of a node's parameter or buffer in the model; empty if it is none."""
         is_own = node.op == "get_attr" and str(node.target) not in self._constants
         return str(node.target) if is_own else ""
 
     def sources(self, node: fx.Node) -> tuple[str, ...]:
-        """The parameters and buffers that a node is computed of, if it is computed, and of nothing else."""
+        """Parameters and buffers that a node is computed from, if from nothing else."""
         found: dict[fx.Node, None] = {}
         pending = list(node.all_input_nodes)
         while pending:
@@ -373,12 +374,13 @@ class Recorder:
 
     @property
     def _is_in_order(self) -> bool:
-        """Whether the calls were made once each, so that their order in the graph is that in which they were made."""
+        """True if every call was made once, so that graph order is call order."""
         return not self.reasons and all(call.times == 1 for call in self.calls)
 
     def _operands(self, node: fx.Node, nodes: Mapping[fx.Node, fx.Node], graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
-        """What a node reads, in another graph. Where calls are made in any order, one that writes in place does so on a copy:
-        others read what was there before, though the graph has them later."""
+        """Operands of a node in another graph. Where call order is unknown, in-place ops write to a copy: other calls
+        read the earlier value, though the graph has them later.
+        """
         place = rewritten(node) if node.op == "call_function" and isinstance(node.target, OpOverload) else None
         if place is None:
             return nodes
@@ -394,8 +396,8 @@ class Recorder:
                 self._values[id(tensor)] = Value(tensor, node, Stamp(tensor, Exact.YES))
 
     def _traced(self, func: Callable[..., Any], given: Any, writes: tuple[int, ...]) -> fx.GraphModule | None:
-        """The call as ATen nodes, on copies of what it `writes` to; None if shapes depend on the data, or it does what no
-        graph holds."""
+        """The call as ATen nodes, on copies of what it `writes` to; None if shapes depend on the data, or it does what
+        no graph holds."""
         leaves, spec = pytree.tree_flatten(given)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         ids = [id(leaves[place]) for place in places]
@@ -462,10 +464,11 @@ class Recorder:
     # -- what comes out --------------------------------------------------------------------------------------------
 
     def program(self, name: str, outputs: Iterable[Tensor], *, is_straight: bool = False) -> Program:
-        """All calls as one program. Its results are `outputs`, and whatever is read in ways that it does not show.
+        """All calls as one program. Its results are `outputs`, and everything that is read in ways it does not show.
 
-        Tensors that the model makes of nothing may be other ones the next time, and so are inputs, unless the program
-        `is_straight`: then it is what the model did, once."""
+        Tensors that the model creates from nothing may differ in the next run, and so are inputs, unless the program
+        `is_straight`: then it is what the model did, once.
+        """
         results = dict.fromkeys(self._node_of(tensor) for tensor in outputs)
         self._read.update(results)
         if not is_straight:

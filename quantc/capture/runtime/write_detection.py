@@ -1,4 +1,4 @@
-"""What tensors held when they were last known, to find out whether somebody has written to them since."""
+"""Write detection: snapshots of tensors, to find out whether they were written to since."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ C: Any = torch._C
 
 
 def is_tracked(x: Tensor) -> bool:
-    """Whether torch counts what is written to a tensor. NumPy writes as it likes, but torch marks memory that it shares."""
+    """True if torch's version counter covers all writes to a tensor. NumPy's writes bypass it, but torch marks shared memory."""
     return not x.is_inference() and (x.is_meta or x.layout is not torch.strided or x.untyped_storage().resizable())
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Whether it stands for many tensors, as within torch.vmap: it has no memory of its own."""
+    """True for a functorch wrapper, as within torch.vmap: it has no memory of its own."""
     made: bool = C._functorch.is_functorch_wrapped_tensor(x)
     return made
 
@@ -28,14 +28,14 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class Exact(Enum):
-    """Whether numbers are compared in any case, or only where torch does not count what is written."""
+    """Whether to compare values always, or only where torch has no version counter."""
 
     YES = "numbers are compared"
     NO = "torch's count is believed, where there is one"
 
 
 class Stamp:
-    """A tensor as it was. Where torch does not count what is written to it, a copy is kept."""
+    """Snapshot of a tensor. Where torch does not count writes, a copy is kept."""
 
     __slots__ = ("copy", "exact", "tensor", "version")
 
@@ -46,7 +46,7 @@ class Stamp:
         self.renew()
 
     def renew(self) -> None:
-        """Take it as it is now."""
+        """Take a new snapshot."""
         with torch._C.DisableTorchFunction():
             if is_wrapped(self.tensor):
                 return
@@ -55,14 +55,14 @@ class Stamp:
             self.copy = None if is_counted else self.tensor.detach().clone()
 
     def watch(self) -> None:
-        """Its memory was handed out: from now on, its numbers are compared."""
+        """The tensor's memory was exposed: compare its values from now on."""
         if self.copy is None and self.holds and not is_wrapped(self.tensor):
             with torch._C.DisableTorchFunction():
                 self.copy = self.tensor.detach().clone()
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was written to it."""
+        """True if the tensor was not written to."""
         with torch._C.DisableTorchFunction():
             if self.copy is not None:
                 copy, now = _dense(self.copy), _dense(self.tensor)
@@ -72,7 +72,7 @@ class Stamp:
             return is_wrapped(self.tensor) or self.version == self.tensor._version
 
     def shares_memory(self, other: Tensor) -> bool:
-        """Whether another tensor lies in the same memory."""
+        """True if another tensor uses the same storage."""
         with torch._C.DisableTorchFunction():
             if any(x.layout is not torch.strided or is_wrapped(x) for x in (self.tensor, other)):
                 return False

@@ -1,4 +1,4 @@
-"""From the calls a model makes to calls of ATen overloads."""
+"""Lowering of a model's Python calls to ATen overloads."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Lowering(ValueTracer):
 
     @abstractmethod
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind) -> Any:
-        """Record a call of anything else; at once a plain number if that is what it gives."""
+        """Record any other call; a plain number if that is its result."""
 
     @abstractmethod
     def shape_owner(self, x: Any) -> Any:
-        """The tensor whose whole shape a traced value is, if it is one."""
+        """The tensor whose whole shape a traced value is; None if it is not one."""
 
     def kind_of(self, value: Any) -> Kind | None:
-        """What a traced value is; None for plain Python values."""
+        """Kind of a traced value; None for plain Python values."""
         if isinstance(value, Value):
             return value.kind
         return Kind.ANYTHING if isinstance(value, fx.Proxy) else None
@@ -65,7 +65,7 @@ class Lowering(ValueTracer):
         return any(self.is_tensor(value) for value in values)
 
     def lower_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a Python function, as ATen."""
+        """Lower a Python function call to ATen."""
         if isinstance(function, OpOverload):
             return self.call(function, args, kwargs)
         if isinstance(function, OpOverloadPacket):
@@ -94,7 +94,7 @@ class Lowering(ValueTracer):
         return self._resolved(op, name, args, kwargs, function)
 
     def lower_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A method call `args[0].name(...)`, as ATen."""
+        """Lower a method call `args[0].name(...)` to ATen."""
         x, rest = args[0], args[1:]
         if not self.is_tensor(x):
             if name == "numel" and (owner := self.shape_owner(x)) is not None:
@@ -179,11 +179,11 @@ class Lowering(ValueTracer):
         raise RefusedError(f".{name}() turns a tensor into a Python value, which a graph cannot hold")
 
     def lower_inplace(self, inplace: Any, plain: Any, left: Value, right: Any) -> Any:
-        """`x += y`: a write on a tensor; on a number it only gives the name a new value."""
+        """`x += y`: an in-place write on a tensor; on a number it only rebinds the name."""
         return self.lower_operator(inplace if self.is_tensor(left) else plain, (left, right))
 
     def lower_operator(self, function: Any, args: tuple[Any, ...]) -> Any:
-        """`a + b` and its like: tensor arithmetic only if an operand is a tensor."""
+        """`a + b` and the like: tensor arithmetic only if an operand is a tensor."""
         if not self.has_tensor(args):
             return self.plain(function, args, {})
         if len(args) == 2 and not self.is_tensor(args[0]):
@@ -211,7 +211,7 @@ class Lowering(ValueTracer):
         return self.opaque("call_function", function, args, kwargs)
 
     def plain(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Arithmetic on Python numbers and shapes; done at once unless a size is dynamic."""
+        """Arithmetic on Python numbers and shapes; evaluated at once unless a size is dynamic."""
         if not any(isinstance(value, fx.Proxy) for value in args):
             return function(*args, **kwargs)
         called = torch._sym_sqrt if function is SQUARE_ROOT else function  # type: ignore[attr-defined]
@@ -223,7 +223,7 @@ class Lowering(ValueTracer):
         return result
 
     def opaque(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that has no ATen spelling; it stays as it is, and is reported."""
+        """A call without an ATen equivalent; it stays opaque, and is reported."""
         if isinstance(target, HigherOrderOperator) or inspect.isclass(target):
             name = getattr(target, "__name__", target)
             raise RefusedError(f"{name} cannot be traced symbolically; use method='export'")
@@ -231,7 +231,7 @@ class Lowering(ValueTracer):
 
 
 def _dtype(given: Any) -> Any:
-    """What `x.type(...)` takes: a dtype, or the name or class of a tensor type such as torch.FloatTensor."""
+    """Argument of `x.type(...)`: a dtype, or the name or class of a tensor type such as torch.FloatTensor."""
     if isinstance(given, torch.dtype):
         return given
     found = given if isinstance(given, str) else f"{given.__module__}.{given.__name__}"

@@ -1,4 +1,4 @@
-"""`x[...]` and `x[...] = v` on tensors, spelled as the ATen ops that PyTorch itself calls for them."""
+"""Lowering of `x[...]` and `x[...] = v` on tensors to the ATen ops that PyTorch itself calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is patched while a model is traced, so that nothing it does goes unseen."""
+"""Patches that are active during a trace, so that no call escapes it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def intercepted(tracer: ValueTracer) -> Iterator[None]:
 
 @contextmanager
 def seeds_refused() -> Iterator[None]:
-    """Refuse models that set the random seed: a graph has no op for that, and capture must not do it either."""
+    """Refuse models that set the random seed: a graph has no op for it, and capture must not set it either."""
 
     def refuse(*_: Any) -> None:
         raise RefusedError("forward sets the seed of the random generator, which a graph cannot hold")

@@ -1,4 +1,4 @@
-"""What a traced op gives for stand-ins that have sizes and dtypes but no data."""
+"""Fake execution of traced ops: sizes and dtypes without data."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ ELEMENTWISE = frozenset(
 
 
 def _like_its_input(node: fx.Node, args: Sequence[Any]) -> bool:
-    """Whether a call gives what has the size and dtype of its first argument, so that nothing need be run: symbolic sizes
-    make the decompositions of norms slower than all else in a convolutional network."""
+    """True if a call's result has the size and dtype of its first argument, so that it need not be run: with symbolic
+    sizes the decompositions of norms are slower than everything else in a convolutional network.
+    """
     is_norm = node.target is aten.batch_norm.default and len(args) > TRAINING and args[TRAINING] is False
     if not is_norm and node.target not in ELEMENTWISE:
         return False
@@ -62,11 +63,11 @@ class Shadows:
 
     @property
     def has_symbols(self) -> bool:
-        """Whether some sizes are dynamic."""
+        """True if some sizes are dynamic."""
         return self.fakes is not None and self.fakes.shape_env is not None
 
     def compute(self, node: fx.Node) -> Any:
-        """The fake value of a call; None where an operand's is unknown or the op cannot be run on fakes."""
+        """Fake value of a call; None if an operand's is unknown or the op cannot be run on fakes."""
         if self.fakes is None or any("val" not in operand.meta for operand in node.all_input_nodes):
             return None
         args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
@@ -84,7 +85,7 @@ class Shadows:
             raise
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What anything callable gives for the fakes of traced values; None if it cannot be run on them."""
+        """Result of any callable on the fakes of traced values; None if it cannot be run on them."""
         values = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is Value]
         if self.fakes is None or any(value.fake is None for value in values):
             return None

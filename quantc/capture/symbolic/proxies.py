@@ -1,8 +1,8 @@
-"""The values that flow through a model while it is traced.
+"""Proxies: the values that flow through a model while it is traced.
 
-A `Value` stands for one node. Where shapes are known (example inputs were given) everything the model asks about
-them is answered at once with plain Python numbers, so shape arithmetic never enters the graph; where they are not,
-a size is a node of its own and is marked as a number, so it cannot be taken for a tensor.
+A `Value` stands for one node. Where shapes are known (example inputs were given) questions about them are answered with
+plain Python numbers, so shape arithmetic never enters the graph; where they are not, a size is a node of its own,
+marked as a number, so that it cannot be taken for a tensor.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ValueTracer(fx.Tracer, ABC):
 
 
 class Value(fx.Proxy):
-    """A traced value: a tensor, a number or a sequence that only exists when the program runs."""
+    """A traced value: a tensor, a number or a sequence that only exists at run time."""
 
     tracer: ValueTracer
 
@@ -99,12 +99,12 @@ class Value(fx.Proxy):
 
     @property
     def fake(self) -> Any:
-        """The fake tensor or symbolic number this stands for; None if shapes are not known."""
+        """The fake tensor or symbolic number of the node; None if shapes are unknown."""
         return self.node.meta.get("val")
 
     @property
     def stand_in(self) -> Any:
-        """A value of the type this will have when the program runs."""
+        """A value of the type that the node has at run time."""
         if self.kind is Kind.TENSOR:
             tensor = self.tracer.state.real(self.node)
             return A_TENSOR if tensor is None else tensor

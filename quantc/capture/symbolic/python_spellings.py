@@ -1,8 +1,8 @@
-"""From Python spellings to ATen overloads, by schema.
+"""Overload resolution: from Python functions to ATen overloads, by schema.
 
-`torch.relu`, `Tensor.relu` and `torch._C._nn.gelu` all share their name with the ATen op they call; what is left is
-to choose the overload whose schema accepts the arguments. This works on *kinds* of values alone, so it needs
-neither shapes nor example inputs.
+`torch.relu`, `Tensor.relu` and `torch._C._nn.gelu` all share their name with the ATen op they call; what is left is to
+choose the overload whose schema accepts the arguments. This works on *kinds* of values alone, so it needs neither
+shapes nor example inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantc.ir.dialect import Argument, arguments, aten, overload_names
 
 
 class Kind(Enum):
-    """What is known of a traced value even when its shape is not."""
+    """Static knowledge about a traced value, without its shape."""
 
     TENSOR = "tensor"
     NUMBER = "number"
@@ -134,18 +134,18 @@ KEYWORD_ALIASES = {"input": "self", "axis": "dim", "keepdims": "keepdim", "x": "
 
 
 def is_builtin(function: Any) -> bool:
-    """Whether a function is implemented in ATen (rather than written in Python)."""
+    """True if a function is implemented in ATen rather than in Python."""
     return inspect.isbuiltin(function) or inspect.ismethoddescriptor(function)
 
 
 def packet(name: str) -> OpOverloadPacket | None:
-    """The ATen op of a Python name, if there is one."""
+    """ATen op of a Python name; None if there is none."""
     found = getattr(aten, RENAMED.get(name, name), None)
     return found if isinstance(found, OpOverloadPacket) else None
 
 
 class Result(Enum):
-    """Where a call leaves its result."""
+    """Destination of a call's result."""
 
     RETURNED = "in a new tensor, or the one it writes to by its nature"
     OUT = "in the tensor given as out="
@@ -153,7 +153,7 @@ class Result(Enum):
 
 @cache
 def overloads(op: OpOverloadPacket, result: Result = Result.RETURNED) -> tuple[OpOverload, ...]:
-    """The overloads a Python call may mean: no named dimensions; those on tensors first."""
+    """Overloads a Python call may refer to: no named dimensions; those on tensors first."""
     usable = []
     for overload in (getattr(op, name) for name in overload_names(op)):
         rows = overload._schema.arguments
@@ -166,7 +166,7 @@ def overloads(op: OpOverloadPacket, result: Result = Result.RETURNED) -> tuple[O
 
 
 class Binding:
-    """Arguments arranged as an overload's schema has them."""
+    """Arguments in schema order of an overload."""
 
     def __init__(self, overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.overload = overload
@@ -180,7 +180,7 @@ def resolve(
     kwargs: Mapping[str, Any],
     kind_of: Callable[[Any], Kind | None],
 ) -> Binding | None:
-    """The first overload that accepts the arguments, with the arguments arranged; None if none does."""
+    """The first overload that accepts the arguments, bound; None if none does."""
     has_out = isinstance(kwargs.get("out"), torch.Tensor) or kind_of(kwargs.get("out")) is not None
     for overload in overloads(op, Result.OUT if has_out else Result.RETURNED):
         binding = _bind(overload, args, kwargs, kind_of)

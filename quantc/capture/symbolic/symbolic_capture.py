@@ -1,4 +1,4 @@
-"""Capture by symbolic tracing (torch.fx): no example inputs needed, modules can be kept whole."""
+"""Capture by symbolic tracing (torch.fx): needs no example inputs, supports leaf modules."""
 
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ def _matters(
     marks: Marks,
     leaves: LeafSelector,
 ) -> bool:
-    """Whether a limit that the trace assumed shows in the graph, or was only asked by a kernel choosing its method:
-    trace once more, beyond the limit, and compare."""
+    """True if a limit that the trace assumed shows in the graph, rather than being asked only by a kernel choosing its
+    method: trace once more, beyond the limit, and compare.
+    """
     try:
         _, _, other = _traced(model, *resized(narrowing.beyond, args, kwargs), marks, leaves)
     except Exception:  # noqa: BLE001 - whatever a model raises beyond the limit, it says that the limit matters

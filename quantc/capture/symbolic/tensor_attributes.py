@@ -1,4 +1,4 @@
-"""What `x.shape`, `x.dtype`, `x.T` and the like give on a traced tensor."""
+"""Attributes of traced tensors: `x.shape`, `x.dtype`, `x.T` and the like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs of a symbolic trace: placeholders, and their stand-ins where there are examples."""
+"""Inputs of a symbolic trace: placeholders, and fake tensors for the examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quantc.errors import CaptureError
 
 @dataclass(frozen=True)
 class Narrowing:
-    """A limit that a trace assumed for a dynamic dimension, and sizes that break it."""
+    """A limit that a trace assumed for a dynamic dimension, and sizes that violate it."""
 
     leaf: int
     dim: int
@@ -36,7 +36,7 @@ class Narrowing:
 
 
 class TracedInputs:
-    """The placeholders of a trace: one for each flat input, with its fake tensor where there are examples."""
+    """Placeholders of a trace: one per flat input, with its fake tensor where there are examples."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class TracedInputs:
                 raise self._refusal(leaf, dim, f"is fixed to {size} by the model")
 
     def narrowings(self) -> Iterator[Narrowing]:
-        """Limits on sizes that the trace assumed and the user did not state."""
+        """Size limits that the trace assumed and the user did not state."""
         for (leaf, dim), mark in self.marks.items():
             symbol = self._symbol(leaf, dim)
             low, high = self._assumed(symbol)
@@ -140,7 +140,7 @@ class TracedInputs:
                 yield Narrowing(leaf, dim, self._places(symbol, high + 1), reason)
 
     def accept(self, narrowing: Narrowing) -> None:
-        """The assumption matters: refuse it, or, for a hint that leaves the range to the trace, make it the range."""
+        """Handle an assumption that matters: refuse it, or, for a hint that leaves the range to the trace, make it the range."""
         mark = self.marks[narrowing.leaf, narrowing.dim]
         if mark.is_required:
             raise self._refusal(narrowing.leaf, narrowing.dim, narrowing.reason)
@@ -184,7 +184,7 @@ class TracedInputs:
         return found
 
     def ranges(self, names: SymbolNames) -> dict[str, tuple[int, int | None]]:
-        """The limits of each symbol."""
+        """Range of each symbol."""
         found: dict[str, tuple[int, int | None]] = {}
         for (leaf, dim), mark in self.marks.items():
             symbol = names.used.get(str(self._symbol(leaf, dim)))

@@ -1,4 +1,4 @@
-"""The model's tensors while it is traced: their names, and which node is the value of each at this point."""
+"""A model's tensors during a trace: their names, and the node that is the current value of each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 class TensorState:
-    """Names of parameters, buffers and constants, and the nodes that stand for them.
+    """Names of parameters, buffers and constants, and the nodes that represent them.
 
-    A write in place makes another node the value of a buffer; reading the buffer again must give that one.
+    An in-place write makes another node the value of a buffer; later reads of the buffer must yield that one.
     """
 
     def __init__(self, fakes: FakeTensorMode | None) -> None:
@@ -31,7 +31,7 @@ class TensorState:
         self._fakes_made: dict[int, Any] = {}
 
     def learn(self, model: nn.Module) -> None:
-        """Note the names of a model's tensors; a tied tensor goes by its first."""
+        """Register the names of a model's tensors; a tied tensor uses its first name."""
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         for name, tensor in named:
             self.names.setdefault(id(tensor), name)
@@ -46,18 +46,18 @@ class TensorState:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model's tensors; the CPU if it has none."""
+        """Device of the model's tensors; the CPU if it has none."""
         return next((tensor.device for tensor in self._tensors.values()), torch.device("cpu"))
 
     def real(self, node: fx.Node) -> torch.Tensor | None:
-        """The tensor that a node reads from the model."""
+        """The model's tensor that a node reads."""
         return self._tensors.get(str(node.target)) if node.op == "get_attr" else None
 
     def knows(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self.names
 
     def name(self, tensor: torch.Tensor) -> str:
-        """The name of a tensor; one that has none becomes a constant."""
+        """Name of a tensor; an unnamed one becomes a constant."""
         found = self.names.get(id(tensor))
         if found is None:
             found = f"_tensor_constant{len(self.constants)}"
@@ -66,19 +66,19 @@ class TensorState:
         return found
 
     def enter(self, name: str, node: fx.Node) -> None:
-        """`node` is the get_attr of the tensor called `name`."""
+        """Register `node` as the get_attr of the tensor called `name`."""
         self.current[name] = self.source[name] = node
         self._name_of[node] = name
 
     def moved(self, old: fx.Node, new: fx.Node) -> None:
-        """What `old` stood for is `new` from here on."""
+        """Replace the current value `old` by `new`."""
         name = self._name_of.get(old)
         if name is not None:
             self.current[name] = new
             self._name_of[new] = name
 
     def assign(self, name: str, node: fx.Node) -> None:
-        """The buffer called `name` is given the value `node`, unless that is what it is already."""
+        """Set the buffer called `name` to the value `node`, unless it has that value already."""
         if self._name_of.get(node) == name:
             return
         self.assigned.setdefault(name, self.source[name])
@@ -86,7 +86,7 @@ class TensorState:
         self._name_of[node] = name
 
     def fake(self, tensor: torch.Tensor) -> Any:
-        """The fake tensor of a real one; None when shapes are not followed."""
+        """Fake tensor of a real one; None if shapes are not tracked."""
         if self.fakes is None:
             return None
         if id(tensor) not in self._fakes_made:

@@ -1,8 +1,7 @@
-"""A `torch.fx` tracer whose graph is ATen from the first node.
+"""A `torch.fx` tracer that produces ATen directly.
 
-It follows the model through its own modules and through `torch.nn` and `torch.nn.functional` alike, down to the
-calls that reach ATen, and spells each of these as the overload its arguments select. Only modules named as leaves
-stay whole.
+It traces through the model's own modules and through `torch.nn` and `torch.nn.functional` alike, down to the calls that
+reach ATen, and resolves each of these to the overload its arguments select. Only leaf modules stay whole.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class AtenTracer(Lowering):
             raise RefusedError(f"{obj.node.name} is looped over, but its length is not known while tracing") from None
 
     def set_grad_enabled(self, function: Any, args: tuple[Any, ...]) -> None:
-        """A `no_grad` region begins or ends: part of a program for training, of no effect in inference."""
+        """Start or end of a `no_grad` region: part of a training program, of no effect in inference."""
         self.changes_grad_mode = True
         if self.is_training:
             self.create_node("call_function", function, args, {})
@@ -156,7 +155,7 @@ class AtenTracer(Lowering):
         return super().create_arg(a)
 
     def tensor_node(self, tensor: torch.Tensor) -> fx.Node:
-        """The node that is the value of a real tensor at this point."""
+        """Node that is the current value of a real tensor."""
         name = self.state.name(tensor)
         if name not in self.state.current:
             node = self.create_node("get_attr", name, (), {})
@@ -173,7 +172,7 @@ class AtenTracer(Lowering):
         return attr_val
 
     def assign_buffer(self, module: nn.Module, name: str, value: Value) -> bool:
-        """`self.buffer = value` in `forward`: what is read from now on is the value; it is stored at the end."""
+        """`self.buffer = value` in `forward`: later reads yield the value; it is stored at the end."""
         tensor = module._buffers.get(name)
         if tensor is None or not self.state.knows(tensor):
             return False
@@ -182,7 +181,7 @@ class AtenTracer(Lowering):
         return True
 
     def store_assigned(self) -> None:
-        """Write the values that buffers were assigned into them; called when `forward` has returned."""
+        """Store assigned values in their buffers; called when `forward` has returned."""
         for name, source in self.state.assigned.items():
             self.create_node("call_function", aten.copy_.default, (source, self.state.current[name]), {})
 
@@ -220,7 +219,7 @@ class AtenTracer(Lowering):
             self.kinds[proxy.node] = Kind.TENSOR if isinstance(value, torch.Tensor) else Kind.SEQUENCE
 
     def _leaf_on_shadows(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a leaf gives for symbolic sizes, if it can be run on stand-ins."""
+        """Result of a leaf for symbolic sizes, if it can be run on fakes."""
         if not self.shadows.has_symbols:
             return None
         self.is_suspended = True
@@ -306,7 +305,7 @@ class AtenTracer(Lowering):
         return self._once(node, value)
 
     def size(self, target: OpOverload, args: tuple[Any, ...], size: Any) -> Any:
-        """A symbolic size of a tensor: computed once, where it is first met."""
+        """A symbolic size of a tensor: computed once, at its first use."""
         known = self.sizes.get(expression(size))
         if known is not None:
             return known
@@ -357,7 +356,7 @@ class AtenTracer(Lowering):
         indexing.set_item(self, x, index, value)
 
     def decide(self, x: fx.Proxy) -> bool:
-        """The truth of a value, where shapes alone decide it."""
+        """Truth of a value, where shapes alone decide it."""
         fake = x.node.meta.get("val")
         if isinstance(fake, torch.SymBool):
             raise RefusedError(f"a branch depends on a dynamic size ({fake})")
@@ -384,7 +383,7 @@ def _rank_known(args: tuple[Any, ...]) -> bool:
 
 
 def _written_argument(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an op writes to: its first argument, or `out`."""
+    """Argument that an op writes to: its first, or `out`."""
     places = writes(target)
     if not places:
         return None
