@@ -1,4 +1,4 @@
-"""Statistics that grow by whole batches: what a batch adds counts once all of the batch has been seen."""
+"""Transactional accumulation of statistics: a batch counts once all of it has been seen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASK = (
 
 
 class NotFiniteError(DataError):
-    """NaN or infinity where a tensor is observed."""
+    """NaN or infinity in an observed tensor."""
 
     def __init__(self, node: fx.Node, where: str, count: int, of: int) -> None:
         reader = next((user.name for user in node.users if _computes(user)), None)
@@ -40,14 +40,14 @@ class NotFiniteError(DataError):
 
 
 def _computes(node: fx.Node) -> bool:
-    """Whether a node yields numbers that could be quantized, rather than a size."""
+    """True if a node yields numbers that could be quantized, rather than a size."""
     dtype = dtype_of(node)
     return node.op.startswith("call_") and dtype is not None and dtype.is_floating_point
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What is known after a number of whole batches."""
+    """Statistics after a number of whole batches."""
 
     totals: Mapping[str, Observation]
     """The statistics, by group."""
@@ -57,7 +57,7 @@ class Whole:
 
 
 class Seat:
-    """What one group sees of the batch that is running."""
+    """Observation of one group within the running batch."""
 
     __slots__ = ("empty", "part")
 
@@ -71,14 +71,14 @@ class Seat:
         self.part = self.empty() if total.order is Order.FREE else copy.deepcopy(total)
 
     def added_to(self, total: Observation) -> Observation:
-        """The statistics with this batch. What there was is not changed."""
+        """The statistics with this batch added. `total` is not modified."""
         if total.order is not Order.FREE:
             return self.part
         return total.merge(self.part) if self.part.seen else total
 
 
 class Tally:
-    """The statistics of all groups of a prepared program."""
+    """Statistics of all groups of a prepared program."""
 
     def __init__(self, program: Program, totals: Mapping[str, Observation]) -> None:
         self.program = program
@@ -88,19 +88,19 @@ class Tally:
         )
 
     def begin(self) -> None:
-        """A batch is about to run. What an earlier one left half done is forgotten."""
+        """Start a batch. Partial observations of an earlier one are dropped."""
         for name, seat in self.seats.items():
             seat.begin(self.whole.totals[name])
 
     def commit(self, samples: int | None) -> None:
-        """The batch is whole. All of it counts at once, so that no interruption can come in between."""
+        """Commit the batch: all of it at once, so that no interruption can come in between."""
         before = self.whole
         totals = {name: seat.added_to(before.totals[name]) for name, seat in self.seats.items()}
         count = None if samples is None or before.samples is None else before.samples + samples
         self.whole = Whole(totals, before.batches + 1, count)
 
     def watchers(self) -> dict[fx.Node, Watch]:
-        """What a runner is to tell of each node."""
+        """Watch callbacks by node, for the runner."""
         return {
             node: self._watch(node, [self.seats[group.name] for group in groups])
             for node, groups in observed_tensors(self.program).items()
@@ -121,7 +121,7 @@ class Tally:
 
 
 class FirstNotFinite:
-    """Looks for the first op of a program that gives NaN or infinity."""
+    """Finds the first op of a program that yields NaN or infinity."""
 
     def __init__(self, program: Program) -> None:
         looking = (node for node in program.nodes() if node.op not in ("get_attr", "output"))

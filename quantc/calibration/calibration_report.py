@@ -1,4 +1,4 @@
-"""What a calibration saw, to read and for machines."""
+"""Calibration report, as text and as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class GroupRange:
-    """What was seen of one group."""
+    """Observed range of one group."""
 
     group: str
     where: str
@@ -35,7 +35,7 @@ class GroupRange:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What a calibration saw. Printed, it is a table; `to_json` is for machines."""
+    """Statistics seen by a calibration. Prints as a table; `to_json` for machine reading."""
 
     name: str
     """The program's."""
@@ -56,7 +56,7 @@ class CalibrationReport:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """All that was known then. `statistics.save(path)` keeps it for `qc.use_statistics`."""
+        """All statistics known at that time. `statistics.save(path)` keeps them for `qc.use_statistics`."""
         return Statistics(self.seen, self.describe())
 
     @property
@@ -105,7 +105,7 @@ def _shown(value: float | None) -> str:
 
 
 def rows_of(program: Program) -> tuple[GroupRange, ...]:
-    """What the statistics of a program hold of each group that data decides."""
+    """Observed range of each calibrated group of a program."""
     places = Places(program)
     rows = []
     for group, spec in data_groups(program):

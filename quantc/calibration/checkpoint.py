@@ -1,6 +1,6 @@
-"""Calibration that can be interrupted: statistics in a file, and what they are of.
+"""Calibration checkpoints: statistics in a file, with the identity of program and plan.
 
-A file says which program and which plan its statistics belong to, so that those of another are not taken for them.
+A file records the digests of its program and plan, so that statistics of another are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZE = 12
 
 
 def program_digest(program: Program) -> str:
-    """A digest of what a program computes: its ops, how they are connected, and its constants. Observers do not count."""
+    """Digest of a program's computation: ops, connections and constants. Observers do not count."""
     total = blake2b(digest_size=SIZE)
     observers = observer_nodes(program)
     for path, graph in program.graphs():
@@ -54,7 +54,7 @@ def _what(node: fx.Node, owner: nn.Module) -> str:
 
 
 def plan_digest(program: Program) -> str:
-    """A digest of what is observed and how: the groups that data decides, and their specs."""
+    """Digest of what is observed and how: the calibrated groups, and their specs."""
     total = blake2b(digest_size=SIZE)
     for group, _ in data_groups(program):
         members = " ".join(str(site) for site in group.values)
@@ -63,7 +63,7 @@ def plan_digest(program: Program) -> str:
 
 
 def notes_for(program: Program, batches: int, samples: int | None) -> dict[str, Any]:
-    """What is saved with the statistics of a program."""
+    """Notes saved with the statistics of a program."""
     return {
         "program": program_digest(program),
         "plan": plan_digest(program),
@@ -84,8 +84,9 @@ class Checkpoint:
     """What the statistics are of: program, plan, how many batches came before, which share of the data."""
 
     def read(self) -> tuple[Whole, int] | None:
-        """What an earlier run left, and how many threads it had; None if there was none. A file of something else is
-        refused."""
+        """State that an earlier run left, and its number of threads; None if there was none. A file of another
+        calibration is refused.
+        """
         if not self.path.exists():
             return None
         found = Statistics.load(self.path)

@@ -1,7 +1,7 @@
-"""Calibration in several processes: each takes its share of the batches, and all end with the statistics of all.
+"""Distributed calibration: each process takes its shard of the batches, and all end with the statistics of all.
 
-Statistics travel as the bytes of their files; nothing is pickled. Every process merges the same parts in the same
-order, and merging is exact, so that all of them have the same bits as one process would have.
+Statistics are exchanged as the bytes of their files; nothing is pickled. Every process merges the same parts in the
+same order, and merging is exact, so that all have the same bits as a single process would.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARDS: tuple[Shard, ...] = ("auto", "split", "given", "alone")
 
 @dataclass(frozen=True)
 class Team:
-    """The processes that calibrate together. One process alone is a team of one."""
+    """The processes that calibrate together. A single process is a team of one."""
 
     rank: int = 0
     size: int = 1
@@ -42,21 +42,21 @@ class Team:
 
     @property
     def name(self) -> str:
-        """Which share of the data this is, for checkpoints."""
+        """Name of this shard, for checkpoints."""
         return f"{self.rank} of {self.size}, {self.takes}" if self.size > 1 else "all"
 
     def share(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches this process takes."""
+        """Batches that this process takes."""
         if self.size == 1 or self.takes == "given":
             return batches
         return islice(batches, self.rank, None, self.size)
 
     def number(self, index: int) -> int:
-        """The number, among all batches, of this process's batch `index`."""
+        """Global number of this process's batch `index`."""
         return index if self.size == 1 or self.takes == "given" else self.rank + index * self.size
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Give every process what every process has, in the order of their ranks."""
+        """All-gather of payloads, in rank order."""
         if self.size == 1:
             return [payload]
         own = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -70,7 +70,7 @@ class Team:
         return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def agree(self, facts: dict[str, Any]) -> None:
-        """Refuse to go on unless all processes have the same to say of what they calibrate."""
+        """Refuse to continue unless all processes have equal facts about what they calibrate."""
         told = [json.loads(part) for part in self.exchange(json.dumps(facts).encode())]
         for name in facts:
             values = [row[name] for row in told]
@@ -84,7 +84,7 @@ class Team:
 
 @contextmanager
 def team_for(shard: Shard) -> Iterator[Team]:
-    """The team to calibrate with. A process group is made for the time being if torchrun runs us and there is none."""
+    """The team to calibrate with. Under torchrun without a process group, a temporary one is created."""
     if shard not in SHARDS:
         raise UnknownNameError(
             f"there is no way {shard!r} to share the data",

@@ -1,4 +1,4 @@
-"""Observers that stand in a graph: reading them, giving them what was seen elsewhere, and taking them out again."""
+"""Observers in a graph: reading them, initializing them from the plan, and removing them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOLDER = "_observers"
 
 
 def read_observers(program: Program) -> bool:
-    """Take what the observers of a program have seen into its plan; whether they have seen anything."""
+    """Store the statistics of a program's observers in its plan; True if they have seen anything."""
     has_seen = False
     for observer in observers_in(program.root):
         program.plan.statistics[observer.group] = observer.observation
@@ -28,7 +28,7 @@ def read_observers(program: Program) -> bool:
 
 
 def show_observers(program: Program) -> None:
-    """Give the observers of a program what its plan knows, so that they go on from there."""
+    """Initialize a program's observers from its plan, so that they continue from there."""
     copies: dict[str, Observation] = {}
     for observer in observers_in(program.root):
         known = program.plan.statistics.get(observer.group)
@@ -40,14 +40,14 @@ def show_observers(program: Program) -> None:
 
 
 def redirect(program: Program, replaced: Mapping[fx.Node, fx.Node], readers: Iterable[fx.Node]) -> None:
-    """Let readers read other nodes in place of some. Each is changed once, however many of its operands are."""
+    """Replace operands of readers by other nodes. Each reader is rewired once, however many of its operands change."""
     for reader in readers:
         operands = enumerate(operand_nodes(reader))
         rewire(program, reader, {place: replaced[node] for place, node in operands if node in replaced})
 
 
 def remove_observers(program: Program) -> int:
-    """Take the observers out of the graph; how many there were."""
+    """Remove the observers from the graph; their number."""
     observers = observer_nodes(program)
     readers = dict.fromkeys(user for node in observers for user in node.users if user not in observers)
     redirect(program, {node: behind(node, observers) for node in observers}, readers)

@@ -1,8 +1,8 @@
-"""Runs a program node by node and shows chosen values to those who watch, without a change to its graph.
+"""Interpreter that runs a program node by node and passes selected values to watchers, without modifying its graph.
 
-Each graph is compiled once into a flat list of steps: what to call, where its operands are found, and what is no
-longer needed afterwards. A step costs about a microsecond on top of the op itself. The graphs of higher-order ops are
-run in the same way, so that values inside branches and loops can be watched too.
+Each graph is compiled once into a flat list of steps: the callee, the slots of its operands, and the values whose last
+use it is. A step costs about a microsecond on top of the op itself. Graphs of higher-order ops run the same way, so
+that values inside branches and loops can be watched too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Step:
 
 
 class CompiledGraph:
-    """A graph ready to run: call it with one value for each of its inputs."""
+    """A graph ready to run: call it with one value per input."""
 
     def __init__(self, runner: Runner, graph: fx.Graph) -> None:
         self._program = runner.program
@@ -113,7 +113,7 @@ class CompiledGraph:
         )
 
     def _build(self, value: Any) -> Read:
-        """How an argument is put together from the values at hand."""
+        """Function that assembles an argument from the current values."""
         if isinstance(value, fx.Node):
             return operator.itemgetter(self._slots[value])
         if not _holds_values(value):
@@ -164,7 +164,7 @@ class CompiledGraph:
 
 
 class Runner:
-    """A program with watchers on some of its nodes. Made anew after the program has changed."""
+    """A program with watchers on some of its nodes. Create a new one after the program has changed."""
 
     def __init__(self, program: Program, watch: Mapping[fx.Node, Watch]) -> None:
         self.program = program
@@ -175,11 +175,11 @@ class Runner:
 
     @torch.no_grad()
     def run(self, leaves: Sequence[Any]) -> list[Any]:
-        """Run on flat inputs and give the flat outputs."""
+        """Run on flat inputs; flat outputs."""
         return list(self._top(*leaves))
 
     def constant(self, node: fx.Node, owner: nn.Module) -> Any:
-        """What a get_attr node refers to. A graph that a known op calls comes compiled."""
+        """Value of a get_attr node. A graph that a known op calls is compiled."""
         value = attribute(owner, str(node.target))
         if not isinstance(value, fx.GraphModule):
             return value
@@ -223,7 +223,7 @@ def _callee(node: fx.Node, owner: nn.Module, watch: Mapping[fx.Node, Watch]) -> 
 
 
 def _is_free(value: Any, watch: Mapping[fx.Node, Watch]) -> bool:
-    """Whether a value is in memory of its own, and nobody but its one reader will ever look at it."""
+    """True if a value has memory of its own, and a single user."""
     if not isinstance(value, fx.Node) or value in watch or len(value.users) != 1:
         return False
     return isinstance(value.target, OpOverload) and not may_alias(value.target)

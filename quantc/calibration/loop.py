@@ -1,4 +1,4 @@
-"""Calibration: run batches through a prepared program and collect the statistics its plan asks for."""
+"""Calibration loop: runs batches through a prepared program and collects the statistics its plan asks for."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def calibrate(
     progress: Style | Told = "auto",
     shard: Shard = "auto",
 ) -> CalibrationReport:
-    """Run batches through a prepared program and keep the statistics its scales are found from.
+    """Run batches through a prepared program and collect the statistics for its scales.
 
-    `batches` is any iterable; it is gone through once, one batch at a time. A batch is a tuple or list of the model's
-    arguments, a dict of them by name, or its one argument. Where it holds more, such as labels, `inputs` says what the
-    model takes: `inputs=0`, `inputs="image"`, `inputs=("ids", "mask")`, or a function of the batch. Batches may be of any
-    size that the program takes. Calling again adds to what was seen. Nothing else about the program changes: buffers it
-    writes are put back after each batch.
+    `batches` is any iterable; it is consumed once, one batch at a time. A batch is a tuple or list of the model's
+    arguments, a dict of them by name, or its one argument. Where it holds more, such as labels, `inputs` selects the
+    model's inputs: `inputs=0`, `inputs="image"`, `inputs=("ids", "mask")`, or a function of the batch. Batches may be
+    of any size that the program takes. Calling again adds to the statistics. Nothing else about the program changes:
+    buffers it writes are restored after each batch.
 
     With `checkpoint`, the statistics are written to that file every `every` batches and whenever the calibration ends,
-    however it does. Started again with the same file and the same data, it skips what is in, and ends with the same
-    bits as if it had not been interrupted.
+    however it does. Started again with the same file and the same data, it skips the batches that are in, and ends with
+    the same bits as without interruption.
 
-    `progress` is "auto" (a bar on a terminal, else nothing), "bar", "lines", "silent", or a function that is told how
-    many batches are done, and of how many if that is known. Under torchrun, or in any process group of
-    torch.distributed, the data is shared among the processes, and all end with the statistics of all: see
+    `progress` is "auto" (a bar on a terminal, else nothing), "bar", "lines", "silent", or a function that gets the
+    number of batches done, and the total if known. Under torchrun, or in any process group of torch.distributed, the
+    data is sharded among the processes, and all end with the statistics of all: see
     `quantc.calibration.distributed.Shard`.
 
     NaN or infinity is an error that names the tensor and the batch. After an error, the statistics are those of the
@@ -197,7 +197,7 @@ class _Run:
             self.kept = whole.batches
 
     def _of_the_team(self) -> Whole:
-        """What all processes have seen."""
+        """Merged statistics of all processes."""
         own = self.tally.whole
         if self.team.size == 1:
             return own
@@ -231,7 +231,7 @@ class _Run:
 
 
 def finish(prepared: Program, whole: Whole, seconds: float, notes: Sequence[str]) -> CalibrationReport:
-    """Note that the program is calibrated, and say what was seen."""
+    """Mark the program as calibrated, and report."""
     if not whole.batches:
         raise CalibrationError(
             "calibrated with zero batches",
@@ -316,7 +316,7 @@ def _checkpoint(prepared: Program, team: Team, path: str | os.PathLike[str] | No
 
 
 def _length(batches: Iterable[Any], team: Team) -> int | None:
-    """How many batches this process will see, if that can be told."""
+    """Number of batches that this process will see, if known."""
     try:
         count = len(batches)  # type: ignore[arg-type]
     except TypeError:

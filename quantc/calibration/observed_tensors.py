@@ -1,6 +1,6 @@
-"""Which tensors of a program are observed, and for which groups.
+"""Selection of observed tensors, by group.
 
-Calibration and the pass `insert-observers` both go by this, so that they see the same numbers.
+Calibration and the pass `insert-observers` both use it, so that they see the same numbers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from quantc.text.literals import used_nodes
 
 
 def data_groups(program: Program) -> Iterator[tuple[Group, QuantSpec]]:
-    """The groups whose ranges come from calibration, with their specs."""
+    """Groups whose ranges come from calibration, with their specs."""
     for group in program.plan.groups:
         if group.source is Source.DATA and isinstance(group.outcome, Quantize):
             yield group, group.outcome.spec
 
 
 def observed_tensors(program: Program) -> dict[fx.Node, tuple[Group, ...]]:
-    """The nodes whose values are observed, in the order of the groups, and the groups each is observed for.
+    """Nodes whose values are observed, in the order of the groups, and the groups each is observed for.
 
-    Constants are not among them: their range is read when the scales are found. Nor is what an op hands on of tensors
-    in the same group, as reshape, cat and max_pool do: each element counts once, where it is computed.
+    Constants are not included: their range is read when qparams are computed. Nor are results of ops that only
+    propagate tensors of the same group, such as reshape, cat and max_pool: each element counts once, where it is
+    computed.
     """
     places = Places(program)
     observers = observer_nodes(program)
@@ -48,7 +49,7 @@ def observed_tensors(program: Program) -> dict[fx.Node, tuple[Group, ...]]:
 
 
 def _hands_on(node: fx.Node, values: Container[fx.Node], observers: Container[fx.Node]) -> bool:
-    """Whether every element of a tensor is an element of others in the group."""
+    """True if every element of a tensor is an element of others in the group."""
     op = node.args[0] if node.target is operator.getitem else node
     if not isinstance(op, fx.Node) or Trait.PRESERVES_VALUES not in traits_of(op) or is_op(op, "pad"):
         return False  # padding may bring in a number of its own
@@ -57,7 +58,7 @@ def _hands_on(node: fx.Node, values: Container[fx.Node], observers: Container[fx
 
 
 def observed_sites(program: Program) -> dict[str, list[str]]:
-    """For each group that data decides, the tensors that are observed for it."""
+    """Observed tensors of each calibrated group."""
     places = Places(program)
     sites: dict[str, list[str]] = {group.name: [] for group, _ in data_groups(program)}
     for node, groups in observed_tensors(program).items():

@@ -1,4 +1,4 @@
-"""From the statistics of a plan to the scale and zero point of each group."""
+"""Computation of each group's scale and zero point from the plan's statistics."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from quantc.support.finite_tensors import check_scales
 
 
 def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tuple[dict[str, QParams], list[str]]:
-    """The qparams of every group by name, and what there is to say about them.
+    """Qparams of every group by name, and notes on them.
 
-    With `reduce_range` they are such that sums of two products cannot overflow. Groups whose activations get a
-    narrower range have it in the plan from then on.
+    With `reduce_range` they exclude overflow of sums of two products. Groups whose activations get a narrower range
+    have it in the plan from then on.
     """
     places = Places(program)
     found: dict[str, QParams] = {}
@@ -95,7 +95,7 @@ def _qparams(program: Program, group: Group, places: Places) -> QParams:
 
 
 def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, where: str) -> Observation:
-    """What is known of a group's tensors: from calibration, and from those that are constants."""
+    """Statistics of a group's tensors: from calibration, and from constants."""
     constants = {
         str(node.target): tensor
         for site in group.values

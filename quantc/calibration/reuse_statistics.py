@@ -1,4 +1,4 @@
-"""Calibrate once, decide later: statistics that were saved, for the same program prepared in any way they can serve."""
+"""Reuse of saved statistics for the same program, prepared in any compatible way."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Saved = Statistics | str | os.PathLike[str]
 
 
 def use_statistics(prepared: Program, statistics: Saved) -> CalibrationReport:
-    """Calibrate a prepared program with statistics that were collected before, in place of those it has.
+    """Calibrate a prepared program with saved statistics, in place of those it has.
 
-    `statistics` is what `report.statistics.save(path)` wrote, or the statistics themselves. They must be of the same
-    program; but it may be prepared for another backend or config, as long as what was observed serves: a histogram
+    `statistics` is a file written by `report.statistics.save(path)`, or the statistics themselves. They must be of the
+    same program; but it may be prepared for another backend or config, as long as the observations suffice: a histogram
     gives every range method and bit width, min-max statistics give min-max ranges alone.
     """
     return _use(prepared, _loaded(statistics))
 
 
 def merge_statistics(prepared: Program, shards: Iterable[Saved]) -> CalibrationReport:
-    """Calibrate a prepared program with statistics of several parts of the data, collected apart.
+    """Calibrate a prepared program with statistics of several shards of the data, collected separately.
 
     The result has the same bits as one calibration over all of the data, in any order. Moving averages are refused:
     they depend on that order.

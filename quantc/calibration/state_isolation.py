@@ -1,6 +1,6 @@
-"""Each batch by itself: whatever a program writes is put back after it, and its random numbers follow the batch.
+"""State isolation of batches: restores everything a program writes, and seeds random numbers by batch.
 
-So a batch gives the same statistics whichever came before it, in this process or in another.
+So a batch gives the same statistics whatever came before it, in this process or in another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quantc.observe.module import ObserverModule
 
 
 class Isolation:
-    """What a program may disturb, as it was when this was made."""
+    """Snapshot of the state that a program may modify."""
 
     def __init__(self, program: Program) -> None:
         tensors = {id(tensor): tensor for tensor in _written(program)}
@@ -29,7 +29,7 @@ class Isolation:
 
     @contextmanager
     def batch(self, index: int, leaves: Sequence[Any]) -> Iterator[list[Any]]:
-        """Run one batch in here, on the inputs this gives."""
+        """Context manager for one batch; yields the inputs to run it on."""
         inputs = [
             leaf.clone() if place in self._inputs and isinstance(leaf, Tensor) else leaf
             for place, leaf in enumerate(leaves)

@@ -1,7 +1,7 @@
-"""Tensors too small for the smallest scale: most of the levels they could have are out of their reach.
+"""Underflow check: tensors whose range is so small that `eps` clamps the scale and most levels are unused.
 
-A scale is never finer than the spec's `eps` (2^-12 for activations). Numbers around 1e-6 all become zero then, though
-nothing failed: so it is told, by name, wherever somebody looks.
+A scale is never finer than the spec's `eps` (2^-12 for activations). Values around 1e-6 then all become zero, though
+nothing failed: so reports name these tensors.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Coarse:
 
 
 def coarse_groups(program: Program) -> Iterator[Coarse]:
-    """The groups with ranges from data that come to less than half of their levels, because the scale cannot be finer."""
+    """Calibrated groups that use less than half of their levels, because `eps` clamps the scale."""
     places = Places(program)
     for group, spec in data_groups(program):
         low, high = extremes_of(program.plan.statistics.get(group.name))
@@ -71,8 +71,8 @@ def coarse_groups(program: Program) -> Iterator[Coarse]:
 
 
 def _where(program: Program, places: Places, group: Group) -> str:
-    """The node that makes a tensor: in a quantized program, the one before it was quantized. In integer form it may have
-    become part of another: then where the tensor is read, or the name of the group."""
+    """The node that makes a tensor: in a quantized program, the one before it was quantized. In integer form it may
+    have become part of another: then where the tensor is read, or the name of the group."""
     for site in group.places:
         try:
             node = places.value(site)
@@ -85,8 +85,7 @@ def _where(program: Program, places: Places, group: Group) -> str:
 
 
 def coarse_reach(spec: QuantSpec, low: float, high: float) -> tuple[int, int] | None:
-    """How many integers numbers of a range become, and how many with the scale that the range asks for; None where that
-    is not less than half."""
+    """Number of levels that a range uses, and the number with the scale it calls for; None if that is not less than half."""
     if spec.dtype.is_float:
         return None
     low, high = min(low, 0.0), max(high, 0.0)
@@ -101,7 +100,7 @@ def coarse_reach(spec: QuantSpec, low: float, high: float) -> tuple[int, int] | 
 
 
 def coarse_channels(spec: QuantSpec, weight: Tensor) -> str | None:
-    """What there is to say of a weight in which some scales cannot be as fine as they should. Channels of zeros are well."""
+    """Message on a weight in which `eps` clamps some scales; None if there are none. Channels of zeros do not count."""
     if spec.dtype.is_float:
         return None
     lows, highs = (found.flatten().tolist() for found in extremes(weight.detach().float(), spec.granularity))
@@ -117,7 +116,7 @@ def coarse_channels(spec: QuantSpec, weight: Tensor) -> str | None:
 
 
 def extremes_of(observation: Observation | None) -> tuple[float | None, float | None]:
-    """The smallest and the largest number seen; None if nothing was, or the observation keeps none."""
+    """Smallest and largest observed value; None if nothing was observed, or the observation keeps none."""
     kept: object = getattr(observation, "extremes", observation)  # histograms and recordings keep them apart
     if not isinstance(kept, MinMax | MovingAverage) or kept.low is None or kept.high is None:
         return None, None

@@ -1,7 +1,7 @@
-"""Quantization-aware training: what goes with a program that `qc.prepare(program, backend, qat=True)` gave.
+"""Quantization-aware training, for programs from `qc.prepare(program, backend, qat=True)`.
 
-Such a program trains in any loop. `train` is a small one that looks out for what commonly goes wrong; `freeze_norms`,
-`freeze_ranges` and `Schedule` are for the last part of a training.
+Such a program trains in any loop. `train` is a small one that detects common mistakes; `freeze_norms`, `freeze_ranges`
+and `Schedule` are for the last part of a training.
 """
 
 from quantc.qat.schedule import Schedule, freeze_norms, freeze_ranges

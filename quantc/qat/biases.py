@@ -1,4 +1,4 @@
-"""Biases as they are trained where the backend adds them to sums of integers: on the grid of the accumulator."""
+"""Training of biases on the accumulator's grid, for backends that add them to integer sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantc.spec.formats import PerGroup, PerTensor
 
 
 class SnappedBias(nn.Module):
-    """A bias rounded to multiples of the scales of input and weight, as the pass `snap-bias` rounds it."""
+    """A bias rounded to multiples of input scale times weight scale, like the pass `snap-bias`."""
 
     def __init__(self, x: FakeQuantizer, weight: FakeQuantizer) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class SnappedBias(nn.Module):
 
 
 def snap_trained_biases(program: Program) -> int:
-    """Round the biases of products of rounded tensors while they are trained; how many there are."""
+    """Round the biases of fake-quantized convs and linears during training; their number."""
     count = 0
     for _, graph in program.graphs():
         for node in list(graph.nodes):
@@ -52,7 +52,7 @@ def snap_trained_biases(program: Program) -> int:
 
 
 def _fake(program: Program, node: Any) -> FakeQuantizer | None:
-    """What rounds an operand; None if nothing does."""
+    """Fake quantizer of an operand; None if there is none."""
     while isinstance(node, fx.Node) and is_dropout(program, node):
         node = node.args[0]
     if not isinstance(node, fx.Node) or node.op != "call_module":
@@ -63,7 +63,7 @@ def _fake(program: Program, node: Any) -> FakeQuantizer | None:
 
 
 def _adds_integers(x: FakeQuantizer, weight: FakeQuantizer) -> bool:
-    """Whether the accumulator of a product has one scale, or one a channel, that is known beforehand."""
+    """True if the accumulator has a static scale, per tensor or per channel."""
     if any(isinstance(fake, RunTimeScale) or fake.spec.dtype.is_float for fake in (x, weight)):
         return False
     return isinstance(x.spec.granularity, PerTensor) and not isinstance(weight.spec.granularity, PerGroup)

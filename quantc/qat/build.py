@@ -1,4 +1,4 @@
-"""From the groups of a plan to the fake quantizers that stand for them in training."""
+"""Construction of fake quantizers from the groups of a plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quantc.spec.spec import QuantSpec, name_of
 
 
 class Builder:
-    """Makes the fake quantizers of a program, each once."""
+    """Builds the fake quantizers of a program, each once."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -43,7 +43,7 @@ class Builder:
         self._groups: dict[Site, Group] = {site: group for group in program.plan.groups for site in group.places}
 
     def build(self, group: Group, value: fx.Node) -> FakeQuantizer:
-        """The fake quantizer of a group; `value` is one of its tensors."""
+        """Fake quantizer of a group; `value` is one of its tensors."""
         if group.name not in self.built:
             self.built[group.name] = self._new(group, value, self.program.describe(value))
         return self.built[group.name]

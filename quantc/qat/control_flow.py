@@ -1,7 +1,7 @@
-"""Higher-order ops as plain Python, while a program trains.
+"""Higher-order ops as plain Python during training.
 
-torch differentiates a `cond` or `while_loop` by the operands it is given, with the graphs traced beforehand: neither the
-parameters nor the fake quantizers inside would take part. Run as Python, a branch is a module like any other.
+torch differentiates a `cond` or `while_loop` by its operands, with graphs traced beforehand: neither the parameters nor
+the fake quantizers inside would take part. Run as Python, a branch is a module like any other.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ AS_PYTHON: dict[str, Callable[..., Any]] = {
 
 
 def write_as_python(program: Program) -> None:
-    """Let Python functions stand for the higher-order ops of a program."""
+    """Replace the higher-order ops of a program by Python functions."""
     for node in list(program.nodes()):
         if form_of(node) is not None:
             node.target = AS_PYTHON[_name(node)]
@@ -80,7 +80,7 @@ def write_as_python(program: Program) -> None:
 
 
 def write_as_ops(program: Program) -> None:
-    """Let the higher-order ops stand for themselves again."""
+    """Restore the higher-order ops."""
     ops: dict[Any, Any] = {function: getattr(torch.ops.higher_order, name) for name, function in AS_PYTHON.items()}
     for node in list(program.nodes()):
         if node.op == "call_function" and node.target in ops:

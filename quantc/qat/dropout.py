@@ -1,6 +1,6 @@
-"""Dropout as the rules see it while a program is trained: something that hands its input on.
+"""Dropout as a value-preserving op for rules during training.
 
-Inference has no dropout, so no backend has a rule for it. In training it stands between ops that inference joins.
+Inference has no dropout, so no backend has a rule for it. In training it separates ops that are adjacent in inference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ RULE = "dropout"
 
 
 def through_dropout(quantizer: Quantizer) -> Quantizer:
-    """A quantizer whose tables hand quantized tensors on through dropout. One that has no table is left as it is."""
+    """A quantizer whose tables propagate quantized tensors through dropout. One without a table is unchanged."""
     from quantc.patterns import aten
     from quantc.patterns.table import Rule, RuleTable
 

@@ -1,6 +1,6 @@
-"""Fake quantizers: one module for each group of the plan, shared by all places of the group.
+"""Fake quantizers: one module per group of the plan, shared by all sites of the group.
 
-Each gives what the converted program will compute with, and says at the end which scale and zero point that takes.
+Each yields the values that the converted program will compute with, and provides the final scale and zero point.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ outside_graphs: Any = torch._disable_dynamo
 
 
 class FakeQuantizer(Freezable):
-    """Rounds what it is given to the grid of its group, in training and in eval mode alike."""
+    """Rounds its input to the grid of its group, in training and in eval mode alike."""
 
     def __init__(self, group: str, spec: QuantSpec, where: str = "") -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class FakeQuantizer(Freezable):
 
     @property
     def clips(self) -> bool:
-        """Whether what it is given can lie beyond the range."""
+        """True if inputs can lie outside the range."""
         return True
 
     @abstractmethod
@@ -64,15 +64,15 @@ class FakeQuantizer(Freezable):
 
     @property
     def trained_by_data(self) -> bool:
-        """Whether it has no scale before data has gone through it in training."""
+        """True if it has no scale before it has seen data in training."""
         return isinstance(self, FollowedRange | LearnedScale)
 
     def trained(self) -> QParams | None:
-        """What training has found; None where that is read from the tensors themselves. TrainingError if nothing was."""
+        """Trained qparams; None if they are read from the tensors themselves. TrainingError if nothing was trained."""
         return None
 
     def why_unfit(self) -> str | None:
-        """Why nothing can be quantized with what training has found; None if it can."""
+        """Reason why the trained qparams cannot be used; None if they can."""
         return None
 
     def extra_repr(self) -> str:
@@ -80,9 +80,11 @@ class FakeQuantizer(Freezable):
 
 
 class HandedOn(nn.Module):
-    """Stands where a tensor that was rounded already is to be rounded again, which changes no number. So in training it
-    gives back what it is given. In eval mode it rounds all the same: the result of that lies in memory as the converted
-    program has it, and products add up in an order that depends on it."""
+    """Placeholder for rounding a tensor that is already rounded, which changes no value: the identity in training.
+
+    In eval mode it rounds all the same: the result has the memory format of the converted program, and the summation
+    order of convs and matmuls depends on it.
+    """
 
     def __init__(self, fake: FakeQuantizer) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class HandedOn(nn.Module):
 
 
 class OwnRange(FakeQuantizer):
-    """For weights: the range of the tensor at hand, each time anew."""
+    """For weights: the current range of the tensor, at each step."""
 
     @property
     def clips(self) -> bool:
@@ -118,7 +120,7 @@ def _observed(weight: Tensor, spec: QuantSpec, where: str) -> QParams:
 
 
 class FollowedRange(FakeQuantizer):
-    """For activations: the range of what was seen in training, or a moving average of it."""
+    """For activations: the range seen in training, or its moving average."""
 
     low: Tensor
     high: Tensor
@@ -182,7 +184,7 @@ def _refuse(fake: FakeQuantizer) -> None:
 
 
 class GivenScale(FakeQuantizer):
-    """Scale and zero point are known beforehand."""
+    """Fixed scale and zero point."""
 
     scale: Tensor
     zero_point: Tensor
@@ -200,7 +202,7 @@ class GivenScale(FakeQuantizer):
 
 
 class RunTimeScale(FakeQuantizer):
-    """Each tensor is given its own scale as it comes, by the ops that the converted program will run."""
+    """Dynamic quantization: each tensor gets its own scale, by the ops that the converted program will run."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
@@ -230,7 +232,7 @@ class RunTimeScale(FakeQuantizer):
 
 
 class DerivedScale(FakeQuantizer):
-    """For biases: the product of the scales of input and weight."""
+    """For biases: the product of input scale and weight scale."""
 
     def __init__(self, group: str, spec: QuantSpec, where: str, parents: tuple[FakeQuantizer, ...]) -> None:
         super().__init__(group, spec, where)
@@ -247,8 +249,9 @@ class DerivedScale(FakeQuantizer):
 
 
 class LearnedScale(FakeQuantizer):
-    """Scales are parameters (LSQ), and zero points too (LSQ+). They start from the first tensor seen in training: at the
-    least squared error for weights, at the range for activations."""
+    """Learned scales (LSQ), and zero points too (LSQ+). They are initialized from the first tensor seen in training: at
+    the least squared error for weights, at the range for activations.
+    """
 
     started: Tensor
 

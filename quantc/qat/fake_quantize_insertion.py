@@ -1,4 +1,4 @@
-"""Writes a program as it is trained: norms brought back, fake quantizers where the plan says, modes as it runs."""
+"""Rewrites a program for training: restores norms, inserts fake quantizers by plan, and makes modes dynamic."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Returned:
 
 
 def put_module(program: Program, graph: fx.Graph, holder: str, name: str, module: nn.Module) -> str:
-    """Store a module for a graph; the name to call it by."""
+    """Store a module for a graph; its name for calls."""
     owner = program.owner(graph)
     if holder not in owner._modules:
         owner.add_module(holder, nn.Module())
@@ -55,7 +55,7 @@ def put_module(program: Program, graph: fx.Graph, holder: str, name: str, module
 
 
 def return_norms(program: Program) -> dict[fx.Node, Returned]:
-    """Put the norms that were set aside behind their products again, folded into the weights before them."""
+    """Restore detached norms after their convs and linears, folded into the weights before them."""
     return {product: _return(program, product, row) for product, row in program.set_aside.rows.items()}
 
 
@@ -88,7 +88,7 @@ def _frozen(module: FoldNorm | LiveNorm, frozen: bool) -> nn.Module:
 
 
 def unfold_norms(program: Program, returned: dict[fx.Node, Returned]) -> None:
-    """Divide the weights, once they are quantized, by what they were multiplied by."""
+    """Divide the quantized weights by their folded factor."""
     for product, row in returned.items():
         target = put_module(program, product.graph, NORMS, f"unfold_{row.name}", UnfoldNorm(row.channels))
         weight = product.args[1]
@@ -102,7 +102,7 @@ def unfold_norms(program: Program, returned: dict[fx.Node, Returned]) -> None:
 
 @dataclass
 class FakeScales:
-    """How a group is quantized while it trains: one op that rounds, and nothing to bring back."""
+    """Quantization of a group during training: one op that rounds, and no dequantize."""
 
     program: Program
     fake: FakeQuantizer
@@ -121,8 +121,9 @@ class FakeScales:
 
 
 class FakeWriter(PlanWriter):
-    """Puts fake quantizers where `PlanWriter` would put quantize and dequantize ops; in training they round a tensor that
-    is only moved about once."""
+    """Inserts fake quantizers where `PlanWriter` would insert quantize and dequantize ops; in training a tensor that is
+    only moved is rounded once.
+    """
 
     def __init__(self, program: Program, builder: Builder, returned: dict[fx.Node, Returned]) -> None:
         super().__init__(program, self._scales)
@@ -162,7 +163,7 @@ class FakeWriter(PlanWriter):
         return self.program.emit(target, (value,), before=before, like=value, name=f"hand_on_{value.name}")
 
     def _is_on_grid(self, value: fx.Node, scales: Scales) -> bool:
-        """Whether an op hands on what it read in just this form: rounding it again would change nothing."""
+        """True if an op propagates its input in exactly this form: rounding it again would change nothing."""
         op = value.args[0] if value.target is operator.getitem else value
         if not isinstance(op, fx.Node) or is_op(op, "pad"):
             return False
@@ -175,7 +176,7 @@ class FakeWriter(PlanWriter):
 
 
 def is_dropout(program: Program, node: fx.Node) -> bool:
-    """Whether a node drops elements in training and hands all of them on in inference."""
+    """True if a node drops elements in training and is the identity in inference."""
     return node in program.modes and is_op(node, *DROPOUTS)
 
 
@@ -183,7 +184,7 @@ def is_dropout(program: Program, node: fx.Node) -> bool:
 
 
 def follow_modes(program: Program) -> None:
-    """Let what differs between the modes be asked for as the program runs. It must be in training mode."""
+    """Make mode-dependent arguments dynamic. The program must be in training mode."""
     for node, row in program.modes.rows.items():
         flag = _flag(program, node, ModeFlag(row.train, row.eval, op_name(node)))
         node.args = (*node.args[: row.position], flag, *node.args[row.position + 1 :])

@@ -1,4 +1,4 @@
-"""What can be frozen in a program that trains, and is kept with its state."""
+"""Frozen state of training modules, kept in the state dict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Freezable(nn.Module):
-    """A module that stops learning from the data when it is frozen. `state_dict` says whether it is."""
+    """A module that stops learning from data when it is frozen. `state_dict` includes the flag."""
 
     frozen: bool
 
@@ -17,7 +17,7 @@ class Freezable(nn.Module):
 
     @property
     def learns(self) -> bool:
-        """Whether what comes next changes it."""
+        """True if the next input changes it."""
         return self.training and not self.frozen
 
     def get_extra_state(self) -> Tensor:

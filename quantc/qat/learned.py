@@ -1,4 +1,4 @@
-"""Scales that are learned: where they are allowed."""
+"""Checks on learned scales."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quantc.observe.trained import LEARNED
 
 
 def refuse_learned(program: Program) -> Program:
-    """The program, prepared for calibration: no data can give a scale that is to be learned."""
+    """The program, prepared for calibration; SpecError if a scale is to be learned, since no data can give it."""
     for group in program.plan.groups:
         if isinstance(group.outcome, Quantize) and group.outcome.spec.observe.name in LEARNED:
             raise SpecError(

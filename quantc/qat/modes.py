@@ -1,4 +1,4 @@
-"""Values that follow the mode of a module as it runs, so that `.train()` and `.eval()` need no other graph."""
+"""Values that depend on a module's mode at run time, so that `.train()` and `.eval()` need no other graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quantc.qat.freezing import Freezable
 
 
 class ModeFlag(Freezable):
-    """Gives one value while it trains and another while it does not; frozen, it gives the other always."""
+    """Yields one value in training and another in eval mode; frozen, always the latter."""
 
     def __init__(self, train: bool | float, other: bool | float, op: str = "") -> None:
         super().__init__()

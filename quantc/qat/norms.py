@@ -1,11 +1,11 @@
-"""Batch norms that are folded into the weight before them while they are still trained.
+"""Batch norms that are folded into the weight before them while they are trained.
 
-In training the weight is multiplied by what the norm will fold into it (with the statistics so far), quantized, and
-divided again; the norm then works on the batch as it would without quantization. So what is rounded is the weight
-that the converted program will hold. Dividing the weight and not the result is the same but for rounding, and costs as
-many divisions as there are weights.
+In training the weight is multiplied by the norm's folding factor (with the statistics so far), quantized, and divided
+again; the norm then works on the batch as it would without quantization. So the rounded weight is the one that the
+converted program will hold. Dividing the weight and not the result is the same except for rounding, and costs as many
+divisions as there are weights.
 
-In eval mode, and in training once the norm is frozen, weight and bias are folded just as the pass `fuse` folds them, and
+In eval mode, and in training once the norm is frozen, weight and bias are folded exactly as by the pass `fuse`, and
 nothing is left of the norm.
 """
 
@@ -20,8 +20,7 @@ from quantc.rewrite.affine_folding import Channels, affine_of_norm, folded
 
 
 class FoldNorm(Freezable):
-    """Weight and bias as the norm after them will have them folded, and what the weight was multiplied by if it is to
-    be divided by that again."""
+    """Weight and bias with the following norm folded in, and the weight's factor if it is to be divided out again."""
 
     def __init__(self, channels: Channels, eps: float) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class FoldNorm(Freezable):
 
 
 class UnfoldNorm(nn.Module):
-    """A weight divided by what `FoldNorm` multiplied it by."""
+    """A weight divided by `FoldNorm`'s factor."""
 
     def __init__(self, channels: Channels) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class UnfoldNorm(nn.Module):
 
 
 class LiveNorm(Freezable):
-    """A batch norm in training; nothing at all once it is folded."""
+    """A batch norm in training; the identity once it is folded."""
 
     def __init__(self, eps: float, momentum: float | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Takes what training needs out of a program again, and leaves what it has found."""
+"""Removal of training modules from a program, keeping the trained values."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from quantc.rewrite.affine_folding import Channels, affine_of_norm, folded
 
 
 def fake_quantizers(module: nn.Module) -> Iterator[FakeQuantizer]:
-    """The fake quantizers of a module, each once."""
+    """Fake quantizers of a module, each once."""
     return (child for child in module.modules() if isinstance(child, FakeQuantizer))
 
 
 def read_fake_quantizers(program: Program) -> None:
-    """Take what the fake quantizers have found into the plan. TrainingError if one of them has found nothing."""
+    """Store the fake quantizers' qparams in the plan. TrainingError if one of them has none."""
     fakes = list(fake_quantizers(program.root))
     faults = [(fake, why) for fake in fakes if (why := fake.why_unfit()) is not None]
     if faults and len(faults) == sum(fake.trained_by_data for fake in fakes):
@@ -45,7 +45,7 @@ def read_fake_quantizers(program: Program) -> None:
 
 
 def remove_fake_quantizers(program: Program) -> int:
-    """Let everyone read what the fake quantizers read; how many calls of them there were."""
+    """Bypass and remove fake quantizers; the number of their calls."""
     calls = {
         node: module
         for node, module in module_calls(program)
@@ -66,7 +66,7 @@ def remove_fake_quantizers(program: Program) -> int:
 
 
 def module_calls(program: Program) -> Iterator[tuple[fx.Node, nn.Module]]:
-    """The nodes that call modules, in order."""
+    """Nodes that call modules, in order."""
     for _, graph in program.graphs():
         owner = program.owner(graph)
         for node in graph.nodes:
@@ -77,7 +77,7 @@ def module_calls(program: Program) -> Iterator[tuple[fx.Node, nn.Module]]:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A product that reads weight and bias themselves again, and the tensors of the norm behind it."""
+    """A conv or linear that reads weight and bias directly again, and the tensors of its norm."""
 
     product: fx.Node
     row: SetAside
@@ -88,7 +88,7 @@ class Unfolded:
 
 
 def unfold_norms(program: Program) -> list[Unfolded]:
-    """Take out what folds norms while a program trains. Fake quantizers and the norms themselves must be gone."""
+    """Remove the folding of norms in training. Fake quantizers and the norms themselves must be gone."""
     found = [_unfold(program, product, row) for product, row in program.set_aside.rows.items()]
     for each in found:
         program.set_aside.drop(each.product)
@@ -114,7 +114,7 @@ def _unfold(program: Program, product: fx.Node, row: SetAside) -> Unfolded:
 
 @torch.no_grad()
 def fold_norms(program: Program) -> int:
-    """Fold the norms that were set aside into weights and biases for good; how many there were."""
+    """Fold the detached norms into weights and biases permanently; their number."""
     found = unfold_norms(program)
     for each in found:
         _fold(program, each)
@@ -150,7 +150,7 @@ def _store(program: Program, node: fx.Node, value: torch.Tensor) -> None:
 
 
 def end_modes(program: Program) -> None:
-    """Write what differs between the modes into the graph again, as it is in inference."""
+    """Write mode-dependent arguments into the graph again, with their inference values."""
     for _, graph in program.graphs():
         for holder in (TRAINED, NORMS, MODES):
             program.owner(graph)._modules.pop(holder, None)
@@ -163,7 +163,7 @@ def end_modes(program: Program) -> None:
 
 
 def forget_places(program: Program, gone: set[fx.Node]) -> None:
-    """Let the plan speak of some nodes no more; they are about to go."""
+    """Remove nodes that are about to be erased from the plan."""
     places = Places(program)
     names = {(places.paths[node.graph], node.name) for node in gone}
     plan = program.plan

@@ -1,4 +1,4 @@
-"""What stops changing in the last part of a training: the statistics of norms, and the ranges of activations."""
+"""Freezing in the last part of a training: norm statistics, and activation ranges."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ Trained = Program | nn.Module
 
 
 def freeze_norms(trained: Trained) -> int:
-    """Let batch norms use the statistics they have, in training too, and fold them as the converted program will. Scale
-    and shift are trained on. How many modules that changed."""
+    """Freeze the statistics of batch norms, in training too, and fold them as the converted program will. Scale and
+    shift keep learning. Returns the number of changed modules.
+    """
     return _freeze(trained, is_norm_part)
 
 
 def freeze_ranges(trained: Trained) -> int:
-    """Keep the scales of activations, and those that are learned, as they are. Weights, whose scales are their own, are
-    trained on. How many modules that changed."""
+    """Freeze the scales of activations, and learned scales. Weights, whose scales follow them, keep learning. Returns
+    the number of changed modules.
+    """
     return _freeze(trained, lambda module: isinstance(module, FakeQuantizer))
 
 
 def is_norm_part(module: nn.Module) -> TypeGuard[Freezable]:
-    """Whether a module of a program that trains is what became of a batch norm."""
+    """True if a module of a training program stems from a batch norm."""
     is_flag = isinstance(module, ModeFlag) and module.op == "batch_norm"
     return is_flag or isinstance(module, FoldNorm | LiveNorm)
 
@@ -58,7 +60,7 @@ def _freezable(trained: Trained) -> Iterator[Freezable]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """After how many steps what is frozen; None is never. The steps are counted from 1."""
+    """Steps after which to freeze, counted from 1; None is never."""
 
     freeze_norms: int | None = None
     freeze_ranges: int | None = None
@@ -73,7 +75,7 @@ class Schedule:
                 )
 
     def apply(self, trained: Trained, step: int) -> None:
-        """Freeze what is due after a step. It may be asked again, as when training is resumed."""
+        """Freeze what is due after a step. Idempotent, as needed when training is resumed."""
         if self.freeze_norms is not None and step >= self.freeze_norms:
             freeze_norms(trained)
         if self.freeze_ranges is not None and step >= self.freeze_ranges:

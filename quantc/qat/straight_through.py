@@ -1,9 +1,9 @@
-"""Fake quantization that gradients pass through: the numbers of `quantc.numerics`, to the bit, with a derivative.
+"""Fake quantization with straight-through gradients: bit-identical to `quantc.spec.numerics`, with a derivative.
 
-Tensors with one scale, and with one for each channel, go through a few vectorized ops in place, as `quantized_decomposed`
-rounds: the zero point is added after rounding. That takes a tenth of the time of torch's fused op, which goes through
-the elements one by one. On the way back gradients pass where nothing was clipped. Everything else is computed by
-`numerics.fake_quantize`, and its gradient goes straight through.
+Per-tensor and per-channel grids use a few vectorized in-place ops, and round like `quantized_decomposed`: the zero
+point is added after rounding. That takes a tenth of the time of torch's fused op, which processes elements one by one.
+In the backward pass gradients pass where nothing was clipped. Everything else is computed by `numerics.fake_quantize`,
+with a straight-through gradient.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ MAX_BITS = 16
 
 
 def is_direct(spec: QuantSpec) -> bool:
-    """Whether a spec is one of those that a few ops on whole tensors serve."""
+    """True if the vectorized path supports a spec."""
     plain = isinstance(spec.granularity, PerTensor | PerChannel)
     return plain and not spec.dtype.is_float and spec.dtype.bits <= MAX_BITS
 
 
 def fake_quantize(x: Tensor, qparams: QParams, spec: QuantSpec, *, clips: bool = True) -> Tensor:
-    """What is left of a tensor once it was quantized. Gradients pass where nothing was clipped; with `clips=False` that
-    is known to be everywhere. Of other floats than float32 the result is rounded to them again."""
+    """A tensor quantized and dequantized. Gradients pass where nothing was clipped; `clips=False` promises that is
+    everywhere. Results in float dtypes other than float32 are rounded to them again.
+    """
     if x.dtype != torch.float32:
         return fake_quantize(x.float(), qparams, spec, clips=clips).to(x.dtype)
     if not is_direct(spec):
@@ -43,7 +44,7 @@ def fake_quantize(x: Tensor, qparams: QParams, spec: QuantSpec, *, clips: bool =
 
 
 def along(x: Tensor, values: Tensor, spec: QuantSpec) -> Tensor:
-    """Scales or zero points shaped to go with a tensor."""
+    """Scales or zero points, shaped to broadcast to a tensor."""
     if not isinstance(spec.granularity, PerChannel):
         return values
     shape = [1] * x.dim()
@@ -52,7 +53,7 @@ def along(x: Tensor, values: Tensor, spec: QuantSpec) -> Tensor:
 
 
 def levels(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """The integers of a tensor, as floats and before they are clipped."""
+    """Unclipped integers of a tensor, as floats."""
     return (x * (1.0 / scale)).round_().add_(zero_point)
 
 
@@ -121,9 +122,9 @@ class _Learned(torch.autograd.Function):
 
 
 def learned_fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, factor: float) -> Tensor:
-    """Fake quantization whose scale, and zero point if it asks for a gradient, are learned.
+    """Fake quantization with a learned scale, and a learned zero point if it requires a gradient.
 
-    The gradients of both are multiplied by `factor`. A zero point that lies between two integers counts as the nearer.
+    The gradients of both are multiplied by `factor`. A zero point between two integers is rounded to the nearest.
     """
     if x.dtype != torch.float32:
         return learned_fake_quantize(x.float(), scale, zero_point, spec, factor).to(x.dtype)
@@ -133,5 +134,5 @@ def learned_fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, spec: Qu
 
 
 def gradient_factor(elements: int, spec: QuantSpec) -> float:
-    """LSQ's: the gradient of a scale is a sum over its elements, and made as large as that of one weight."""
+    """LSQ's gradient scale: the gradient of a scale is a sum over its elements, and is normalized to that of one weight."""
     return 1.0 / math.sqrt(max(elements, 1) * max(spec.qmax, 1))

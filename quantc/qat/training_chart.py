@@ -1,4 +1,4 @@
-"""A training as a line chart, an SVG."""
+"""Line chart of a training, as SVG."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TICKS = 5
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at equal distances: one every `each` steps."""
+    """Equidistant values: one every `each` steps."""
 
     name: str
     values: Sequence[float]
@@ -28,7 +28,7 @@ class Curve:
 
 
 def write_plot(path: Path, title: str, curves: Sequence[Curve], lines: Mapping[str, float]) -> None:
-    """Write a chart of curves over the steps, and of lines at fixed heights that they are held against."""
+    """Write a chart of curves over steps, with horizontal reference lines."""
     if path.suffix != ".svg":
         raise SaveError(
             f"there is no chart in the form {path.suffix or path.name!r}", where=str(path), advice="name a .svg file"
@@ -38,7 +38,7 @@ def write_plot(path: Path, title: str, curves: Sequence[Curve], lines: Mapping[s
 
 
 def chart(title: str, curves: Sequence[Curve], lines: Mapping[str, float]) -> str:
-    """The chart as text."""
+    """The chart as SVG text."""
     heights = [*lines.values(), *(value for curve in curves for value in curve.values)]
     low, high = min(heights), max(heights)
     margin = (high - low or 1.0) * 0.08

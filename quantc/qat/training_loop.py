@@ -1,4 +1,4 @@
-"""A small training loop that looks out for what commonly goes wrong. Any other loop will do as well."""
+"""A small training loop that detects common mistakes. Any other loop works as well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER = Schedule()
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What came of a training."""
+    """Result of a training."""
 
     losses: tuple[float, ...]
     """One a step."""
@@ -43,10 +43,10 @@ def train(
     schedule: Schedule = NEVER,
     first_step: int = 1,
 ) -> TrainingReport:
-    """Train a program that was prepared with `qat=True`, a step a batch.
+    """Train a program prepared with `qat=True`, one step per batch.
 
-    `batches` gives pairs of inputs and targets; inputs that are several go in a tuple. `loss` is given the output and the
-    target. `schedule` says after which steps what is frozen; a training that is resumed gives `first_step`.
+    `batches` yields pairs of inputs and targets; several inputs go in a tuple. `loss` gets the output and the target.
+    `schedule` says after which steps to freeze; a resumed training passes `first_step`.
 
     TrainingError, naming the step, if the loss is NaN or infinite, if no gradient reaches the program, if the optimizer
     trains other tensors than the program's, or if there are no batches. The program is as the last whole step left it.

@@ -1,7 +1,7 @@
-"""Weights in a range in which no two products leave the bits they are added in, decided before training.
+"""Weight ranges for which no pair sum can overflow, fixed before training.
 
-`convert` reduces ranges after calibration, where the weights at hand need it. A program that is trained would no longer
-be the one that was trained; so here the whole range is such that it can never be needed.
+`convert` reduces ranges after calibration, where the current weights need it. After training that would change the
+trained program; so here the whole range is such that it is never needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quantc.spec.spec import QuantSpec
 
 
 def narrow_weights(program: Program) -> list[str]:
-    """Give weights of products that add pairs a range that is safe, in the plan. Says where."""
+    """Give the weights of convs and matmuls that add pairs a safe range in the plan; notes where."""
     places = Places(program)
     groups = {site: group for group in program.plan.groups for site in group.places}
     specs: dict[str, QuantSpec] = {}

@@ -1,7 +1,7 @@
-"""Integers narrower than a byte, several to a byte: the form they are saved in.
+"""Bit packing of integers narrower than a byte: the form they are saved in.
 
-A number of 2 or 4 bits lies whole in a byte. One of another width is cut into fields that do: 6 bits are the lower 4
-of all numbers, two to a byte, and then the upper 2 of all, four to a byte.
+Integers of 2 or 4 bits are whole in a byte. Other widths are split into fields that are: 6 bits are the lower 4 of all
+numbers, two per byte, and then the upper 2 of all, four per byte.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ FIELDS = (4, 2, 1)
 
 
 def pack(values: Tensor, bits: Width) -> Tensor:
-    """Flat bytes with `8 / bits` signed integers each, the first in the lowest bits; the last byte is filled up
-    with zeros. Widths that do not divide 8 are packed field by field."""
+    """Flat bytes with `8 / bits` signed integers each, the first in the lowest bits; the last byte is padded with
+    zeros. Widths that do not divide 8 are packed field by field.
+    """
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     flat = values.reshape(-1)
     if not flat.numel():
@@ -38,7 +39,7 @@ def pack(values: Tensor, bits: Width) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: Width, shape: torch.Size) -> Tensor:
-    """What `pack` packed, as int8 in the shape it had."""
+    """Inverse of `pack`: int8 in the original shape."""
     total = shape.numel()
     lengths = [-(-total * width // 8) for width, _ in _fields(bits)]
     if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() != sum(lengths):

@@ -1,4 +1,4 @@
-"""What files hold, as bytes: modules are pickled as the file that `save` writes, so that code is never part of it."""
+"""File contents as bytes: modules are pickled as the file that `save` writes, so that they never contain code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def as_bytes(save: Callable[[Path], None]) -> bytes:
-    """What `save` writes to the file it is given."""
+    """Bytes that `save` writes to a file."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "program"
         save(path)
@@ -24,7 +24,7 @@ def as_bytes(save: Callable[[Path], None]) -> bytes:
 
 
 def from_bytes(content: bytes, load: Callable[[Path], T]) -> T:
-    """What `load` reads from a file with this content."""
+    """Result of `load` on a file with this content."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "program"
         write_bytes(path, content)

@@ -1,4 +1,4 @@
-"""How large the file of a program is, without writing it."""
+"""File size of a program, without writing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantc.store.programs import CONSTANTS, contents
 
 @dataclass(frozen=True, slots=True)
 class FileSize:
-    """Bytes in a file."""
+    """Bytes of the constants and of the whole file."""
 
     constants: int
     """Of the parameters and buffers, in the form they are stored in."""
@@ -22,7 +22,7 @@ class FileSize:
 
 
 def file_size(program: Program) -> FileSize | None:
-    """What `program.save` would write; None if the program cannot be saved."""
+    """Size of the file that `program.save` would write; None if the program cannot be saved."""
     try:
         tensors, digests = contents(program)
     except SaveError:

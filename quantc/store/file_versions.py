@@ -1,4 +1,4 @@
-"""The files of programs: which versions there are of them."""
+"""Program files and their versions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PROGRAM = Kind("quantc.program", READ, "program", ADVICE)
 def write(
     path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, str] | None = None, version: int = VERSION
 ) -> None:
-    """Write contiguous tensors to a file, whole or not at all. `known` are digests already made."""
+    """Write contiguous tensors to a file, atomically. `known` are precomputed digests."""
     sealed_tensors.write(path, PROGRAM, tensors, version, known)
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, in memory of their own, each checked. LoadError, naming the field, on any damage."""
+    """Tensors of a file, in memory of their own, each checked. LoadError, naming the field, on any damage."""
     return sealed_tensors.read(path, PROGRAM)
 
 

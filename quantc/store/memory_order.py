@@ -1,4 +1,4 @@
-"""The order in memory of a dense tensor's dimensions, such as that of channels_last."""
+"""Memory format of dense tensors, such as channels_last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def order_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """Its dimensions from the outermost to the innermost; None if that is their own order, or it is not dense."""
+    """Dimensions from the outermost to the innermost; None if the tensor is contiguous or not dense."""
     usual = tuple(range(tensor.dim()))
     if tensor.stride() == _strides(tensor.shape, usual):
         return None
@@ -17,7 +17,7 @@ def order_of(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def laid_out(plain: Tensor, order: tuple[int, ...]) -> Tensor:
-    """A tensor in memory of that order. ValueError if it is not an order of its dimensions."""
+    """A tensor with that memory order. ValueError if it is not an order of its dimensions."""
     if sorted(order) != list(range(plain.dim())):
         raise ValueError(f"{list(order)[:16]} is not an order of {plain.dim()} dimensions")
     made = torch.empty_strided(plain.shape, _strides(plain.shape, order), dtype=plain.dtype)

@@ -1,5 +1,5 @@
-"""What a file can hold of a program. The same is asked before it is written and after it is read: whatever is saved
-can be loaded, and whatever a file names is an op on tensors that stays inside the model.
+"""Checks of what a program file can hold. They run before writing and after reading: everything saved can be loaded,
+and everything a file names is an op on tensors without effects outside the model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FUNCTION = "capture with method='export', which sees through Python functions, o
 
 
 def faults(program: Program) -> Iterator[tuple[str, str, str]]:
-    """What a file cannot hold: what it is, where, and what to do about it."""
+    """Contents that a file cannot hold: what, where, and advice."""
     for item in program.signature.inputs:
         if item.is_constant and (odd := _odd(item.constant)) is not None:
             yield f"input {item.name!r} is fixed to {odd}", f"input {item.name!r}", "capture with tensors and numbers"
@@ -117,7 +117,7 @@ def _written_through_another(program: Program) -> Iterator[tuple[str, str, str]]
 
 
 def why_not_tensor(tensor: torch.Tensor) -> str | None:
-    """Why a tensor cannot be stored; None if it can."""
+    """Reason why a tensor cannot be stored; None if it can."""
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return "has no numbers: the program was parsed without its constants"
     if type(tensor) not in TENSORS:

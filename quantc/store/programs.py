@@ -1,7 +1,7 @@
-"""Saving and loading programs. Nothing is pickled, and reading a file executes nothing that is in it.
+"""Saving and loading of programs. Nothing is pickled, and reading a file executes nothing in it.
 
-A file is a safetensors container (`quantc.store.file_versions`) with the program's tensors and, as bytes, one JSON document: the
-program's text, as `program.dump()` gives it, and what text does not carry.
+A file is a safetensors container (`quantc.store.file_versions`) with the program's tensors and, as bytes, one JSON
+document: the program's text, as `program.dump()` gives it, and what text does not carry.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Origins(_Data):
 
 
 class Lowering(_Data):
-    """How a program was lowered: what is needed to do it again in the same way."""
+    """Record of a lowering: everything needed to repeat it."""
 
     target: str
     choices: dict[str, str]
@@ -85,7 +85,7 @@ class _Document(_Data):
 
 
 def save(program: Program, path: str | os.PathLike[str], lowered: Lowering | None = None) -> None:
-    """Write a program to a file, whole or not at all. SaveError, naming the node, if it holds what a file cannot."""
+    """Write a program to a file, atomically. SaveError, naming the node, if it holds what a file cannot."""
     place = as_path(path, SaveError)
     check_ending(place, (".qc",), "a program of quantc's, which qc.load reads")
     program.verify()
@@ -94,7 +94,7 @@ def save(program: Program, path: str | os.PathLike[str], lowered: Lowering | Non
 
 
 def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a program's file, and the digests that are known of them. SaveError if it holds what a file cannot."""
+    """Tensors of a program's file, and their known digests. SaveError if it holds what a file cannot."""
     for what, where, advice in faults(program):
         raise SaveError(f"{program.name} cannot be saved: {what}", where=where, advice=advice)
     tensors = TensorWriter()
@@ -118,13 +118,12 @@ def contents(program: Program, lowered: Lowering | None = None) -> tuple[dict[st
 
 
 def load(path: str | os.PathLike[str]) -> Program:
-    """The program in a file that `save` wrote; of a lowered module, the portable one. LoadError, naming the field, on
-    anything else."""
+    """Load a program from a file that `save` wrote; for a lowered module, the portable one. LoadError, naming the field, on anything else."""
     return read(path)[0]
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Program, Lowering | None]:
-    """The program in a file, and how it was lowered, if it was."""
+    """The program in a file, and its lowering record, if any."""
     place = as_path(path, LoadError)
     with inside(str(place)):
         stored = file_versions.read(place)

@@ -1,4 +1,4 @@
-"""The observers that stand in a graph: the one kind of module a file may hold. What they have seen is in the plan."""
+"""Observers in a stored graph: the only modules a file may hold. Their statistics are in the plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ObserverData(BaseModel):
 
 
 def observer_data(program: Program, names: Mapping[fx.Node, str]) -> dict[str, ObserverData]:
-    """The observers of a program, by the names of the nodes that call them."""
+    """Observers of a program, by the names of the nodes that call them."""
     return {
         names[node]: ObserverData(group=module.group, where=module.where, enabled=module.enabled)
         for node, module in observer_nodes(program).items()
@@ -32,13 +32,13 @@ def observer_data(program: Program, names: Mapping[fx.Node, str]) -> dict[str, O
 
 
 def with_observed(program: Program) -> Plan:
-    """The plan with what the observers have seen since it last knew."""
+    """The plan with the observers' current statistics."""
     seen = {module.group: module.observation for module in observer_nodes(program).values()}
     return replace(program.plan, statistics={**program.plan.statistics, **seen})
 
 
 def put_observers(program: Program, data: Mapping[str, ObserverData], nodes: Mapping[str, fx.Node]) -> None:
-    """Put observers where the text names modules."""
+    """Create observers where the text names modules."""
     for name, row in data.items():
         where = f"observers.{name[:60]}"
         node, observation = nodes.get(name), program.plan.statistics.get(row.group)

@@ -1,8 +1,8 @@
-"""The plan of a quantization as data, so that a prepared program can be saved, calibrated further and converted.
+"""The quantization plan as data, so that a prepared program can be saved, calibrated further and converted.
 
-Nodes and sites go by name: `conv2d`, `true_graph_0/conv2d`, `conv2d:out0`, `true_graph_0/conv2d:in1`. What is decided in many
-places (`uses`) is written once and then goes by its number. A quantizer is a rule table and code, so only its name is written:
-that of a backend, which is looked up among the installed ones when the file is read.
+Nodes and sites are written by name: `conv2d`, `true_graph_0/conv2d`, `conv2d:out0`, `true_graph_0/conv2d:in1`. Repeated
+decisions (`uses`) are written once and referenced by number. A quantizer is a rule table and code, so only its name is
+written: that of a backend, which is looked up among the installed ones when the file is read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GroupData(_Data):
 
 
 class QuantizerData(_Data):
-    """Who annotated the program. `backends` are those to look up, in order of precedence; none if it is no backend."""
+    """The quantizer that annotated the program. `backends` are those to look up, in order of precedence; empty if it is not a backend."""
 
     name: str
     backends: list[str]
@@ -134,7 +134,7 @@ def _quantizer_data(quantizer: Quantizer) -> QuantizerData:
 
 
 def _is_installed(quantizer: Quantizer) -> bool:
-    """Whether it is a backend that can be had by its name."""
+    """True if it is a backend that can be looked up by name."""
     if type(quantizer) is not TableQuantizer or quantizer.name not in BACKENDS:
         return False
     try:
@@ -149,8 +149,7 @@ def _is_installed(quantizer: Quantizer) -> bool:
 def plan_of(
     data: PlanData, nodes: Mapping[str, fx.Node], tensors: TensorReader, *, needs_statistics: bool = True
 ) -> tuple[Plan, list[str]]:
-    """The plan that data describes, and what there is to say about it. Unless statistics are needed, those of observations
-    that nobody offers here are left out."""
+    """Plan from data, and notes on it. Unless statistics are needed, those of unavailable observers are dropped."""
     uses = data.uses
     outcomes = {_site(text, "outcomes"): _use(uses, index, f"outcomes.{text}") for text, index in data.outcomes.items()}
     quantizer, notes = _quantizer(data.quantizer)
@@ -178,7 +177,7 @@ def plan_of(
 
 
 def _is_offered(statistics: str) -> bool:
-    """Whether somebody offers such statistics here, in working order."""
+    """True if an observer with such statistics is installed and works."""
     try:
         OBSERVATIONS[statistics]
     except (UnknownNameError, PluginError):

@@ -1,16 +1,16 @@
-"""How the tensors of a program are stored: as they are, or in a smaller form from which they come back bit for bit.
+"""Storage forms of a program's tensors: plain, or a smaller form that restores them bit for bit.
 
     plain    as it is
     filled   one element, where all are the same: the zero points of symmetric weights, scales of a whole tensor
     packed   signed integers whose values fit fewer than 8 bits, several to a byte
     narrow   numbers that are all exact in a narrower type: int64 in int8, float32 in bfloat16
 
-Contents are stored once. A tensor whose content another has stored already says `at` which name it is: the plan's scales and
-those in the graph take room once. Each still comes back in memory of its own. Only what is stored can be named so; there are
-no chains to follow.
+Contents are deduplicated. A tensor whose content is already stored under another name refers to it with `at`: the
+plan's scales and those in the graph take space once. Each is still restored to memory of its own. Only stored tensors
+can be referred to; there are no chains to follow.
 
-A tensor may be larger in memory than on disk. So that no small file can fill the memory, all together may take eight times
-what is stored, and 256 MiB besides; what would go beyond is stored in a larger form.
+A tensor may be larger in memory than on disk. So that no small file can fill the memory, all together may take eight
+times what is stored, and 256 MiB besides; tensors beyond that are stored in a larger form.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ Record = Annotated[AnyRecord, Field(discriminator="form")]
 
 
 class TensorWriter:
-    """Collects tensors under their names, each in its form."""
+    """Collects tensors by name, each in its form."""
 
     def __init__(self) -> None:
         self.records: dict[str, AnyRecord] = {}
@@ -108,7 +108,7 @@ class TensorWriter:
         self._memory: set[int] = set()
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor in. It must be a plain, strided one that has storage."""
+        """Add a tensor. It must be a plain, strided one that has storage."""
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
         facts: dict[str, Any] = {"type": str(TensorType(plain.dtype, tuple(plain.shape))), "order": order_of(plain)}
         form, stored = next(made for made in _forms(plain.contiguous()) if self._has_room(plain, made[1]))
@@ -140,7 +140,7 @@ class TensorWriter:
 
 
 class TensorReader:
-    """Gives the tensors back. Each can be taken once, and all must be."""
+    """Restores the tensors. Each can be taken once, and all must be."""
 
     def __init__(self, records: Mapping[str, AnyRecord], stored: Mapping[str, Tensor]) -> None:
         self.records = dict(records)
@@ -165,11 +165,11 @@ class TensorReader:
             _refuse(f"no tensor is {record.type[:60]}: {str(error).splitlines()[0] if str(error) else error!r}", where)
 
     def take_all(self, prefix: str) -> dict[str, Tensor]:
-        """Those whose names begin so, without it."""
+        """Tensors whose names start with `prefix`, without it."""
         return {name.removeprefix(prefix): self.take(name) for name in list(self.records) if name.startswith(prefix)}
 
     def finish(self) -> None:
-        """Every tensor must have been taken."""
+        """LoadError unless every tensor has been taken."""
         for name in [*self.records, *self.stored]:
             raise LoadError(f"the tensor {name!r} belongs to nothing", where="records", advice=ADVICE)
 

@@ -28,7 +28,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class Exact(Enum):
-    """Whether to compare values always, or only where torch has no version counter."""
+    """Comparison policy: values always, or only where torch has no version counter."""
 
     YES = "numbers are compared"
     NO = "torch's count is believed, where there is one"
