@@ -1,5 +1,5 @@
-"""`quantc bench`: quantized models beside other tools, in one run.
+"""`quantc bench`: benchmarks quantized models against other tools, in one run.
 
-`models` has the models, `contenders` what is made of them, `race` lets all take turns, `floor` times every op alone,
-`plot` draws, and `command` is the command line. Nothing here is imported by `import quantc`.
+`models` has the models, `contenders` the ways to run them, `race` times them interleaved, `floor` times every op alone,
+`chart` draws, and `quantc.cli.bench` is the command. Nothing here is imported by `import quantc`.
 """

@@ -1,4 +1,4 @@
-"""What a contender makes of a model."""
+"""A contender's build of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantc.targets.kernels.lowered import Lowered
 
 @dataclass(frozen=True)
 class Built:
-    """Something that is called like the model."""
+    """A built contender, called like the model."""
 
     run: Callable[..., Any]
     weight_bytes: int | None

@@ -1,4 +1,4 @@
-"""The benchmark as a bar chart: an SVG, or a page with it and the table."""
+"""Bar chart of the benchmark: an SVG, or an HTML page with it and the table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ svg{{max-width:100%;height:auto}}
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a file that nobody could write, before hours are spent."""
+    """Refuse a file that cannot be written, before hours are spent."""
     if path.suffix not in (".svg", ".html"):
         raise SaveError(
             f"there is no chart in the form {path.suffix or path.name!r}",
@@ -42,7 +42,7 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(path: Path, rows: Sequence[Row], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Write the chart; a page has the table below it."""
+    """Write the chart; an HTML page has the table below it."""
     check_plot(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = chart(rows)
@@ -54,7 +54,7 @@ def write_plot(path: Path, rows: Sequence[Row], columns: Sequence[str], cells: S
 
 
 def chart(rows: Sequence[Row]) -> str:
-    """Bars of how many times faster than the float model each contender is, model by model."""
+    """Bars of each contender's speedup over the float model, by model."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.model, []).append(row)

@@ -1,7 +1,7 @@
-"""What is made of a model: quantc's own ways, and those of other tools.
+"""Contenders: quantc's own ways to run a model, and those of other tools.
 
-A contender is a name, one line that says what it is, the packages it needs, and a function that builds it. Each is built as its
-own documentation has it, for one thread. One that cannot be built raises, and becomes a row that says why.
+A contender is a name, a one-line description, the packages it needs, and a build function. Each is built as its own
+documentation says, for one thread. One that cannot be built raises, and becomes a row with the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Contender:
     """The packages that have to be installed."""
 
     def missing(self) -> tuple[str, ...]:
-        """The packages that are not."""
+        """Required packages that are not installed."""
         return tuple(name for name in self.needs if find_spec(name) is None)
 
     def make(self, task: Task) -> Built:
@@ -57,7 +57,7 @@ class Contender:
 
 
 def chosen(names: list[str] | None) -> dict[str, Contender]:
-    """Contenders by name, all if none is named; the float model is always among them, and the first."""
+    """Contenders by name, all if none is named; the float model is always included, and first."""
     for name in names or ():
         if name not in CONTENDERS:
             raise UnknownNameError(
@@ -88,8 +88,10 @@ def _compiled(model: nn.Module, task: Task) -> Callable[..., Any]:
 
 @contextmanager
 def constants_frozen() -> Iterator[None]:
-    """inductor freezes constants, without which it uses no int8 kernels. While anything compiled is called, and not only when it is
-    compiled: exporters of others throw away what was, and it is compiled again."""
+    """Context manager that makes inductor freeze constants, without which it uses no int8 kernels. It must be active
+    during calls of compiled code, not only during compilation: other tools' exporters drop compiled code, and it is
+    compiled again.
+    """
     from torch._inductor import config
 
     with config.patch(freezing=True):
@@ -97,7 +99,7 @@ def constants_frozen() -> Iterator[None]:
 
 
 def weights_of(module: nn.Module) -> int:
-    """The bytes of a module's weights; what is tied counts once. Objects of torch.ao that hold packed ones count as saved."""
+    """Bytes of a module's weights; tied ones count once. torch.ao's packed objects count as saved."""
     leaves = pytree.tree_leaves(module.state_dict())
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     distinct = {(leaf.data_ptr(), leaf.numel()): leaf.numel() * leaf.element_size() for leaf in tensors}
@@ -145,7 +147,7 @@ def quantc_dynamic(task: Task) -> Built:
 
 
 def on_engine(backend: str, engine: str) -> Callable[[Task], Built]:
-    """quantc, static, for a backend whose rules suit an engine, run by that."""
+    """Builder: quantc, static, for a backend whose rules suit an engine, on that engine."""
 
     def build(task: Task) -> Built:
         made = qc.lower(_converted(task, backend), TARGET, engine=engine)
@@ -158,7 +160,7 @@ def on_engine(backend: str, engine: str) -> Callable[[Task], Built]:
 
 
 def fx_graph_mode(name: str) -> Callable[[Task], Built]:
-    """torch.ao's FX graph mode for one of its engines."""
+    """Builder: torch.ao's FX graph mode for one of its engines."""
 
     def build(task: Task) -> Built:
         from torch.ao.quantization import get_default_qconfig_mapping

@@ -1,4 +1,4 @@
-"""Engines outside torch: ONNX Runtime and OpenVINO. Neither is imported before it is asked for."""
+"""Engines outside torch: ONNX Runtime and OpenVINO. Both are imported lazily."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quantc.targets.onnx.sessions import OnnxRuntime, as_array, as_tensor
 
 
 def onnxruntime(task: Task) -> Built:
-    """Static quantization in Q/DQ form: activations uint8, weights int8 by channel."""
+    """Static quantization in Q/DQ form: activations uint8, weights int8 per channel."""
     with TemporaryDirectory() as folder:
         whole, ready, small = (Path(folder) / f"{name}.onnx" for name in ("float", "prepared", "int8"))
         torch.onnx.export(task.model, task.calibration[0], whole, dynamo=True, external_data=False)
@@ -55,7 +55,7 @@ def _quantize_onnx(whole: Path, ready: Path, small: Path, batches: Inputs) -> No
 
 
 def openvino(task: Task) -> Built:
-    """NNCF's post-training quantization, with its defaults, run by OpenVINO on the processor."""
+    """NNCF's post-training quantization, with its defaults, on OpenVINO on the CPU."""
     vino: Any = import_module("openvino")
     nncf: Any = import_module("nncf")
     converted = vino.convert_model(task.model, example_input=task.calibration[0])
@@ -79,5 +79,5 @@ def _named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _unflattened(tensors: Sequence[Tensor]) -> Any:
-    """What these engines yield, as a model would: they know lists only."""
+    """Results of these engines in a model's output structure: they return lists only."""
     return tensors[0] if len(tensors) == 1 else tuple(tensors)

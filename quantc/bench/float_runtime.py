@@ -1,4 +1,4 @@
-"""The float program on the runtime that a quantized one is lowered for: what it is fair to be compared with."""
+"""The float program on the runtime of a quantized one: its fair baseline."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from quantc.ir.program import Program
 
 @dataclass(frozen=True, eq=False)
 class FloatRun:
-    """A float program that can be called, and what runs it."""
+    """A callable float program, and its runtime."""
 
     runtime: str
     model: Any
 
 
 def in_float(target: str, captured: Program) -> FloatRun:
-    """The float program where `target` would run it: ONNX Runtime, ExecuTorch, or torch, where norms are folded into weights.
-
-    QuantcError where the runtime does not take it.
+    """The float program on the runtime of `target`: ONNX Runtime, ExecuTorch, or torch, with norms folded into weights.
+    QuantcError if the runtime does not support it.
     """
     program = pipelines.inference().run_on_copy(captured)
     if target == "onnx":

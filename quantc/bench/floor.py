@@ -1,12 +1,12 @@
-"""The kernel floor: what a lowered module would take if nothing but its ops took time, each alone and on its best kernel.
+"""The kernel floor: the time of a lowered module's ops alone, each on its best kernel.
 
     floor = kernel_floor(lowered, x)
     print(floor)              # floor 8.5 ms, the whole 9.2 ms: 0.92 of it
     print(floor.table())      # op by op
 
-Each op is called in a tight loop on what it reads when the module runs, and so is the fastest kernel that tuning knows for
-it; the better of the two counts. Ops are recorded as the module is, so that Python has no part in either. What the whole
-takes beyond the sum is spent between the ops.
+Each op is called in a tight loop on its inputs in the module, and so is the fastest kernel that tuning knows for it;
+the better of the two counts. Ops are recorded like the module, so that Python has no part in either. The time of the
+whole beyond the sum is spent between the ops.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Floor:
 
     @property
     def share(self) -> float:
-        """Which part of the time of the whole the ops themselves take: 1 is all of it."""
+        """Fraction of the whole's time that the ops themselves take: 1 is all of it."""
         return self.milliseconds / self.whole_milliseconds
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Ops that are alike as one row: op, kernel, shape, how many, microseconds of all, share; the dearest first."""
+        """Equal ops as one row: op, kernel, shape, count, total microseconds, share; most expensive first."""
         alike: dict[tuple[str, str, str], list[float]] = {}
         for row in self.ops:
             alike.setdefault((row.op, row.kernel, row.shape), []).append(row.microseconds)
@@ -139,7 +139,7 @@ class _Timing(fx.Interpreter):
         return super().run_node(n)
 
     def _candidates(self, node: fx.Node) -> list[tuple[Callable[..., Any], str]]:
-        """What can run a node, and what it is called."""
+        """Callables that can run a node, with their names."""
         target: Any = node.target
         if node.op == "call_method":
             return [(lambda own, *args, **kwargs: getattr(own, target)(*args, **kwargs), "")]
@@ -150,7 +150,7 @@ class _Timing(fx.Interpreter):
         return [(each, each.extra_repr() if isinstance(each, Kernel) else "") for each in candidates]
 
     def _op(self, node: fx.Node) -> str:
-        """What the op is called in the integer form; in the dialect where it stayed float."""
+        """Name of the op in the integer form; in the dialect if it stayed float."""
         meant = stands_for(node)
         first = meant[0] if isinstance(meant, tuple) else meant
         return self.placed.get(str(first)) or (op_name(node) if node.op == "call_function" else str(node.target))

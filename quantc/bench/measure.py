@@ -1,4 +1,4 @@
-"""One model, all contenders: build each, see how close it comes, let them take turns."""
+"""Measurement of all contenders on one model: build each, measure its accuracy, time them interleaved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one model."""
+    """Result for one model."""
 
     rows: tuple[Row, ...]
     floors: Mapping[str, Floor]
@@ -40,9 +40,9 @@ class Outcome:
 def measure(
     task: Task, contenders: Mapping[str, Contender], rounds: int, *, tell: Tell, with_floor: bool = False
 ) -> Outcome:
-    """Build the contenders, the float model first, and let those that could be built take turns.
+    """Build the contenders, the float model first, and time those that could be built, interleaved.
 
-    `tell` is told what is going on.
+    `tell` gets progress messages.
     """
     rows: dict[str, Row] = {}
     built: dict[str, Built] = {}

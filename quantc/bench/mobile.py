@@ -1,4 +1,4 @@
-"""ExecuTorch: programs of quantc's, and of its own quantizer for XNNPACK. It is not imported before it is asked for."""
+"""ExecuTorch: programs of quantc, and of ExecuTorch's own quantizer for XNNPACK. Imported lazily."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _lowered(program: Program) -> Built:
 
 
 def xnnpack(**settings: bool) -> Callable[[Task], Built]:
-    """ExecuTorch's own way: PT2E with its quantizer for XNNPACK, weights by channel."""
+    """Builder: ExecuTorch's own flow, PT2E with its quantizer for XNNPACK, weights per channel."""
 
     def build(task: Task) -> Built:
         with quiet():

@@ -1,6 +1,6 @@
-"""The models of the benchmark: networks with random weights, and inputs that are seeded noise.
+"""Benchmark models: networks with random weights, and seeded noise as inputs.
 
-Random weights rank tools by closeness on the same network; they do not predict the accuracy of a trained one.
+Random weights rank tools by accuracy on the same network; they do not predict the accuracy of a trained one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORDS = 30522
 
 @dataclass(frozen=True)
 class Model:
-    """A network, what it is fed, and at which batch size."""
+    """A network, its inputs, and its batch size."""
 
     told: str
     build: Callable[[], nn.Module]
@@ -38,7 +38,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Task:
-    """What contenders are given: a float model in eval mode, batches to calibrate with, and batches none has seen."""
+    """Input of contenders: a float model in eval mode, calibration batches, and held-out batches."""
 
     name: str
     model: nn.Module
@@ -62,7 +62,7 @@ def task_of(name: str, batch: int | None = None) -> Task:
 
 
 def noise(*shape: int) -> Data:
-    """Samples of a shape, normally distributed."""
+    """Normally distributed samples of a shape."""
 
     def made(seed: int, batch: int) -> Inputs:
         generator = torch.Generator().manual_seed(seed)
@@ -72,7 +72,7 @@ def noise(*shape: int) -> Data:
 
 
 def tokens(length: int = 128, words: int = WORDS) -> Data:
-    """Sentences of words that are all as likely."""
+    """Sentences of uniformly distributed words."""
     return lambda seed, batch: texts(COUNT, batch, length, words, seed)
 
 
@@ -85,7 +85,7 @@ def texts(count: int, batch: int, length: int, words: int, seed: int) -> list[tu
 
 
 def settled(model: nn.Module, size: int = 224) -> nn.Module:
-    """Batch norms that know their data: random weights make activations grow or vanish otherwise."""
+    """Calibrate batch norms: otherwise random weights make activations grow or vanish."""
     torch.manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

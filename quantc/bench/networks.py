@@ -1,4 +1,4 @@
-"""The networks of the benchmark in plain torch: image classifiers, transformer encoders, a recurrent one."""
+"""Benchmark networks in plain torch: image classifiers, transformer encoders, a recurrent one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """A residual block. Its activations are modules of their own: PT2E's x86 quantizer refuses a shared one."""
+    """A residual block. Its activations are separate modules: PT2E's x86 quantizer refuses a shared one."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class EfficientNetLite0(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention written out, with one projection for queries, keys and values."""
+    """Attention in separate ops, with one projection for queries, keys and values."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward. Norms go before them in a ViT, and after the sums in BERT."""
+    """Attention and feed-forward. Pre-norm in a ViT, post-norm in BERT."""
 
     def __init__(self, width: int, heads: int, norm_first: bool) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class ViT(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """An encoder of tokens like BERT, without a mask; by default half as deep as its base size."""
+    """A token encoder like BERT, without a mask; by default half as deep as its base size."""
 
     def __init__(
         self, width: int = 768, heads: int = 12, depth: int = 6, length: int = 128, words: int = 30522

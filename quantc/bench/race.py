@@ -1,7 +1,7 @@
-"""Contenders take turns in one process, on one thread, on the same input.
+"""Interleaved timing of contenders in one process, on one thread, on the same input.
 
-How many times faster than the float model each is, is the median over the rounds, in seconds of the processor: a
-shared machine slows all of a round alike, so the ratio within a round holds where no single time does.
+The speedup over the float model is the median over the rounds, in CPU seconds: a shared machine slows all of a round
+alike, so the ratio within a round holds where no single time does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One contender on one model. Where it could not take part, `reason` says why and there are no numbers."""
+    """One contender on one model. If it could not take part, `reason` says why and there are no numbers."""
 
     model: str
     contender: str
@@ -55,7 +55,7 @@ class Row:
 
 @contextmanager
 def quietly_on_one_thread() -> Iterator[None]:
-    """One thread, no gradients, no warnings: how everything here is measured."""
+    """Measurement context: one thread, no gradients, no warnings."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -67,7 +67,7 @@ def quietly_on_one_thread() -> Iterator[None]:
 
 
 def race(name: str, steps: Mapping[str, Forward], unseen: Inputs, rounds: int) -> list[Row]:
-    """Let contenders take turns; the float model is among them. All must be able to run."""
+    """Time contenders interleaved; the float model is among them. All must be able to run."""
     fidelity = {other: closeness(steps[EAGER], step, unseen) for other, step in steps.items()}
     spent = take_turns(steps, unseen[0], rounds)
     return [
@@ -77,7 +77,7 @@ def race(name: str, steps: Mapping[str, Forward], unseen: Inputs, rounds: int) -
 
 
 def closeness(model: Forward, other: Forward, unseen: Inputs) -> float:
-    """The SQNR of a contender in dB, over all inputs."""
+    """SQNR of a contender in dB, over all inputs."""
     noise = Noise()
     for inputs in unseen:
         if not noise.add(model(*inputs), other(*inputs)):
@@ -86,10 +86,10 @@ def closeness(model: Forward, other: Forward, unseen: Inputs) -> float:
 
 
 def take_turns(steps: Mapping[str, Forward], inputs: tuple[Any, ...], rounds: int) -> dict[str, list[float]]:
-    """How many seconds of the processor a call of each took, in every round.
+    """CPU seconds per call of each, in every round.
 
-    Who comes after whom changes from round to round, and the first call of a turn is not timed: what ran before leaves its
-    weights in the caches, and in a fixed order the same program was up to 6 % slower in one place than in another.
+    The order is shuffled each round, and the first call of a turn is not timed: the previous one leaves its weights in
+    the caches, and in a fixed order the same program was up to 6 % slower in one position than in another.
     """
     repeats = {name: repeats_of(step, inputs) for name, step in steps.items()}
     spent: dict[str, list[float]] = {name: [] for name in steps}
@@ -103,7 +103,7 @@ def take_turns(steps: Mapping[str, Forward], inputs: tuple[Any, ...], rounds: in
 
 
 def repeats_of(step: Forward, inputs: tuple[Any, ...], shortest: float = SHORTEST) -> int:
-    """How often to call something, so that it lasts long enough to be timed. The first calls are not timed."""
+    """Number of calls that lasts long enough to be timed. The first calls are not timed."""
     step(*inputs)
     once = seconds_of(step, inputs, 1)
     return min(MAX_REPEATS, max(1, math.ceil(shortest / once))) if once > 0 else MAX_REPEATS
@@ -117,5 +117,5 @@ def seconds_of(step: Forward, inputs: tuple[Any, ...], repeats: int) -> float:
 
 
 def speed(base: list[float], own: list[float]) -> float:
-    """How many times faster, the median over the rounds."""
+    """Speedup: the median over the rounds."""
     return median(theirs / mine for theirs, mine in zip(base, own, strict=True))

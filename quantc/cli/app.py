@@ -1,7 +1,6 @@
-"""The command line. Exit codes: 0 done, 1 refused (one of quantc's errors, told on stderr), 2 wrong usage, 3 compared and
-further apart than allowed.
+"""The command line. Exit codes: 0 success, 1 error (one of quantc's, on stderr), 2 wrong usage, 3 comparison beyond the threshold.
 
-With `--json`, standard output is one JSON document and nothing else: a refusal is one too (`quantc.refusals`).
+With `--json`, standard output is one JSON document and nothing else, for errors too (`quantc.cli.error_output`).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     app()
 
 
@@ -81,9 +80,10 @@ def inspect(
     sums: Annotated[bool, typer.Option("--accumulators", help="Show the bounds of every product's sums.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a model: how it was captured, its ops, what stayed opaque, the log of passes.
+    """Show a model's capture method, ops, opaque parts and pass log.
 
-    Of a converted program also whether its sums can overflow."""
+    For a converted program, also whether its sums can overflow.
+    """
     from quantc.cli.inspect_summary import summarize
     from quantc.integer.proof.overflow_report import accumulators, why_not_provable
     from quantc.support.terminal import readable
@@ -184,10 +184,10 @@ def quantize(
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
-    """Quantize a model, and show what was quantized, how close it comes, how large it is, and how fast.
+    """Quantize a model, and report coverage, accuracy, size and speed.
 
-    Without SOURCE this is the built-in example: a small CNN on images of digits, with its accuracy on images that were
-    held out."""
+    Without SOURCE it runs the built-in example: a small CNN on digit images, with its accuracy on held-out images.
+    """
     from quantc.cli.quantize_outputs import check_out, deliver
     from quantc.cli.run_quantize import Taken, Wanted, carry_out
     from quantc.config.config import QuantConfig
@@ -292,10 +292,11 @@ def explain(
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
-    """Tell which rules were tried at a node, which matched, and why the others refused.
+    """List the rules tried at a node, those that matched, and why the others refused.
 
-    With a backend, or for a program that was prepared: what became of the node, and the smallest change that would let
-    a rule take it."""
+    With a backend, or for a prepared program: the verdict on the node, and the smallest change that would let a rule
+    claim it.
+    """
     from quantc.inspect.explain import folded_into
     from quantc.ir.program import Stage
 
@@ -321,7 +322,7 @@ def verify(
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
-    """Check a program: that its file is whole, that it keeps the rules of the IR, and that it runs."""
+    """Check that a program's file is intact, satisfies the IR's invariants, and runs."""
     from quantc.cli.verify_file import Finding, check_up
     from quantc.support.terminal import readable
 
@@ -344,7 +345,7 @@ def passes(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page, docs/passes.md.")] = False,
 ) -> None:
-    """List the passes and the named pipelines that are installed."""
+    """List the installed passes and named pipelines."""
     from quantc.cli.reference_pages import pass_rows, passes_page, pipeline_rows
 
     if markdown:
@@ -376,7 +377,7 @@ def backends(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page, docs/backends.md.")] = False,
 ) -> None:
-    """List the backends that are installed."""
+    """List the installed backends."""
     from quantc.cli.reference_pages import backend_rows, backends_page
 
     if markdown:
@@ -404,7 +405,7 @@ def ops(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page, docs/integer-form.md.")] = False,
 ) -> None:
-    """List what ops compute in integer form."""
+    """List the formulas of ops in integer form."""
     from quantc.cli.integer_page import integer_page, semantics_rows
 
     if markdown:

@@ -1,4 +1,4 @@
-"""`quantc bench` on the command line. What it needs is imported when it runs: other commands start without it."""
+"""The command `quantc bench`. Its dependencies are imported lazily, so that other commands start without them."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def bench(
     is_list: Annotated[bool, typer.Option("--list", help="List the models and contenders, and leave.")] = False,
     method: MethodOption = CaptureMethod.auto,
 ) -> None:
-    """Measure quantized models beside other tools, in one run: time, closeness, size.
+    """Benchmark quantized models against other tools, in one run: time, accuracy, size.
 
-    All contenders take turns in one process, on one thread. One that cannot be built is a row that says why.
+    All contenders take turns in one process, on one thread. One that cannot be built becomes a row with the reason.
     """
     from quantc.bench.chart import check_plot, write_plot
     from quantc.bench.contenders import chosen
@@ -96,7 +96,7 @@ def bench(
 def _tasks(
     source: str | None, names: list[str] | None, batch: int | None, data: str | None, method: CaptureMethod
 ) -> list[Callable[[Callable[[str], None]], Task]]:
-    """What is to be measured; each is made when its turn comes, since models are large."""
+    """Tasks to measure; each is made lazily, since models are large."""
     from quantc.bench.models import MODELS, task_of
     from quantc.cli.bench_task import own_task
     from quantc.errors import UnknownNameError, suggest

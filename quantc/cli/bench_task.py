@@ -1,4 +1,4 @@
-"""A model of the user's as a task: what `quantc bench SOURCE` runs."""
+"""A user's model as a benchmark task, for `quantc bench SOURCE`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELD_OUT = 4
 
 
 def own_task(source: str, data: str | None, method: Method) -> tuple[Task, tuple[str, ...]]:
-    """The task of a SOURCE and a --data, and what there is to say about it."""
+    """Task of a SOURCE and a --data, and notes on it."""
     own = None if data is None else Data.read(data)
     loaded = load_all(source, method, None if own is None else own.examples)
     program = loaded.program

@@ -1,4 +1,4 @@
-"""`quantc compare` on the command line. What it needs is imported when it runs: other commands start without it."""
+"""The command `quantc compare`. Its dependencies are imported lazily, so that other commands start without them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def compare(
     method: MethodOption = CaptureMethod.auto,
     as_json: Json = False,
 ) -> None:
-    """Run two models on the same inputs, and show how far B is from A: as a whole, op by op, and in structure.
+    """Run two models on the same inputs, and report how B differs from A: overall, op by op, and in structure.
 
-    Models that are lowered, or that another runtime runs, are compared by what they yield.
+    Lowered models, and models of other runtimes, are compared by their outputs.
     """
     from quantc.cli.run_compare import carry_out
 
@@ -67,7 +67,7 @@ def compare(
 
 
 def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
-    """Print what was found."""
+    """Print the comparison."""
     from quantc.support.sqnr import shown
     from quantc.support.terminal import readable
 
@@ -102,7 +102,7 @@ def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
 
 
 def _show_ops(screen: Screen, found: Compared) -> None:
-    """What each op costs by itself where that is known, and otherwise what is off where it stands."""
+    """Error of each op by itself where known, otherwise its cumulative error."""
     from quantc.support.sqnr import shown
 
     comparison = found.comparison

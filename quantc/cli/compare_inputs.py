@@ -1,6 +1,6 @@
-"""What `quantc compare` can be given for A and B: programs, lowered modules, and files that other runtimes run.
+"""Inputs A and B of `quantc compare`: programs, lowered modules, and files of other runtimes.
 
-Of a program the ops can be looked at. Of the others only what they yield: kernels and runtimes have other ops inside.
+Programs are compared op by op; the others only by outputs, since kernels and runtimes have other ops inside.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Side:
 
 
 def read_side(source: str, method: Method, examples: Examples | None = None) -> Side:
-    """What a SOURCE of the command line stands for; `examples` are for models that come without example inputs."""
+    """Side of a SOURCE argument; `examples` are for models without example inputs."""
     path = Path(source)
     readers = {".pte": _pte, ".onnx": _onnx, ".qc": _stored}
     if path.suffix in readers:

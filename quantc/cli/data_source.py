@@ -1,9 +1,9 @@
-"""What the command line takes as --data: batches to calibrate with.
+"""The --data argument: calibration batches.
 
 - a `.npz` or `.safetensors` file with one array for each input of the program, by the input's name. It holds samples
-  along its first dimension, which are cut into batches of the size the program was captured for; or, with one more
+  along its first dimension, which are split into batches of the size the program was captured for; or, with one more
   dimension than the input has, whole batches;
-- `package.module:name`: an iterable of batches, or a function that gives one.
+- `package.module:name`: an iterable of batches, or a function that returns one.
 
 Reading a file executes nothing.
 """
@@ -41,7 +41,7 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches, and what there is to say about them."""
+    """Batches, and notes on them."""
 
     values: Iterable[Any]
     notes: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Batches:
 
 @dataclass
 class Data:
-    """What --data stands for, read once: arrays by name, or an iterable of batches."""
+    """The --data argument, read once: arrays by name, or an iterable of batches."""
 
     place: str
     arrays: dict[str, Tensor] | None = None
@@ -68,13 +68,13 @@ class Data:
         return Data(data, values=batches_of(data, imported(data)), inputs=inputs)
 
     def batches(self, program: Program) -> Batches:
-        """The batches, for a program."""
+        """Batches for a program."""
         if self.arrays is not None:
             return _cut(self.arrays, program, self.place)
         return Batches(self.values if self.values is not None else ())
 
     def examples(self, model: nn.Module) -> tuple[Any, ...] | dict[str, Any] | None:
-        """The first batch, as example inputs of a model that comes without; None if there is none."""
+        """The first batch, as example inputs of a model without any; None if there is none."""
         if self.arrays is not None:
             chosen = _by_parameter(self.arrays, model, self.place)
             if isinstance(chosen, dict):
@@ -129,7 +129,7 @@ def _by_parameter(arrays: dict[str, Tensor], model: nn.Module, data: str) -> lis
 
 
 def batches_of(place: str, value: Any) -> Iterable[Any]:
-    """Batches, or what a function gives for them."""
+    """Batches, or the result of a function that returns them."""
     value = called(place, value, "an iterable of batches") if callable(value) else value
     check_batches(value)
     batches: Iterable[Any] = value
@@ -219,7 +219,7 @@ def _by_input(arrays: Mapping[str, Tensor], inputs: list[Input], data: str) -> d
 
 
 def _more_than(names: list[str], arrays: Mapping[str, Tensor]) -> str:
-    """What to do about arrays that are no inputs, such as labels, beside some that are."""
+    """Advice on arrays that are not inputs, such as labels, beside some that are."""
     known, more = [name for name in names if name in arrays], [name for name in arrays if name not in names]
     if not known or not more:
         return ""

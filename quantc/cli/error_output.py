@@ -1,6 +1,6 @@
-"""How a command refuses: a message on stderr, with `--json` a document on stdout as well, and an exit code.
+"""Error output of commands: a message on stderr, with `--json` a document on stdout as well, and an exit code.
 
-0 is done, 1 refused, 2 wrong usage; `quantc compare --at-least` has 3 of its own.
+0 is success, 1 error, 2 wrong usage; `quantc compare --at-least` adds 3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STANDARD_OUTPUT = "-"
 
 
 def refusing(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn quantc's errors, and files that cannot be written, into a message and exit code 1, without a traceback."""
+    """Decorator that turns quantc's errors, and files that cannot be written, into a message and exit code 1, without a traceback."""
 
     @wraps(command)
     def told(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -45,7 +45,7 @@ def refusing(command: Callable[P, None]) -> Callable[P, None]:
 
 
 class Telling(TyperGroup):
-    """The commands, which tell wrong usage in a document as well, where one was asked for: then typer has its say."""
+    """Command group that reports wrong usage as a JSON document as well, if requested, before typer's own message."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         given = list(args)
@@ -79,14 +79,14 @@ def _tell_usage(error: Any, args: Sequence[str]) -> None:
 
 
 def _is_asked_for(args: Sequence[str]) -> bool:
-    """Whether a command line asks for a document on standard output. That of `bench` names a file otherwise."""
+    """True if a command line requests a document on standard output. For `bench`, --json names a file otherwise."""
     if "--json" not in args:
         return f"--json={STANDARD_OUTPUT}" in args
     return args[0] != "bench" or args[args.index("--json") + 1 :][:1] == [STANDARD_OUTPUT]
 
 
 def error_data(error: QuantcError | OSError) -> dict[str, Any]:
-    """An error for machines: its type, what it says in parts, and all that goes with it."""
+    """An error as JSON-compatible data: its type, message parts and attributes."""
     own = error if isinstance(error, QuantcError) else QuantcError(str(error))
     return {
         "type": type(error).__name__,

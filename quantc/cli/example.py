@@ -1,9 +1,8 @@
 """The embedded examples: two small CNNs for the 8x8 digit images that scikit-learn ships.
 
-The residual one is easily quantized. The separable one, whose depthwise convolutions have nine weights a channel, loses
-with 4-bit weights unless it is trained with them. The weights come with quantc, in `data/`, as float16 next to a few of
-the images; `examples/train_digits.py` writes them. The other images are scikit-learn's own copy, read when they are
-asked for.
+The residual one quantizes easily. The separable one, whose depthwise convolutions have nine weights per channel, loses
+accuracy with 4-bit weights unless it is trained with them. The weights ship with quantc, in `data/`, as float16 next to
+a few of the images; `examples/train_digits.py` writes them. The other images are scikit-learn's own copy, read lazily.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ BATCH_SIZE = 32
 
 
 class Residual(nn.Module):
-    """Two convolutions around which the input is added back."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -82,7 +81,7 @@ class SeparableCNN(nn.Sequential):
 
 @dataclass(frozen=True)
 class Digits:
-    """Digit images of shape (count, 1, 8, 8), from 0 to 1, and which digits they show."""
+    """Digit images of shape (count, 1, 8, 8), from 0 to 1, and their labels."""
 
     images: Tensor
     labels: Tensor
@@ -108,7 +107,7 @@ def _stored(name: str, build: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor,
 
 
 def digits_split() -> tuple[Digits, Digits]:
-    """What the model was trained on, and what was held out: 1078 and 719 images, every digit in the same share."""
+    """Training and held-out images: 1078 and 719, stratified by digit."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
         from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
@@ -125,7 +124,7 @@ def digits_split() -> tuple[Digits, Digits]:
 
 
 def digits_data() -> tuple[list[Tensor], Digits]:
-    """Batches to calibrate with, from what the model was trained on, and what was held out to measure with."""
+    """Calibration batches from the training images, and the held-out images."""
     train, held_out = digits_split()
     return list(torch.split(train.images[: BATCHES * BATCH_SIZE], BATCH_SIZE)), held_out
 

@@ -1,4 +1,4 @@
-"""What a program consists of, in a few numbers: the data behind `quantc inspect`."""
+"""Summary of a program's contents: the data behind `quantc inspect`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from quantc.ir.program import LogEntry, Program
 
 @dataclass(frozen=True, slots=True)
 class OpCount:
-    """How often an op occurs. `kind` is "canonical", "aten" (no short name), "integer" (of `torch.ops.quantc`),
-    "higher-order", "python" or "opaque"."""
+    """Number of occurrences of an op. `kind` is "canonical", "aten" (no short name), "integer" (of `torch.ops.quantc`),
+    "higher-order", "python" or "opaque".
+    """
 
     op: str
     count: int
@@ -47,7 +48,7 @@ class Summary:
 
     @property
     def why(self) -> str:
-        """What the capture had to say of itself."""
+        """Notes of the capture."""
         captured = next((entry for entry in self.log if entry.name.startswith("capture")), None)
         return "; ".join(captured.notes) if captured is not None else ""
 
@@ -56,7 +57,7 @@ class Summary:
 
 
 def summarize(program: Program) -> Summary:
-    """Count what is in a program. Walks it once."""
+    """Summarize a program in one walk."""
     calls: Counter[tuple[str, str]] = Counter()
     nodes = 0
     for node in program.nodes():

@@ -1,4 +1,4 @@
-"""The page of the integer form, docs/integer-form.md: its tables are made from the ops and the semantics themselves."""
+"""Generator of docs/integer-form.md: its tables are made from the ops and their semantics."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ runs; `coverage()` says so.
 
 
 def integer_page(provider: str = "quantc") -> str:
-    """docs/integer-form.md, with the rules of the backends that one distribution offers."""
+    """docs/integer-form.md, with the rules of one distribution's backends."""
     return "\n".join([INTRO, *_semantics(), *_ops(), *_rules(provider)])
 
 

@@ -1,13 +1,12 @@
-"""What the command line calls a SOURCE: where a program comes from.
+"""The SOURCE argument: the origin of a program.
 
 - a `.qc` file, as `program.save` writes it;
 - a `.pt2` file, as `torch.export.save` writes it;
-- a `.txt` file with a program's text (and its tensors beside it, see `quantc.text_files`);
-- `package.module:name`: a model, or a function that gives one. The model comes with example inputs: the function
-  gives `(model, example_inputs)`, or the model has them as its attribute `example_inputs`, or they are the first of the
-  batches in --data. A dict is of keyword arguments. With `(model, example_inputs, batches)` it also says what to calibrate
-  with;
-- nothing: the example that is built in.
+- a `.txt` file with a program's text (and its tensors beside it, see `quantc.text.files`);
+- `package.module:name`: a model, or a function that returns one. The model has example inputs: the function returns
+  `(model, example_inputs)`, or the model has an attribute `example_inputs`, or they are the first of the batches in
+  --data. A dict holds keyword arguments. `(model, example_inputs, batches)` also gives the calibration batches;
+- nothing: the built-in example.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ OTHERS = {".pte": "ExecuTorch", ".onnx": "ONNX runtimes"}
 
 
 class Loaded(NamedTuple):
-    """A program, batches to calibrate it with if they came with it, and the module it was captured from if any was."""
+    """A program, its calibration batches if it has any, and the module it was captured from if any."""
 
     program: Program
     batches: Any = None
@@ -49,7 +48,7 @@ class Loaded(NamedTuple):
 
 
 def load(source: str | None, method: Method = "auto") -> Program:
-    """The program of a SOURCE, captured if need be."""
+    """Program of a SOURCE, captured if necessary."""
     return load_all(source, method).program
 
 
@@ -60,8 +59,9 @@ Examples = Callable[[nn.Module], "tuple[Any, ...] | dict[str, Any] | None"]
 def load_all(
     source: str | None, method: Method = "auto", examples: Examples | None = None, dtype: str | None = None
 ) -> Loaded:
-    """The program of a SOURCE, captured if need be, and the batches that come with it. `examples` is asked for example
-    inputs where a model comes without; `dtype` is what a model is cast to."""
+    """Program of a SOURCE, captured if necessary, and its batches. `examples` provides example inputs for models
+    without any; `dtype` is the dtype to cast a model to.
+    """
     if source is None:
         return _captured(EXAMPLE, method, examples, dtype)
     path = Path(source)
@@ -93,7 +93,7 @@ def _check_no_cast(source: str, dtype: str | None) -> None:
 
 
 def imported(place: str) -> Any:
-    """What `package.module:name` names. Modules in the current folder are found as well."""
+    """Object named by `package.module:name`. Modules in the current folder are found as well."""
     module_name, _, name = place.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -115,7 +115,7 @@ def imported(place: str) -> Any:
 
 
 def called(place: str, factory: Any, gives: str = "(model, example_inputs)") -> Any:
-    """What a function without parameters gives; LoadError if it raises."""
+    """Result of a function without parameters; LoadError if it raises."""
     try:
         return factory()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Inputs where nobody gave any: seeded noise like the example inputs."""
+"""Default inputs: seeded noise like the example inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantc.ir.program import Program
 
 
 def example_leaves(program: Program, source: str) -> tuple[Any, ...]:
-    """The flat inputs a program was captured with; LoadError if it has none."""
+    """Flat inputs a program was captured with; LoadError if it has none."""
     if program.example_inputs is None:
         raise LoadError(
             f"{program.name} has no example inputs to run it on",
@@ -23,7 +23,7 @@ def example_leaves(program: Program, source: str) -> tuple[Any, ...]:
 
 
 def noise_like(program: Program, source: str, seed: int, count: int) -> list[list[Any]]:
-    """Flat inputs of the shapes of the example inputs, with their mean and spread; what is not float stays as it is."""
+    """Flat inputs with the shapes, mean and spread of the example inputs; non-float inputs are unchanged."""
     leaves = example_leaves(program, source)
     generator = torch.Generator().manual_seed(seed)
     return [[_like(leaf, generator) for leaf in leaves] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What the commands can be given: choices, and options that several of them have."""
+"""Shared choices and options of the commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 class Format(StrEnum):
-    """How to write a program out."""
+    """Output format of a program."""
 
     text = "text"
     table = "table"
@@ -19,7 +19,7 @@ class Format(StrEnum):
 
 
 class CaptureMethod(StrEnum):
-    """How to capture a model."""
+    """Capture method."""
 
     auto = "auto"
     export = "export"
@@ -28,14 +28,14 @@ class CaptureMethod(StrEnum):
 
 
 class QuantizedForm(StrEnum):
-    """What a quantized program is made of: quantize and dequantize ops around float ones, or integer ops."""
+    """Form of a quantized program: quantize and dequantize ops around float ones, or integer ops."""
 
     qdq = "qdq"
     integer = "integer"
 
 
 class Technique(StrEnum):
-    """When scales are found: from data, as the program runs, or for weights alone, which then compute in float."""
+    """Quantization technique: scales from data, at run time, or weights only, with float computation."""
 
     static = "static"
     dynamic = "dynamic"
@@ -51,7 +51,7 @@ class Guarding(StrEnum):
 
 
 class Narrowed(StrEnum):
-    """What range reduction makes narrower; auto is what the instruction set of the backend needs."""
+    """Ranges that range reduction narrows; auto is what the backend's instruction set needs."""
 
     auto = "auto"
     no = "no"

@@ -1,4 +1,4 @@
-"""What `quantc quantize` leaves behind: the program, what it was lowered to, a report, and how fast it is."""
+"""Outputs of `quantc quantize`: the program, its lowered artifact, a report, and timings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Delivered:
-    """Where everything went. `done` has the speed in its report."""
+    """Written files. `done` has the speed in its report."""
 
     done: Done
     artifact: Any = None
@@ -40,7 +40,7 @@ class Delivered:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another runtime runs the artifact: what it took of the program is worth telling."""
+        """True if another runtime runs the artifact: its share of the program is reported."""
         return self.artifact is not None and any(artifact_of(path) is not None for _, path in self.files)
 
     def to_data(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Delivered:
 
 
 def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
-    """Refuse what cannot be written, before the work is done, and say what will be: every file."""
+    """Refuse outputs that cannot be written, before any work is done, and announce every file."""
     if out is None:
         return
     where = f"--out {out}"
@@ -91,7 +91,7 @@ def _check_suited(out: Path, target: str, backend: str, to: str) -> None:
 
 
 def planned(out: Path, backend: str) -> list[Output]:
-    """The files that come of `--out`, beside each other under one name: the program, the artifact and the report."""
+    """Files for `--out`, side by side under one name: program, artifact and report."""
     asked = artifact_of(out)
     target = asked or backend
     program = out.with_suffix(".qc") if asked is not None else out
@@ -104,8 +104,7 @@ def planned(out: Path, backend: str) -> list[Output]:
 
 
 def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
-    """Lower, measure, write. A file whose name says what it is to be lowered to must be so; otherwise what cannot be
-    lowered is told."""
+    """Lower, measure, write. A file name that implies a target requires that lowering; otherwise a failed lowering is only reported."""
     asked = None if out is None else artifact_of(out)
     target = asked or done.result.report.backend
     artifact, why_not = None, ""

@@ -1,4 +1,4 @@
-"""The reference pages of passes and backends, made from the things themselves: they cannot drift from the code."""
+"""Generator of the reference pages of passes and backends, from the code itself."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Row:
 
 
 def pass_rows() -> list[Row]:
-    """Every pass that is known, those that cannot be imported included."""
+    """Every known pass, including those that cannot be imported."""
     return [_row(name, PASSES.provider(name), _pass_row) for name in PASSES]
 
 
 def pipeline_rows() -> list[Row]:
-    """Every named pipeline that is known."""
+    """Every known named pipeline."""
     return [_row(name, PIPELINES.provider(name), _pipeline_row) for name in PIPELINES]
 
 
@@ -98,12 +98,12 @@ class BackendRow:
 
     @property
     def told(self) -> str:
-        """What it is, or why it cannot be used."""
+        """Summary, or the reason why it cannot be used."""
         return self.error or self.summary
 
 
 def backend_rows() -> list[BackendRow]:
-    """Every backend that is known, those that cannot be imported included."""
+    """Every known backend, including those that cannot be imported."""
     return [_backend_row(name) for name in BACKENDS]
 
 
@@ -126,7 +126,7 @@ def _backend_row(name: str) -> BackendRow:
 
 
 def passes_page(provider: str = "quantc") -> str:
-    """docs/passes.md: the passes and pipelines that one distribution offers."""
+    """docs/passes.md: passes and pipelines of one distribution."""
     passes = [kind for name, kind in PASSES.usable() if PASSES.provider(name) == provider]
     pipelines = [(name, make) for name, make in PIPELINES.usable() if PIPELINES.provider(name) == provider]
     parts = [INTRO, *("\n".join(_pass_section(kind)) for kind in passes), "# Named pipelines\n"]
@@ -135,7 +135,7 @@ def passes_page(provider: str = "quantc") -> str:
 
 
 def backends_page(provider: str = "quantc") -> str:
-    """docs/backends.md: the backends that one distribution offers, with their roles, specs and rules."""
+    """docs/backends.md: backends of one distribution, with their roles, specs and rules."""
     found = [backend for name, backend in BACKENDS.usable() if BACKENDS.provider(name) == provider]
     tables = [backend for backend in found if isinstance(backend, Backend)]
     return "\n".join([BACKENDS_INTRO, *("\n".join(_backend_section(backend)) for backend in tables)])
@@ -173,19 +173,19 @@ def _backend_section(backend: Backend) -> Iterator[str]:
 
 
 def _without_integers(backend: Backend) -> Iterator[str]:
-    """Which rules have no integer form, and why."""
+    """Rules without an integer form, and why."""
     names = [rule.name for rule in backend.table if "integer" not in rule.supports]
     yield from _with_reasons("Without an integer form", names, NOT_INTEGER)
 
 
 def _without_kernels(backend: Backend) -> Iterator[str]:
-    """Which rules do not run on kernels, and why; nothing of a backend that has none."""
+    """Rules that do not run on kernels, and why; empty for a backend without kernels."""
     names = [rule.name for rule in backend.table if "kernel" not in rule.supports]
     yield from _with_reasons("Not on kernels", names, WITHOUT_KERNEL.get(backend.name, {}))
 
 
 def _without_delegate(backend: Backend) -> Iterator[str]:
-    """Which rules a delegate does not take, and why; nothing of a backend that has none."""
+    """Rules that a delegate does not take, and why; empty for a backend without a delegate."""
     if any("delegate" in rule.supports for rule in backend.table):
         names = [rule.name for rule in backend.table if "delegate" not in rule.supports]
         yield from _with_reasons("Not in the delegate", names, WITHOUT_DELEGATE)
@@ -217,7 +217,7 @@ def _capability_cells(capability: Capability) -> tuple[str, ...]:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """The lines of a table, and an empty one."""
+    """Lines of a Markdown table, and an empty one."""
     yield _cells(head)
     yield f"|{'---|' * len(head)}"
     yield from (_cells(row) for row in rows)

@@ -1,4 +1,4 @@
-"""What `quantc compare` does: finds two models and batches for both, runs them, and says how they differ."""
+"""Implementation of `quantc compare`: finds two models and batches for both, runs them, and reports differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXAMPLES = "the example inputs"
 
 @dataclass(frozen=True)
 class Given:
-    """Batches, where they are from, and what there is to say about them."""
+    """Batches, their origin, and notes on them."""
 
     batches: list[Any]
     told: str
@@ -41,7 +41,7 @@ class Given:
 
 @dataclass(frozen=True)
 class OpCount:
-    """How often an op is in each of two programs."""
+    """Number of occurrences of an op in each of two programs."""
 
     op: str
     a: int
@@ -50,7 +50,7 @@ class OpCount:
 
 @dataclass(frozen=True)
 class Decision:
-    """An op of which two quantized programs made different things."""
+    """An op on which two quantized programs decided differently."""
 
     node: str
     a: str
@@ -59,7 +59,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Structure:
-    """How two programs differ before anything is run."""
+    """Static differences of two programs."""
 
     ops: tuple[OpCount, ...]
     """The ops that they do not have equally often."""
@@ -80,7 +80,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of it."""
+    """Result of a comparison."""
 
     a: Side
     b: Side
@@ -183,7 +183,7 @@ def _op_by_op(a: Side, left: Program, b: Side, right: Program, given: Given) -> 
 
 
 def structure_of(left: Program, right: Program) -> Structure:
-    """What differs between two programs, as far as reading tells."""
+    """Static differences of two programs."""
     counts = [Counter(op_name(node) for node in each.nodes() if node.op.startswith("call_")) for each in (left, right)]
     ops = sorted({*counts[0], *counts[1]})
     rows = [OpCount(op, counts[0][op], counts[1][op]) for op in ops if counts[0][op] != counts[1][op]]

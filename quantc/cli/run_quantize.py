@@ -1,4 +1,4 @@
-"""What `quantc quantize` does: finds a model and its batches, quantizes it, and measures what it can measure."""
+"""Implementation of `quantc quantize`: finds a model and its batches, quantizes it, and measures the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from quantc.verbs.quantize_model import Mode, Result, Steps, quantize_program
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The share of held-out images that are recognised."""
+    """Fraction of held-out images classified correctly."""
 
     before: float
     after: float
@@ -41,7 +41,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Job:
-    """A float program, batches if there are any, and the images to measure it on if there are any."""
+    """A float program, its batches if any, and its held-out images if any."""
 
     program: Program
     batches: Iterable[Any] | None
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job."""
+    """Result of a job."""
 
     result: Result
     accuracy: Accuracy | None
@@ -64,7 +64,7 @@ class Done:
 
     @property
     def extra(self) -> dict[str, str]:
-        """What the report says besides."""
+        """Additional report lines."""
         return {"accuracy": str(self.accuracy)} if self.accuracy is not None else {}
 
     def show(self, screen: Screen) -> None:
@@ -72,20 +72,20 @@ class Done:
         self.result.report.show(screen, self.extra)
 
     def to_html(self) -> str:
-        """The report as a page."""
+        """The report as an HTML page."""
         return self.result.report.to_html(self.extra)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What the model takes of each batch, and what it is cast to together with them; empty and None for all as it is."""
+    """Selection of the model's inputs from each batch, and the dtype to cast both to; empty and None for everything unchanged."""
 
     inputs: tuple[int | str, ...] = ()
     dtype: str | None = None
 
     @staticmethod
     def parse(inputs: str | None, dtype: str | None) -> Taken:
-        """From `0`, `image` or `ids,mask`."""
+        """Parse `0`, `image` or `ids,mask`."""
         keys = [] if inputs is None else [key.strip() for key in inputs.split(",")]
         if not all(keys):
             raise typer.BadParameter("give a place or a name, or several: 0, image, ids,mask", param_hint="--inputs")
@@ -94,13 +94,13 @@ class Taken:
         return Taken(tuple(int(key) if key.lstrip("-").isdigit() else key for key in keys), dtype)
 
     def of(self, batches: Iterable[Any], program: Program, *, is_picked: bool = False) -> Iterable[Any]:
-        """Batches for a program; `is_picked` of which only the inputs are left already."""
+        """Batches for a program; with `is_picked` they hold the selected inputs only."""
         keys = None if is_picked or not self.inputs else self.inputs
         return picked(batches, keys, program, None if self.dtype is None else as_dtype(self.dtype))
 
 
 def find(source: str | None, data: str | None, method: Method, taken: Taken) -> Job:
-    """The job of a SOURCE and a --data; without SOURCE, the embedded example with its own data."""
+    """Job of a SOURCE and a --data; without SOURCE, the embedded example with its own data."""
     if source is None:
         return _example(data, method, taken)
     given = None if data is None else Data.read(data, taken.inputs)
@@ -125,7 +125,7 @@ def _example(data: str | None, method: Method, taken: Taken) -> Job:
 
 @dataclass(frozen=True)
 class Wanted:
-    """How a model is to be quantized, as the command line has it."""
+    """Quantization options of the command line."""
 
     backend: Any
     mode: Mode = "static"
@@ -141,7 +141,7 @@ class Wanted:
 
     @property
     def whole_config(self) -> QuantConfig:
-        """The specs and the config as one."""
+        """Specs and config combined."""
         everywhere = QuantConfig()
         for spec in self.specs:
             everywhere = everywhere.set_all(spec)
@@ -156,7 +156,7 @@ def carry_out(
     say: Callable[[str], None],
     progress: Style,
 ) -> Done:
-    """Quantize, and measure on held-out images where there are some; `say` is told what is going on."""
+    """Quantize, and measure on held-out images if there are any; `say` gets progress messages."""
     steps = Steps(lambda name: say(f"{name} ..."))
     with steps("capture"):
         job = find(source, data, method, wanted.taken)

@@ -1,4 +1,4 @@
-"""What `quantc verify` finds out about a program, step by step. The first step that fails raises."""
+"""Checks of `quantc verify`, step by step. The first step that fails raises."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from quantc.ir.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked, and what was found."""
+    """One check and its result."""
 
     checked: str
     found: str
 
 
 def check_up(program: Program) -> Iterator[Finding]:
-    """Check the rules of the IR, then run the program once on its example inputs if it has any."""
+    """Check the IR's invariants, then run the program once on its example inputs if it has any."""
     program.verify()
     graphs = list(program.graphs())
     nodes = sum(len(graph.nodes) for _, graph in graphs)

@@ -1,4 +1,4 @@
-"""What the author of a backend tests it with.
+"""Conformance kit for backend authors.
 
 from quantc.testing import check_backend
 

@@ -1,4 +1,4 @@
-"""What an op is called with in a generated model: `Wanted` says what is settled, an example supplies the rest."""
+"""Arguments of ops in generated models: `Wanted` holds what the pattern fixes, an example supplies the rest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARAMETERS = frozenset({"w", "b", "mean", "var", "params", "w_ih", "w_hh", "b_ih
 
 @dataclass
 class Wanted:
-    """A call that is being made up: what the pattern has settled of its arguments, by their names in the dialect."""
+    """A call under construction: the arguments that the pattern fixes, by their names in the dialect."""
 
     op: str
     known: dict[str, Any]
@@ -46,11 +46,11 @@ class Wanted:
         return arguments(op_target(self.op))
 
     def lacks(self, name: str) -> bool:
-        """Whether the pattern wants an optional operand to be absent."""
+        """True if the pattern requires an optional operand to be absent."""
         return name in self.known and self.known[name] is None
 
     def tensor(self, name: str) -> Tensor | None:
-        """An operand that is made already."""
+        """An operand that is already made; None if it is not."""
         value = self.known.get(name)
         return value if isinstance(value, Tensor) else None
 
@@ -58,16 +58,16 @@ class Wanted:
         return torch.randn(*shape, generator=self.random)
 
     def whole(self, high: int, *shape: int) -> Tensor:
-        """Whole numbers from 0 to below `high`."""
+        """Random integers from 0 to below `high`."""
         return torch.randint(0, high, shape, generator=self.random)
 
     def weight(self, *shape: int) -> Tensor:
-        """Numbers as a trained weight has them, so that a product is about as large as its input."""
+        """Random weight with the scale of a trained one, so that a GEMM's result is about as large as its input."""
         fan_in = max(1, torch.Size(shape[1:]).numel())
         return self.randn(*shape) / math.sqrt(fan_in)
 
     def x(self, name: str = "x", rank: int | None = None, *, shape: tuple[int, ...] | None = None) -> Tensor:
-        """The operand if it is made already, else a new one: of `rank` axes, or as many as are wanted."""
+        """The operand if it is already made, else a new one: of `rank` axes, or as many as required."""
         made = self.tensor(name)
         if made is None:
             return self.randn(*(shape or SHAPES[rank or self.rank or 4]))
@@ -76,11 +76,11 @@ class Wanted:
         return made
 
     def choose(self, what: str, *values: Any) -> Any:
-        """One of several values, each of which is to be shown."""
+        """One of several values, each of which has to be shown."""
         return values[self.choices.take(f"{self.op} {what}", *(f"{self.op} with {what}={value}" for value in values))]
 
     def attr(self, name: str, *values: Any) -> Any:
-        """A value that the pattern's checks accept: one of `values`, each shown in its turn, else what they ask for."""
+        """A value that the pattern's checks accept: one of `values`, each shown in turn, else what they ask for."""
         if name in self.known:
             return self.known[name]
         check = self.checks.get(name)
@@ -134,7 +134,7 @@ class ExampleTable:
         return register
 
     def complete(self, wanted: Wanted) -> dict[str, Any]:
-        """Every argument of a call. NoExampleError if nobody knows what the op could be called with."""
+        """All arguments of a call. NoExampleError if no example for the op is known."""
         example = self.rows.get(wanted.op, _from_schema)
         found = {**example(wanted)}
         found.update({name: value for name, value in wanted.known.items() if not isinstance(value, list)})

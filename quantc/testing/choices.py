@@ -1,8 +1,8 @@
-"""Ways through a pattern: which op of several, with or without an optional part, a list of how many.
+"""Choices within a pattern: one op of several, an optional part, the length of a list.
 
-Every choice is shown by one model at least, the others then being at their first option: the number of models grows
-with the sum of the options, not with their product. Where a choice does not go with the first option of another (a
-conv2d and a max_pool1d), it is tried with each of the others.
+Every option is shown by at least one model, with all others at their first option: the number of models grows with the
+sum of the options, not with their product. Where an option does not go with the first option of another (a conv2d and a
+max_pool1d), it is tried with each of the others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Taken = Mapping[str, int]
 
 
 class NoExampleError(QuantcError):
-    """A pattern, or one way through it, for which no model can be made."""
+    """A pattern, or one combination of choices, for which no model can be made."""
 
 
 @dataclass
 class Choices:
-    """The choices of one way through a pattern. What has not been decided beforehand goes to the first option."""
+    """One combination of choices in a pattern. Undecided ones take the first option."""
 
     decided: Taken = field(default_factory=dict)
     met: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -32,12 +32,12 @@ class Choices:
     """Choices between presence and absence, where an op may not go without."""
 
     def is_absent(self, name: str) -> bool:
-        """Whether to leave out an operand that may be absent."""
+        """True to omit an optional operand."""
         self.lenient.add(name)
         return self.take(name, f"with {name}", f"without {name}") == 1
 
     def take(self, choice: str, *options: str) -> int:
-        """Which option to take."""
+        """Index of the option to take."""
         self.met.setdefault(choice, options)
         return min(self.decided.get(choice, 0), len(options) - 1)
 
@@ -46,7 +46,7 @@ class Choices:
         return {choice: self.take(choice, *options) for choice, options in self.met.items()}
 
     def __str__(self) -> str:
-        """What differs from the first options."""
+        """Differences from the first options."""
         words = [options[number] for choice, options in self.met.items() if (number := self.decided.get(choice, 0))]
         return ", ".join(words)
 
@@ -61,14 +61,14 @@ class Unshown:
 
 @dataclass
 class Explored(Generic[T]):
-    """What was made on the ways through a pattern, and the options that could not be shown."""
+    """Models for the combinations of a pattern, and the options that could not be shown."""
 
     made: list[tuple[Choices, T]] = field(default_factory=list)
     unshown: list[Unshown] = field(default_factory=list)
 
 
 def explore(make: Callable[[Choices], T]) -> Explored[T]:
-    """Call `make` until each option of each choice was taken once with success."""
+    """Call `make` until each option of each choice has succeeded once."""
     found: Explored[T] = Explored()
     options: dict[str, tuple[str, ...]] = {}
     shown: set[tuple[str, int]] = set()

@@ -1,4 +1,4 @@
-"""What a conformance check found: one row for each rule and check."""
+"""Conformance report: one row per rule and check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantc.support.terminal import plain_rows
 
 
 class Check(StrEnum):
-    """What is checked. Those of a whole backend come first, then those of its rules."""
+    """Conformance checks. Those of a whole backend come first, then those of its rules."""
 
     JSON = "json"
     """The table can be written as JSON and read back."""
@@ -70,7 +70,7 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is wrong, and what to do."""
+    """A failure, with advice."""
 
     what: str
     advice: str
@@ -79,7 +79,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rule (the empty name: the backend as a whole) and one check of it."""
+    """One check of one rule (an empty name means the backend as a whole)."""
 
     rule: str
     check: Check
@@ -98,7 +98,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Conformance:
-    """The rows of a backend. It prints as a table, and `raise_if_failed()` makes it a test."""
+    """Rows of a backend. Prints as a table; `raise_if_failed()` makes it a test."""
 
     backend: str
     rows: tuple[Row, ...]
@@ -112,7 +112,7 @@ class Conformance:
         return tuple(row for row in self.rows if not row.passed)
 
     def row(self, rule: str, check: Check | str) -> Row | None:
-        """The row of a rule and a check; None if the check does not apply."""
+        """Row of a rule and a check; None if the check does not apply."""
         return next((row for row in self.rows if row.rule == rule and row.check == check), None)
 
     def raise_if_failed(self) -> None:
@@ -163,13 +163,13 @@ class _Entry:
 
 @dataclass
 class Ledger:
-    """Where rows are written while checks run: the findings for several models become one row."""
+    """Collects rows while checks run: findings for several models become one row."""
 
     backend: str
     entries: dict[tuple[str, Check], _Entry] = field(default_factory=dict)
 
     def add(self, rule: str, check: Check, faults: list[Fault] | None, *, where: str = "", note: str = "") -> None:
-        """Note what a check found for one model, named by `where`; None if the check does not apply to it."""
+        """Record a check's findings for one model, named by `where`; None if the check does not apply to it."""
         if faults is None:
             return
         entry = self.entries.setdefault((rule, check), _Entry())

@@ -1,9 +1,9 @@
-"""Which rules of a backend the delegate of ExecuTorch really takes: lowered, run on its runtime, and compared.
+"""Checks which rules of a backend ExecuTorch's delegate takes: lowered, run on its runtime, and compared.
 
     print(check_delegate("executorch"))
 
-A rule is taken if, for every model the kit makes for it, each of its ops is computed by the delegate on integers, and what
-comes out is within a step of the Q/DQ form. That is asked of every technique that the backend's modes ask for.
+A rule is taken if, for every model the kit makes for it, each of its ops is computed by the delegate on integers, and
+the result is within a step of the Q/DQ form. That is checked for every technique of the backend's modes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _NUMBERS = "narrow the rule to what the delegate computes as the Q/DQ form does"
 
 
 def specs_of_delegate(trial: Trial, timing: Timing) -> list[QuantSpec]:
-    """What the backend's modes ask of a rule; of weights alone, XNNPACK multiplies those of linear layers."""
+    """Specs of the backend's modes for a rule; weight-only, XNNPACK supports linear layers alone."""
     is_asked = timing is not Timing.WEIGHT_ONLY or trial.rule.name == "linear"
     return specs_of_modes(trial, timing) if is_asked else []
 
 
 @dataclass(frozen=True)
 class DelegateReport(KernelReport):
-    """The rules of a backend in the delegate of a target. Prints as a table."""
+    """Rules of a backend in the delegate of a target. Prints as a table."""
 
     def __str__(self) -> str:
         _, _, table = super().__str__().partition("\n")
@@ -59,7 +59,7 @@ def check_delegate(
     models: Callable[[Sequence[Trial]], Sequence[Trial]] = list,
     specs: Specs = specs_of_delegate,
 ) -> DelegateReport:
-    """Lower the kit's models for the rules of a backend to ExecuTorch, run them, and say which rules the delegate takes.
+    """Lower the kit's models for the rules of a backend to ExecuTorch, run them, and report the rules that the delegate takes.
 
     `rules`, `models` and `specs` are those of `check_kernels`.
     """
@@ -75,7 +75,7 @@ def check_delegate(
 
 
 def _judged(trial: Trial, prepared: Program, where: str, timing: Timing) -> list[Fault]:
-    """What keeps the ops of a rule from the delegate, or its numbers from those of the Q/DQ form."""
+    """Faults that keep a rule's ops from the delegate, or its numbers from those of the Q/DQ form."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # models of the kit are quantized by a quantizer of another name

@@ -1,4 +1,4 @@
-"""The check of rules that claim the integer form: they get there, stay there, and agree with Q/DQ."""
+"""Check of rules that claim the integer form: they lower to it, stay in it, and agree with Q/DQ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLOAT_ERROR = 1e-4
 
 
 def integer_form(trial: Trial) -> list[Fault] | None:
-    """What a rule takes becomes integer arithmetic, with no float inside it, within a step of Q/DQ."""
+    """The rule's ops become integer arithmetic, without floats inside, within a step of Q/DQ."""
     if INTEGER not in trial.rule.supports:
         return None
     integer = convert(calibrated(trial.prepared.clone(), trial.inputs), to="integer")
@@ -55,7 +55,7 @@ def _left_float(trial: Trial, integer: Program) -> list[Fault]:
 
 
 def reading_floats(trial: Trial) -> set[str]:
-    """The nodes of the rule's matches that read a float from outside, as the table has it, and those after them."""
+    """Nodes of the rule's matches that read a float from outside, as the table has it, and those after them."""
     program = trial.converted
     mine = {node for node, claim in program.plan.claims.rows.items() if claim.rule == trial.rule.name}
     found: set[fx.Node] = set()

@@ -1,11 +1,11 @@
-"""Which rules of a backend run on kernels, and the check of those that claim it.
+"""Checks which rules of a backend run on kernels, and those that claim to.
 
     print(check_kernels("x86"))
 
 A rule runs on kernels if, for every model the kit makes for it, each of its quantized ops is run by a kernel of the
-target, or by ATen's own op on bytes; if each kernel is within a step of the integer form; and if nothing between two
-quantized ops becomes float only to be rounded again. That is asked of every technique the rule can be asked for: scales
-from calibration, scales that are found as the program runs, and weights alone, as the backend's modes have them.
+target, or by ATen's own op on 8-bit tensors; if each kernel is within a step of the integer form; and if nothing
+between two quantized ops becomes float only to be rounded again. That is checked for every technique of the rule:
+static, dynamic and weight-only, as in the backend's modes.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ Judge: TypeAlias = "Callable[[Trial, Program, str, Timing], list[Fault]]"
 
 
 def specs_of_modes(trial: Trial, timing: Timing) -> list[QuantSpec]:
-    """What the backend's mode of that name asks of the rule, if it asks anything of it."""
+    """Specs of the backend's mode of that name for the rule, if any."""
     modes, is_asked = trial.subject.given.modes, timing is not Timing.DYNAMIC or trial.rule.dynamic is Offer.YES
     return [modes[timing.value]] if timing.value in modes and is_asked else []
 
 
 def specs_taken(trial: Trial, timing: Timing) -> list[QuantSpec]:
-    """One spec of each dtype, and one of each sharing, that a config can ask the rule for."""
+    """One spec of each dtype, and one of each granularity, that a config can request for the rule."""
     if timing is Timing.DYNAMIC and trial.rule.dynamic is Offer.NO:
         return []
     return specs_of(trial.subject.given, Role.WEIGHT if timing is Timing.WEIGHT_ONLY else Role.ACT, timing)
 
 
 def one_for_each_op(trials: Sequence[Trial]) -> list[Trial]:
-    """Of the models that differ in an option alone, the first."""
+    """The first of the models that differ in an option alone."""
     return list({trial.model.label.partition(" (")[0]: trial for trial in reversed(trials)}.values())[::-1]
 
 
@@ -79,7 +79,7 @@ def one_for_each_op(trials: Sequence[Trial]) -> list[Trial]:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One rule and one technique: what keeps it from kernels, if anything does."""
+    """One rule and one technique, with the faults that keep it from kernels."""
 
     rule: str
     timing: Timing
@@ -100,7 +100,7 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """The rules of a backend on the kernels of a target. Prints as a table."""
+    """Rules of a backend on the kernels of a target. Prints as a table."""
 
     backend: str
     target: str
@@ -110,7 +110,7 @@ class KernelReport:
 
     @property
     def carried(self) -> frozenset[str]:
-        """The rules that run on kernels with every technique that they can be asked for."""
+        """Rules that run on kernels with every technique they support."""
         return frozenset(row.rule for row in self.rows) - {row.rule for row in self.rows if not row.passed}
 
     @property
@@ -148,11 +148,11 @@ def check_kernels(
     models: Callable[[Sequence[Trial]], Sequence[Trial]] = list,
     specs: Specs = specs_of_modes,
 ) -> KernelReport:
-    """Lower the kit's models for the rules of a backend, and say which of them run on kernels.
+    """Lower the kit's models for the rules of a backend, and report which of them run on kernels.
 
-    `target` is whose kernels they are, if not those of the backend's own name; `rules` names some to look at instead of
-    all. `models=one_for_each_op` leaves out models that differ in an option alone, which is faster; `specs=specs_taken`
-    tries each technique with every spec that the backend takes, not with its modes' alone.
+    `target` names the kernels, if not the backend's own; `rules` selects some instead of all. `models=one_for_each_op`
+    omits models that differ in an option alone, which is faster; `specs=specs_taken` tries each technique with every
+    spec that the backend supports, not with its modes' alone.
     """
     quantizer = quantizer_of(backend)
     if not isinstance(quantizer, TableQuantizer):
@@ -171,7 +171,7 @@ def check_kernels(
 
 
 def rows_of(trials: Sequence[Trial], rule: Rule, judge: Judge, specs: Specs) -> Iterator[KernelRow]:
-    """What a judge says of a rule, for each technique that it can be asked for."""
+    """Judgement of a rule, for each technique it supports."""
     if rule.static is not Offer.NO:
         found = [_static(trial, judge) for trial in trials]
         yield KernelRow(rule.name, Timing.STATIC, len(found), tuple(fault for faults in found for fault in faults))
@@ -182,7 +182,7 @@ def rows_of(trials: Sequence[Trial], rule: Rule, judge: Judge, specs: Specs) -> 
 
 
 def on_kernels(trial: Trial) -> list[Fault] | None:
-    """The check of the kit: a rule that claims kernels runs on those of its backend, with each of its techniques."""
+    """Conformance check: a rule that claims kernels runs on those of its backend, with each of its techniques."""
     if KERNEL not in trial.rule.supports:
         return None
     target = trial.backend.name
@@ -219,7 +219,7 @@ def _asked(trial: Trial, timing: Timing, judge: Judge, specs: Specs) -> list[lis
 
 
 def _lowered(trial: Trial, prepared: Program, where: str, timing: Timing, target: str) -> list[Fault]:
-    """What keeps a program from running on kernels all the way."""
+    """Faults that keep a program from running entirely on kernels."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no op has a kernel is a fault, and told as one

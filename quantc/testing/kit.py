@@ -59,8 +59,8 @@ EACH_OP: dict[Check, Look] = {
 def check_backend(backend: str | Backend, *, examples: Mapping[str, Example] | None = None) -> Conformance:
     """Check that a backend does what its table says, on models made for each of its rules.
 
-    `examples` gives, by the name of the rule, a function that makes a model, for rules whose models cannot be made
-    from the pattern alone: it returns a module and its example inputs, or a `Program`.
+    `examples` maps rule names to functions that make a model, for rules whose models cannot be made from the pattern
+    alone: each returns a module and its example inputs, or a `Program`.
     """
     given = _backend(backend)
     ledger = Ledger(given.name)
@@ -253,7 +253,7 @@ def _not_repeated(trial: Trial) -> list[Fault]:
 
 
 def _changed(trial: Trial) -> list[Fault]:
-    """Whether the captured program is no longer what it was when it was made."""
+    """Fault if the captured program was modified since it was made."""
     before = trial.model.text
     if trial.model.program.dump() == before:
         return []

@@ -1,7 +1,7 @@
-"""Tensors of a lowered module that leave bytes for no reason: they become float only to be rounded again.
+"""Redundant dequantize/quantize pairs of a lowered module: tensors that become float only to be rounded again.
 
-Inside a region, from one quantized op to the next, nothing but bytes should be handed on. What is found here could have
-stayed bytes: the ops on both sides have them, and what is between only moves numbers.
+Within a region, from one quantized op to the next, only 8-bit tensors should be passed. Tensors found here could have
+stayed 8-bit: the ops on both sides support it, and those between only move values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BYTES = (torch.uint8, torch.int8)
 
 
 class Kind(StrEnum):
-    """What is wrong with a tensor."""
+    """Kind of redundancy."""
 
     PAIR = "is dequantized, moved at most, and quantized again"
     ENDING = "ends in float, and everything that reads it rounds it onto one grid"
@@ -50,7 +50,7 @@ class LoosePair:
 
 
 def loose_pairs(lowered: Lowered) -> tuple[LoosePair, ...]:
-    """Every tensor of the running module that becomes float between two quantized ops for no reason."""
+    """Tensors of the lowered module that become float between two quantized ops without need."""
     program = lowered.program
     graphs = [module for module in lowered.module.modules() if isinstance(module, fx.GraphModule)]
     return tuple(pair for module in graphs for pair in _Graph(program, module).pairs())
@@ -124,7 +124,7 @@ class _Graph:
         return origin is not None and is_dequantize(origin) and origin.all_input_nodes[0].op != "get_attr"
 
     def _is_rounded_once(self, root: fx.Node) -> bool:
-        """Whether everybody who reads a float, moved or not, rounds it, and all onto one grid."""
+        """True if all users of a float, moved or not, round it onto one grid."""
         grids: list[Grid] = []
         pending = [root]
         while pending:
@@ -143,7 +143,7 @@ class _Graph:
 
 
 def _ends_in_float(origin: fx.Node) -> bool:
-    """Whether an op of the integer form reads bytes, and yields the real numbers of its result."""
+    """True if an op of the integer form reads 8-bit tensors and yields float."""
     reads = [
         kind for node in origin.all_input_nodes if (kind := tensor_type(node)) is not None and node.op != "get_attr"
     ]

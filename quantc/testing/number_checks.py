@@ -1,4 +1,4 @@
-"""Checks that run the numbers: fidelity, fixed ranges, the axis of channels, batches of other sizes."""
+"""Numeric checks: fidelity, fixed ranges, the channel axis, batches of other sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _loss(found: float, trial: Trial) -> str:
 
 
 def fixed_range(trial: Trial) -> list[Fault] | None:
-    """Fixed qparams for an output cover what the op yields, whatever it is given."""
+    """Fixed output qparams cover the op's results for any input."""
     role = trial.rule.roles.get("out", "")
     outcome = trial.backend.outcome(role) if role in trial.backend.roles else None
     if not isinstance(outcome, Fixed) or trial.match is None:
@@ -59,7 +59,7 @@ def fixed_range(trial: Trial) -> list[Fault] | None:
 
 
 def ties(trial: Trial) -> list[Fault] | None:
-    """An output that is like one operand does not lose it when the other operands grow."""
+    """An output that shares qparams with one operand is not clipped when the other operands grow."""
     role = trial.rule.roles.get("out", "")
     if not role.startswith(LIKE) or trial.match is None:
         return None
@@ -101,7 +101,7 @@ def _grown(program: Program, inputs: Sequence[Any], names: set[str]) -> list[Any
 def channels(trial: Trial) -> list[Fault] | None:
     """A channel a thousand times as large as the others does not cost them their precision.
 
-    Which outputs a channel has a part in is found by running the float model, not from what is known of the op.
+    The outputs that a channel affects are found by running the float model, not from knowledge of the op.
     """
     weights = {
         slot.value.name: (slot.name, granularity.axis)

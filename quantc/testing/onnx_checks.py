@@ -1,4 +1,4 @@
-"""The check of rules that claim ONNX: written so, a model runs in ONNX Runtime and yields what the Q/DQ form does."""
+"""Check of rules that claim ONNX: the exported model runs in ONNX Runtime and agrees with the Q/DQ form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLAIM = 'leave "onnx" out of the rule\'s `supports`, or correct how its ops are
 
 
 def onnx_form(trial: Trial) -> list[Fault] | None:
-    """Static, and with the techniques of the backend's modes. Without ONNX Runtime there is nothing to look at."""
+    """Static, and with the techniques of the backend's modes. Does not apply without ONNX Runtime."""
     if ONNX not in trial.rule.supports or not is_installed("onnx", "onnxruntime"):
         return None
     label = trial.model.label

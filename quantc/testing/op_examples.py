@@ -1,6 +1,6 @@
-"""Example arguments for the ops of the dialect. Sizes are small; numbers are as a trained model has them.
+"""Example arguments for the ops of the dialect. Sizes are small; values are like a trained model's.
 
-Nothing refers to the size of the batch, which is the first axis, so that a model runs on batches of any size.
+Nothing refers to the batch size, which is the first axis, so that a model runs on batches of any size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of where quantize and dequantize ops stand, and of what they say: is it what the table says?"""
+"""Checks of the position and qparams of quantize and dequantize ops against the table."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _outputs(trial: Trial) -> Iterator[fx.Node]:
 
 
 def _wrong(trial: Trial, name: str, form: Form | None) -> Iterator[Fault]:
-    """What is wrong with how a name came out, by its role alone; what it shares is another check's."""
+    """Faults of a name's form, by its role alone; sharing is another check."""
     role = trial.rule.roles[name]
     outcome = trial.backend.outcome(role) if role in trial.backend.roles else None
     spec = outcome.spec if outcome is not None else None
@@ -102,7 +102,7 @@ def _wrong(trial: Trial, name: str, form: Form | None) -> Iterator[Fault]:
 
 
 def zero(trial: Trial) -> list[Fault] | None:
-    """Zero is exact, zero points lie in range, and symmetric means that zero is in the middle."""
+    """Zero is exact, zero points are in range, and symmetric means that zero is in the middle."""
     faults: list[Fault] = []
     for node, form in forms(trial.converted):
         if int(form.zero_point.min()) < form.qmin or int(form.zero_point.max()) > form.qmax:
@@ -129,7 +129,7 @@ def _not_symmetric(role: str, outcome: Quantize | Fixed) -> Iterator[Fault]:
 
 
 def sharing(trial: Trial) -> list[Fault] | None:
-    """What is alike has exactly one scale, and what only moves values about keeps it."""
+    """Tensors declared alike have exactly one scale, and value-preserving ops keep it."""
     roles = trial.rule.roles
     alike = [role.removeprefix(LIKE) for role in roles.values() if role.startswith(LIKE)]
     only_moves = trial.match is not None and all(_moves(node) for node in trial.match.nodes)
@@ -171,7 +171,7 @@ def _apart(trial: Trial, names: set[str], what: str, kind: str) -> list[Fault]:
 
 
 def bias(trial: Trial) -> list[Fault] | None:
-    """A quantized bias is int32 with zero point 0, on the product of the scales of input and weight."""
+    """A quantized bias is int32 with zero point 0, on the product of input scale and weight scale."""
     by_role = {trial.backend.outcome(role).spec.role: name for name, role in _own_roles(trial)}
     if Role.BIAS not in by_role:
         return None

@@ -1,4 +1,4 @@
-"""How tensors are quantized in a converted program, read from its quantize and dequantize ops alone."""
+"""Quantization of tensors in a converted program, read from its quantize and dequantize ops alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantc.qdq.ops import is_dequantize, is_quantize
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What a quantize or dequantize op says."""
+    """Qparams of a quantize or dequantize op."""
 
     scale: Tensor
     zero_point: Tensor
@@ -51,13 +51,13 @@ def _number(program: Program, value: Any) -> Any:
 
 
 def read_form(program: Program, node: fx.Node, operand: int) -> Form | None:
-    """How a node gets one of its operands; None if it gets it as float."""
+    """Form in which a node reads an operand; None if as float."""
     source = operand_nodes(node)[operand]
     return Form.of(program, source) if is_dequantize(source) else None
 
 
 def yielded_form(program: Program, node: fx.Node) -> Form | None:
-    """How every reader gets what a node yields; None if some get it as float."""
+    """Form in which all users read a node's result; None if some read it as float."""
     readers = list(node.users)
     if not readers or not all(is_quantize(reader) for reader in readers):
         return None
@@ -65,7 +65,7 @@ def yielded_form(program: Program, node: fx.Node) -> Form | None:
 
 
 def forms(program: Program) -> Iterator[tuple[fx.Node, Form]]:
-    """Every quantize and dequantize op."""
+    """Every quantize and dequantize op, with its form."""
     for node in program.nodes():
         if is_quantize(node) or is_dequantize(node):
             yield node, Form.of(program, node)

@@ -1,4 +1,4 @@
-"""From the pattern of a rule to small programs that contain it."""
+"""Model synthesis: small programs that contain the pattern of a rule."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Model:
 
 @dataclass
 class Sketch:
-    """A program that is being drawn, and what its nodes yield."""
+    """A program under construction, and the values of its nodes."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     root: nn.Module = field(default_factory=nn.Module)
@@ -94,7 +94,7 @@ class Sketch:
         return node
 
     def program(self, root: fx.Node) -> Program:
-        """The program that yields what `root` does: of several tensors, those of floats."""
+        """The program that yields `root`; of several tensors, the float ones."""
         value = self.values[root]
         outputs = [root]
         if isinstance(value, tuple | list):
@@ -162,14 +162,14 @@ class _Maker:
                 raise NoExampleError(f"{item} is a pattern of a kind that no model is known for")
 
     def _ranks(self, steps: tuple[Pattern, ...], rank: int | None) -> list[int | None]:
-        """How many axes each step of a chain should yield, so that those after it can read it."""
+        """Rank that each step of a chain should yield, so that the next one can read it."""
         found = [rank]
         for step in reversed(steps[1:]):
             found.append(self._reads(step, found[-1]))
         return found[::-1]
 
     def _reads(self, step: Operand, rank: int | None) -> int | None:
-        """How many axes a step reads if it is to yield `rank`."""
+        """Rank that a step reads if it is to yield `rank`."""
         match step:
             case OpPattern(ops=ops):
                 op = ops[self.choices.take(f"op {'|'.join(ops)}", *ops)]
@@ -212,7 +212,7 @@ class _Maker:
 
 
 def _open(pattern: Operand) -> Operand:
-    """What stands in for an optional node that is missing at the start of a chain."""
+    """Replacement for an optional node that is absent at the start of a chain."""
     match pattern:
         case OpPattern():
             return open_operand(pattern)
@@ -234,7 +234,7 @@ class _Call:
     settled: dict[str, Settled]
 
     def known(self) -> dict[str, Any]:
-        """What is settled, as values; leaves that no other op has bound are for the example to choose."""
+        """Fixed arguments as values; unbound leaves are for the example to choose."""
         found: dict[str, Any] = {}
         for row in self.rows:
             item = self.settled.get(row.name, ANYTHING)
@@ -302,7 +302,7 @@ class _Call:
 
 
 def draw(rule: Rule, choices: Choices, from_outside: frozenset[str] = frozenset()) -> Model:
-    """One way through a rule's pattern as a model. Operands named in `from_outside` are inputs, even if weights."""
+    """Model of one combination of choices in a rule's pattern. Operands named in `from_outside` are inputs, even if weights."""
     maker = _Maker(choices, from_outside)
     root = maker.settle(rule.pattern, None, None)
     if not isinstance(root, fx.Node):
@@ -314,7 +314,7 @@ def draw(rule: Rule, choices: Choices, from_outside: frozenset[str] = frozenset(
 
 
 def leaves_of(pattern: Operand) -> tuple[Leaf, ...]:
-    """The leaves of a pattern, each once."""
+    """Leaves of a pattern, each once."""
     found: dict[Leaf, None] = {}
     pending: list[Operand] = [pattern]
     while pending:

@@ -1,4 +1,4 @@
-"""Checks that need no model: they look at a backend's roles and rules as they are written."""
+"""Static checks of a backend's roles and rules, without models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quantc.testing.conformance import Check, Fault, Ledger
 
 
 def check_table(backend: Backend, ledger: Ledger) -> None:
-    """The rows of the backend as a whole, and those of rules as written."""
+    """Rows of the backend as a whole, and those of rules as written."""
     ledger.add("", Check.JSON, _json(backend))
     ledger.add("", Check.SPECS, _specs(backend))
     ledger.add("", Check.MODES, _modes(backend))
@@ -51,7 +51,7 @@ _ONE_SCALE = "a sum over channels has no common scale then; use a per-tensor spe
 
 
 def _modes(backend: Backend) -> list[Fault] | None:
-    """What modes ask for is what their names say, the backend takes it, and somebody can be asked."""
+    """Modes request what their names say, the backend supports it, and some rule takes it."""
     faults: list[Fault] = []
     able = {
         Timing.DYNAMIC: any(rule.dynamic is Offer.YES for rule in backend.table),
@@ -98,7 +98,7 @@ def _supports(rule: Rule) -> list[Fault]:
 
 
 def _sharing(rule: Rule) -> list[Fault] | None:
-    """What is like an operand that comes as it will, though another is the one that is passed on."""
+    """An output like an operand of any form, though another operand is the one passed on."""
     out = rule.roles.get("out", "")
     passed_on = [name for name, role in rule.roles.items() if role == PASS]
     if not out.startswith(LIKE) or not passed_on:

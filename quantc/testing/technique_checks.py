@@ -1,6 +1,6 @@
-"""Checks of the techniques that a rule can be asked for: scales found as the program runs, and weights alone.
+"""Checks of a rule's techniques: dynamic and weight-only quantization.
 
-Each is asked for by the names of the ops, with every kind of spec that the backend takes for it.
+Each is requested by op names, with every kind of spec that the backend supports for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ORDER = 1e-5
 
 
 def specs_of(backend: Backend, role: Role, timing: Timing) -> list[QuantSpec]:
-    """A spec of each dtype, and one of each sharing, that a backend takes for a role at a time."""
+    """One spec of each dtype, and one of each granularity, that a backend supports for a role and technique."""
     found: dict[QuantSpec, None] = {}
     for capability in backend.capabilities:
         if capability.role is not role or timing not in capability.timings:
@@ -59,7 +59,7 @@ def specs_of(backend: Backend, role: Role, timing: Timing) -> list[QuantSpec]:
 
 
 def dynamic(trial: Trial) -> list[Fault] | None:
-    """A rule that is dynamic reads what it reads on scales that are found as the program runs."""
+    """A dynamic rule reads its operands with qparams found at run time."""
     if trial.rule.dynamic is Offer.NO:
         return None
     specs = specs_of(trial.subject.given, Role.ACT, Timing.DYNAMIC)
@@ -97,7 +97,7 @@ def named(trial: Trial) -> list[Fault] | None:
 
 
 def weight_only(trial: Trial) -> list[Fault] | None:
-    """A rule with a weight stores it in every format that the backend takes, and computes in float."""
+    """A rule with a weight stores it in every format that the backend supports, and computes in float."""
     if not list(_weights(trial)):
         return None
     specs = specs_of(trial.subject.given, Role.WEIGHT, Timing.WEIGHT_ONLY)
@@ -121,12 +121,12 @@ def _weights(trial: Trial) -> Iterator[Slot]:
 
 
 def _role(trial: Trial, slot: Slot) -> Role | None:
-    """What kind of tensor an operand is; None for one that follows others."""
+    """Role of an operand; None for one that follows others."""
     return trial.backend.outcome(slot.role).spec.role if slot.role in trial.backend.roles else None
 
 
 def _asked(trial: Trial, spec: QuantSpec) -> list[Fault]:
-    """What comes of asking for a spec at every op of the rule that reads something."""
+    """Faults when a spec is requested for every op of the rule that reads something."""
     names = dict.fromkeys(slot.node.name for slot in trial.slots if _role(trial, slot) is spec.role)
     if not names or _cannot(trial, spec):
         return (
@@ -149,7 +149,7 @@ def _asked(trial: Trial, spec: QuantSpec) -> list[Fault]:
 
 
 def asked_for(trial: Trial, spec: QuantSpec) -> Program | None:
-    """The model prepared with a spec at every op of the rule that reads something; None if it takes no such spec."""
+    """The model prepared with a spec for every op of the rule that reads something; None if the rule takes no such spec."""
     names = dict.fromkeys(slot.node.name for slot in trial.slots if _role(trial, slot) is spec.role)
     if not names or _cannot(trial, spec):
         return None
@@ -170,7 +170,7 @@ def _prepared(trial: Trial, spec: QuantSpec, names: Iterable[str]) -> Program:
 
 
 def _cannot(trial: Trial, spec: QuantSpec) -> bool:
-    """Whether a spec is none for these ops: rows that are summed up, or groups that their weights do not have."""
+    """True if a spec does not apply to these ops: rows that are summed over, or groups that do not divide their weights."""
     if isinstance(spec.granularity, PerToken):
         from quantc.ir.dialect import op_name
 
@@ -220,7 +220,7 @@ def _far(trial: Trial, converted: Program, spec: QuantSpec) -> list[Fault]:
 
 
 def _not_float(trial: Trial, converted: Program, spec: QuantSpec) -> list[Fault]:
-    """What is computed is the float program on the weights that are stored, but for the order of its sums."""
+    """Faults unless the result is the float program's on the stored weights, up to summation order."""
     if any(is_quantize(node) for node in converted.nodes()):
         return [Fault(f"{name_of(spec)}: activations are quantized too", _LEAVE_OUT)]
     plain = trial.prepared.clone()

@@ -35,18 +35,18 @@ UNSEEN = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The backend that is checked, as it is and with its outputs otherwise; what a config has to name, as if it did."""
+    """The checked backend, and variants with other outputs; rules that a config has to name apply as if it did."""
 
     given: Backend
 
     @cached_property
     def demanded(self) -> Backend:
-        """As if whatever can be had quantized were asked for."""
+        """Variant in which every optional quantization is requested."""
         return self._with_roles(lambda name, role: role.removesuffix(ON_DEMAND))
 
     @cached_property
     def without_outputs(self) -> Backend:
-        """With outputs left float."""
+        """Variant with float outputs."""
         return self._with_roles(lambda name, role: role if name != "out" else None)
 
     def _with_roles(self, change: Callable[[str, str], str | None]) -> Backend:
@@ -60,7 +60,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Fed(TableQuantizer):
-    """The quantizer of a backend for models whose float inputs come quantized, as rules that follow need it."""
+    """Quantizer of a backend for models whose float inputs are quantized, as propagating rules need it."""
 
     def annotate(self, annotator: Annotator) -> None:
         for node in annotator.program.graph.find_nodes(op="placeholder"):
@@ -70,7 +70,7 @@ class Fed(TableQuantizer):
 
 
 def _activation(backend: Backend) -> QuantSpec:
-    """How activations come in this backend."""
+    """The backend's activation spec."""
     for name in backend.roles:
         outcome = backend.outcome(name)
         spec = outcome.spec
@@ -85,7 +85,7 @@ def quantizer_for(backend: Backend, rule: Rule) -> TableQuantizer:
 
 
 class Standing(Enum):
-    """What became of a model that was made for a rule."""
+    """Outcome for a model that was made for a rule."""
 
     TAKEN = "taken"
     OTHER = "taken by another rule"
@@ -102,7 +102,7 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A model, prepared for a backend as if all its outputs were asked for."""
+    """A model, prepared for a backend with all its outputs requested."""
 
     subject: Subject
     rule: Rule
@@ -122,7 +122,7 @@ class Trial:
 
     @cached_property
     def match(self) -> Match | None:
-        """Where the rule fits in the prepared program."""
+        """Match of the rule in the prepared program."""
         annotation = TableAnnotation(self.backend, Annotator(self.prepared, None, Plan()))
         found = self.backend.table.match(self.prepared, annotation.admission).of(self.rule.name)
         return found[0] if found else None
@@ -161,7 +161,7 @@ class Trial:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """The operands of the match, by name."""
+        """Operands of the match, by name."""
         return tuple(slots_of(self.match)) if self.match is not None else ()
 
     # -- the numbers -------------------------------------------------------------------------------------------
@@ -177,19 +177,19 @@ class Trial:
 
     @cached_property
     def bits(self) -> int:
-        """Of the narrowest tensor the rule quantizes."""
+        """Bits of the narrowest tensor the rule quantizes."""
         outcomes = [self.backend.outcome(role) for role in self.rule.roles.values() if role in self.backend.roles]
         return min((outcome.spec.dtype.bits for outcome in outcomes), default=8)
 
 
 def activations_of(backend: Backend, rule: Rule) -> frozenset[str]:
-    """The names of a rule whose roles are not those of weights: they come from outside."""
+    """Names in a rule whose roles are not those of weights: they are inputs."""
     own = {name: backend.outcome(role) for name, role in rule.roles.items() if role in backend.roles}
     return frozenset(rule.roles) - {name for name, outcome in own.items() if outcome.spec.role is not Role.ACT}
 
 
 def trials_of(subject: Subject, rule: Rule) -> tuple[Trial, ...]:
-    """The models that can be made from a rule's pattern, as far as the rule takes them."""
+    """Models that can be made from a rule's pattern, as far as the rule takes them."""
     made = models_of(rule, activations_of(subject.demanded, rule)).made
     trials = [Trial.of(subject, rule, model) for _, model in made]
     return tuple(trial for trial in trials if trial.verdict.standing is Standing.TAKEN)
@@ -207,17 +207,17 @@ def calibrated(prepared: Program, inputs: Sequence[Any]) -> Program:
 
 
 def scaled(inputs: Iterable[Any], factor: float) -> list[Any]:
-    """Inputs of the same kind: floats scaled, whole numbers as they are."""
+    """Similar inputs: floats scaled, integers unchanged."""
     return [value * factor if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs]
 
 
 def run(program: Program, inputs: Sequence[Any]) -> list[Tensor]:
-    """The outputs of a program."""
+    """Outputs of a program."""
     return [value.double() for value in Runner(program, {}).run(inputs) if isinstance(value, Tensor)]
 
 
 def values_of(program: Program, nodes: Iterable[fx.Node], inputs: Sequence[Any]) -> list[Tensor]:
-    """What some nodes of a program yield."""
+    """Values of some nodes of a program."""
     seen: list[Tensor] = []
     Runner(program, dict.fromkeys(nodes, seen.append)).run(inputs)
     return seen
