@@ -16,7 +16,7 @@ from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.rewrite.constant_order import order_constants
 from quantc.rewrite.functionalize import functional_form
 from quantc.rewrite.inline_wrappers import inline_wrappers
-from quantc.rewrite.no_op_calls import CASTS, IDENTITIES, Memory, cast_dtype
+from quantc.rewrite.no_op_calls import CASTS, IDENTITIES, ResultMemory, cast_dtype
 from quantc.rewrite.normal_form import normalize
 from quantc.rewrite.replacements import Substitution
 from quantc.rewrite.spellings import COPIED_PARTS, SPELLINGS
@@ -204,16 +204,16 @@ class _Rewriter:
             self._stand_in(node, cast)
             self.done["spellings"] += 1
 
-    def _can_go(self, node: fx.Node, source: fx.Node, memory: Memory) -> bool:
+    def _can_go(self, node: fx.Node, source: fx.Node, memory: ResultMemory) -> bool:
         if node.target is aten.detach.default and self.program.training:
             return False
-        if memory is Memory.SHARED:
+        if memory is ResultMemory.SHARED:
             return True
         aliasing = self.aliasing
         if aliasing.is_written(node) or aliasing.is_written_after(source, node):
             return False
         # the caller gets a tensor of their own: not the model's, and not one they get under another name as well
-        others = aliasing.returned(source) - (memory is Memory.EITHER)
+        others = aliasing.returned(source) - (memory is ResultMemory.EITHER)
         return not aliasing.returned(node) or not (aliasing.is_external(source) or others > 0)
 
     def _note_gradient(self, node: fx.Node, source: fx.Node) -> None:

@@ -9,7 +9,7 @@ from torch import fx
 
 from quantc.errors import QuantcError
 from quantc.integer.library import IntegerOp, op_of
-from quantc.integer.trace_ops import Writer
+from quantc.integer.trace_ops import OpWriter
 from quantc.ir.dialect import argument, arguments
 from quantc.ir.program import Program, Stage
 from quantc.ir.types import TensorType, tensor_type
@@ -31,12 +31,12 @@ class DecomposeInteger(Pass):
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
 
     def run(self, program: Program) -> Outcome:
-        writer = Writer(program)
+        writer = OpWriter(program)
         count = sum(_decompose(program, graph, writer) for _, graph in list(program.graphs()))
         return Outcome(count > 0, (f"wrote out {count}",) if count else ())
 
 
-def _decompose(program: Program, graph: fx.Graph, writer: Writer) -> int:
+def _decompose(program: Program, graph: fx.Graph, writer: OpWriter) -> int:
     walk = Substitution(program)
     several: dict[fx.Node, tuple[fx.Node, ...]] = {}
     count = 0
@@ -60,7 +60,7 @@ def _decompose(program: Program, graph: fx.Graph, writer: Writer) -> int:
     return count
 
 
-def _written(node: fx.Node, op: IntegerOp, writer: Writer) -> Any:
+def _written(node: fx.Node, op: IntegerOp, writer: OpWriter) -> Any:
     """The reference of a node's op, written before it."""
     rows = arguments(op.target)
     args = tuple(argument(node, row.aten_name) for row in rows if not row.keyword_only)

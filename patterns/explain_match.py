@@ -24,7 +24,7 @@ MAX_ROOTS = 64
 """Maximum number of downstream nodes tried as roots. A hub has too many, and fits no pattern anyway."""
 
 
-class Place(Enum):
+class PatternPosition(Enum):
     """The part of the pattern that the node was tried as."""
 
     ROOT = "root"
@@ -37,7 +37,7 @@ class Tried:
 
     rule: str
     matched: bool
-    place: Place
+    place: PatternPosition
     root: str
     reason: str
     progress: int
@@ -47,7 +47,7 @@ class Tried:
     """The reason as data; None for the rule that took the node."""
 
     def __str__(self) -> str:
-        place = "" if self.place is Place.ROOT else f" (root {self.root})"
+        place = "" if self.place is PatternPosition.ROOT else f" (root {self.root})"
         if self.progress >= self.required:
             return f"{self.rule}{place}: {self.reason}"
         return f"{self.rule}{place}: {self.reason} [{self.progress} of {self.required} nodes fitted]"
@@ -146,12 +146,12 @@ def explain_among(matches: MatchSet, node: fx.Node | str) -> Explanation:
 def _tried(rule: Rule, node: fx.Node, matches: MatchSet, free: Matcher) -> Tried:
     taken = matches.by_node(node)
     if taken is not None and taken.rule is rule:
-        place = Place.ROOT if taken.root is node else Place.INNER
+        place = PatternPosition.ROOT if taken.root is node else PatternPosition.INNER
         names = ", ".join(part.name for part in taken.nodes)
         size = len(taken.nodes)
         return Tried(rule.name, True, place, taken.root.name, f"matched {names}", size, size, node.name)
     best = best_refusal(rule, node, matches, free)
-    place = Place.ROOT if best.node is node else Place.INNER
+    place = PatternPosition.ROOT if best.node is node else PatternPosition.INNER
     required = rule.compiled.required
     return Tried(
         rule.name, False, place, best.node.name, best.reason, best.progress, required, best.at.name, best.cause

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, suggest
-from quantc.integer.accumulators import Weight, accumulation
+from quantc.integer.accumulators import AccumulatedWeight, accumulation
 from quantc.integer.epilogue import reach
 from quantc.integer.fixed_point import common_shift, mantissa_and_shift
 from quantc.integer.grid import Grid
@@ -135,7 +135,7 @@ def _product(
         )
     levels = None if bias is None else quantize_bias(bias.detach(), x.scale, w.scale, where="bias_fp32")
     try:
-        sums = accumulation(x, Weight(w, w_levels), levels, None)
+        sums = accumulation(x, AccumulatedWeight(w, w_levels), levels, None)
     except NotIntegerError as refusal:
         raise DataError(str(refusal), where=op, advice="use fewer input channels or narrower integers") from refusal
     trailing = [1] * (w_levels.dim() - 2)

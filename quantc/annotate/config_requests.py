@@ -92,7 +92,7 @@ def _adds_rows(node: fx.Node, value: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedRequest:
     """A requested spec that a backend cannot run at a site."""
 
     spec: QuantSpec
@@ -107,7 +107,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Request:
+class ConfigRequest:
     """A setting of the config for one node; `value` is the operand it is about, if any."""
 
     backend: Backend
@@ -116,7 +116,7 @@ class Request:
     setting: Setting
 
     def granted(
-        self, own: Quantize | Fixed, use: Quantize | Fixed, program: Program, refused: list[Refused]
+        self, own: Quantize | Fixed, use: Quantize | Fixed, program: Program, refused: list[RefusedRequest]
     ) -> Quantize | Fixed:
         """The requested quantization if the backend can run it; else the backend's own, with an entry in `refused`.
 
@@ -134,7 +134,7 @@ class Request:
         if reason is None and isinstance(share, PerGroup):
             reason, length = self._why_not_groups(share)
         if reason is not None:
-            refused.append(Refused(use.spec, reason, program.describe(self.node), self.setting, length))
+            refused.append(RefusedRequest(use.spec, reason, program.describe(self.node), self.setting, length))
             return own
         return use
 
@@ -177,7 +177,7 @@ def _same_numbers(own: Fixed, use: Quantize) -> bool:
     return own.spec.but(observe=None, eps=None) == use.spec.but(observe=None, eps=None)
 
 
-def refuse(backend: Backend, refused: list[Refused]) -> None:
+def refuse(backend: Backend, refused: list[RefusedRequest]) -> None:
     """Raise one error that names every refused request."""
     if not refused:
         return

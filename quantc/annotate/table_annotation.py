@@ -15,8 +15,8 @@ from torch import fx
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.backend import LIKE, ON_DEMAND, PASS, Backend
 from quantc.annotate.config_requests import (
-    Refused,
-    Request,
+    ConfigRequest,
+    RefusedRequest,
     is_dynamic,
     refuse,
     timing_of,
@@ -52,7 +52,7 @@ class TableAnnotation:
         self.admission: Admission = Admission(annotator.left_out, self._why_not)
         self.on_demand: dict[fx.Node, Quantize | Fixed] = {}
         """Tensors that can be quantized on demand."""
-        self.refused: list[Refused] = []
+        self.refused: list[RefusedRequest] = []
         """Requests of the config that the backend cannot run."""
 
     def run(self) -> None:
@@ -270,7 +270,7 @@ class TableAnnotation:
             return own
         if isinstance(setting.use, Float):
             return Float(str(setting))
-        request = Request(self.backend, node, value, setting)
+        request = ConfigRequest(self.backend, node, value, setting)
         return request.granted(own, setting.use, self.annotator.program, self.refused)
 
     def _claim(self, match: Match, part: Part, timing: Timing = Timing.STATIC) -> None:

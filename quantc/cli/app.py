@@ -36,7 +36,7 @@ from quantc.support.terminal import Screen
 if TYPE_CHECKING:
     from quantc.files.output_paths import Output
     from quantc.hooks import Guard, Hook
-    from quantc.inspect.explain import Explanation
+    from quantc.inspect.explain import NodeExplanation
     from quantc.ir.program import DumpFormat, Program
     from quantc.patterns.explain_match import Explanation as TableExplanation
     from quantc.patterns.table import RuleTable
@@ -303,7 +303,7 @@ def explain(
     program = _load(source, method)
     is_table = table is not None or (backend is None and program.stage < Stage.ANNOTATED)
     if is_table:
-        explanation: TableExplanation | Explanation = _table(table, backend).explain(program, node)
+        explanation: TableExplanation | NodeExplanation = _table(table, backend).explain(program, node)
     else:
         prepared = _prepared(program, backend, mode)
         if (error := folded_into(program, prepared, node)) is not None:

@@ -58,7 +58,7 @@ LEVELS = ("qdq", "integer", "kernel", "delegate", "onnx")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PageRow:
     """One line of `quantc passes`. `error` says why a plugin cannot be used; the rest is then unknown."""
 
     name: str
@@ -70,19 +70,19 @@ class Row:
     error: str = ""
 
 
-def pass_rows() -> list[Row]:
+def pass_rows() -> list[PageRow]:
     """Every known pass, including those that cannot be imported."""
     return [_row(name, PASSES.provider(name), _pass_row) for name in PASSES]
 
 
-def pipeline_rows() -> list[Row]:
+def pipeline_rows() -> list[PageRow]:
     """Every known named pipeline."""
     return [_row(name, PIPELINES.provider(name), _pipeline_row) for name in PIPELINES]
 
 
 @dataclass(frozen=True, slots=True)
 class BackendRow:
-    """One line of `quantc backends`. `rules` is 0 for a quantizer without a table; `error` as in `Row`."""
+    """One line of `quantc backends`. `rules` is 0 for a quantizer without a table; `error` as in `PageRow`."""
 
     name: str
     provider: str
@@ -228,23 +228,23 @@ def _cells(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
 
 
-def _row(name: str, provider: str, build: Callable[[str], Row]) -> Row:
+def _row(name: str, provider: str, build: Callable[[str], PageRow]) -> PageRow:
     try:
         return build(name)
     except QuantcError as error:
-        return Row(name, provider, error=error.what)
+        return PageRow(name, provider, error=error.what)
 
 
-def _pass_row(name: str) -> Row:
+def _pass_row(name: str) -> PageRow:
     kind = PASSES[name]
     gives = kind.gives.label if kind.gives is not None else ""
-    return Row(name, PASSES.provider(name), kind.summary(), kind.options(), kind.needs.label, gives)
+    return PageRow(name, PASSES.provider(name), kind.summary(), kind.options(), kind.needs.label, gives)
 
 
-def _pipeline_row(name: str) -> Row:
+def _pipeline_row(name: str) -> PageRow:
     factory = PIPELINES[name]
     options = tuple(option.replace("_", "-") for option in inspect.signature(factory).parameters)
-    return Row(name, PIPELINES.provider(name), _doc(factory).partition("\n")[0], options)
+    return PageRow(name, PIPELINES.provider(name), _doc(factory).partition("\n")[0], options)
 
 
 def _pass_section(kind: type[Pass]) -> Iterator[str]:

@@ -31,7 +31,7 @@ EXAMPLES = "the example inputs"
 
 
 @dataclass(frozen=True)
-class Given:
+class ComparedModel:
     """Batches, their origin, and notes on them."""
 
     batches: list[Any]
@@ -40,7 +40,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class OpCount:
+class ComparedOps:
     """Number of occurrences of an op in each of two programs."""
 
     op: str
@@ -61,7 +61,7 @@ class Decision:
 class Structure:
     """Static differences of two programs."""
 
-    ops: tuple[OpCount, ...]
+    ops: tuple[ComparedOps, ...]
     """The ops that they do not have equally often."""
     decisions: tuple[Decision, ...]
     """Where both are quantized, or about to be: what they do to an op, if not the same."""
@@ -84,7 +84,7 @@ class Compared:
 
     a: Side
     b: Side
-    given: Given
+    given: ComparedModel
     sqnr: float
     """Of all outputs of B together, with those of A for the signal."""
     outputs: tuple[float, ...]
@@ -143,7 +143,9 @@ def _known(left: Side, right: Side) -> Program:
     return program
 
 
-def _given(program: Program, sides: tuple[Side, Side], data: Data | None, noise: int | None, most: int | None) -> Given:
+def _given(
+    program: Program, sides: tuple[Side, Side], data: Data | None, noise: int | None, most: int | None
+) -> ComparedModel:
     if data is not None:
         read = data.batches(program)
         return _taken(read.values, f"--data {data.place}", most, read.notes)
@@ -152,26 +154,26 @@ def _given(program: Program, sides: tuple[Side, Side], data: Data | None, noise:
         note = f"noise like {EXAMPLES} (seed {SEED}): this says little about real inputs"
         made = noise_like(program, source, SEED, noise)
         batches = [batch_of(program, leaves) for leaves in made]
-        return Given(batches, f"{counted(noise)} of noise like {EXAMPLES}", (f"the inputs are {note}",))
+        return ComparedModel(batches, f"{counted(noise)} of noise like {EXAMPLES}", (f"the inputs are {note}",))
     for side in sides:
         if side.batches is not None:
             return _taken(batches_of(side.source, side.batches), f"those of {side.source}", most)
     leaves = example_leaves(program, source)
     note = f"the inputs are {EXAMPLES} alone: give --data for more"
-    return Given([batch_of(program, leaves)], EXAMPLES, (note,))
+    return ComparedModel([batch_of(program, leaves)], EXAMPLES, (note,))
 
 
-def _taken(batches: Iterable[Any], where: str, most: int | None, notes: tuple[str, ...] = ()) -> Given:
+def _taken(batches: Iterable[Any], where: str, most: int | None, notes: tuple[str, ...] = ()) -> ComparedModel:
     taken = list(islice(batches, most))
     if not taken:
         raise DataError("compared on zero batches", where=where, advice="give at least one batch")
-    return Given(taken, f"{counted(len(taken))}, {where}", notes)
+    return ComparedModel(taken, f"{counted(len(taken))}, {where}", notes)
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-def _op_by_op(a: Side, left: Program, b: Side, right: Program, given: Given) -> Compared:
+def _op_by_op(a: Side, left: Program, b: Side, right: Program, given: ComparedModel) -> Compared:
     """The float one is brought into the form of the quantized one, so that their ops are the same ones."""
     first = given.batches[0]
     if left.stage < right.stage:
@@ -186,7 +188,7 @@ def structure_of(left: Program, right: Program) -> Structure:
     """Static differences of two programs."""
     counts = [Counter(op_name(node) for node in each.nodes() if node.op.startswith("call_")) for each in (left, right)]
     ops = sorted({*counts[0], *counts[1]})
-    rows = [OpCount(op, counts[0][op], counts[1][op]) for op in ops if counts[0][op] != counts[1][op]]
+    rows = [ComparedOps(op, counts[0][op], counts[1][op]) for op in ops if counts[0][op] != counts[1][op]]
     is_decided = min(left.stage, right.stage) >= Stage.ANNOTATED
     is_quantizing = (left.stage >= Stage.QUANTIZED) != (right.stage >= Stage.QUANTIZED)
     decisions = _decisions(left, right) if is_decided else ()
@@ -209,7 +211,7 @@ def _said(row: Row) -> str:
 
 
 @torch.no_grad()
-def _outputs_only(a: Side, b: Side, known: Program, given: Given) -> Compared:
+def _outputs_only(a: Side, b: Side, known: Program, given: ComparedModel) -> Compared:
     noises: list[Noise] = []
     largest: list[float] = []
     runs = [(side.run, Isolation(side.program if side.program is not None else known)) for side in (a, b)]

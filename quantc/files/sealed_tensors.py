@@ -65,7 +65,7 @@ Hex = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * DIGEST_SIZE}}}$")]
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """A kind of file, identified by its label."""
 
     format: str
@@ -108,7 +108,7 @@ def _bytes(tensor: Tensor) -> Piece:
 
 
 def write(
-    path: Path, kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str] | None = None
+    path: Path, kind: FileKind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str] | None = None
 ) -> None:
     """Write contiguous tensors to a file atomically. `known` are digests already computed."""
     parts = _parts(kind, tensors, version, known or {})
@@ -116,7 +116,7 @@ def write(
         _put(file, parts)
 
 
-def to_bytes(kind: Kind, tensors: Mapping[str, Tensor], version: int) -> bytes:
+def to_bytes(kind: FileKind, tensors: Mapping[str, Tensor], version: int) -> bytes:
     """The bytes of a file with these tensors."""
     stream = io.BytesIO()
     _put(stream, _parts(kind, tensors, version, {}))
@@ -128,7 +128,7 @@ def _put(file: BinaryIO, parts: Iterator[Piece]) -> None:
         file.write(part)
 
 
-def _parts(kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> Iterator[Piece]:
+def _parts(kind: FileKind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> Iterator[Piece]:
     """The bytes of a file, chunk by chunk."""
     rows = _in_order(tensors)
     header = _header(rows, metadata(kind, tensors, version, known))
@@ -136,14 +136,14 @@ def _parts(kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mappi
     return iter([len(sealed).to_bytes(LENGTH, "little"), sealed, *(_bytes(tensor) for tensor in rows.values())])
 
 
-def metadata(kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> dict[str, str]:
+def metadata(kind: FileKind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> dict[str, str]:
     """The metadata of a file with these tensors, not yet sealed."""
     digests = {name: known[name] if name in known else digest(tensor) for name, tensor in tensors.items()}
     label = {"format": kind.format, "version": version, "header": UNSEALED, "digests": digests}
     return {FIELD: json.dumps(label, sort_keys=True)}
 
 
-def file_size(kind: Kind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> int:
+def file_size(kind: FileKind, tensors: Mapping[str, Tensor], version: int, known: Mapping[str, str]) -> int:
     """The size in bytes of a file with these tensors."""
     header = _header(_in_order(tensors), metadata(kind, tensors, version, known))
     return LENGTH + len(header) + sum(tensor.nbytes for tensor in tensors.values())
@@ -185,7 +185,7 @@ def _digest_of(unsealed: bytes) -> str:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, kind: Kind) -> dict[str, Tensor]:
+def read(path: Path, kind: FileKind) -> dict[str, Tensor]:
     """Read and check the tensors of a file, into memory of their own. Raise LoadError, naming the field, on any
     damage."""
     check_regular(path, kind.advice)
@@ -223,7 +223,7 @@ def _content(path: Path) -> tuple[Mapping[str, str], bytes, dict[str, Tensor]] |
         return None if is_replaced() else (fields, header, tensors)
 
 
-def from_bytes(content: bytes, kind: Kind) -> dict[str, Tensor]:
+def from_bytes(content: bytes, kind: FileKind) -> dict[str, Tensor]:
     """The tensors in the result of `to_bytes`, checked. Raise LoadError, naming the field, on any damage."""
     header = content[LENGTH : LENGTH + int.from_bytes(content[:LENGTH], "little")]
     try:
@@ -245,12 +245,12 @@ def label_of(path: Path) -> str | None:
         return None
 
 
-def _no_tensors(kind: Kind, error: Exception, path: Path | None) -> LoadError:
+def _no_tensors(kind: FileKind, error: Exception, path: Path | None) -> LoadError:
     advice = "read a .pt2 file with qc.capture" if path is not None and path.suffix == ".pt2" else kind.advice
     return LoadError(f"it is not a safetensors file, or damaged: {error}", advice=advice)
 
 
-def _check(kind: Kind, fields: Mapping[str, str], header: bytes, tensors: Mapping[str, Tensor]) -> None:
+def _check(kind: FileKind, fields: Mapping[str, str], header: bytes, tensors: Mapping[str, Tensor]) -> None:
     label = _label(kind, fields)
     if header.count(_marked(label.header)) != 1:
         raise LoadError("the field 'header' of its metadata is not where it should be", advice=kind.advice)
@@ -261,7 +261,7 @@ def _check(kind: Kind, fields: Mapping[str, str], header: bytes, tensors: Mappin
     _check_digests(kind, tensors, label.digests)
 
 
-def _label(kind: Kind, fields: Mapping[str, str]) -> _Label:
+def _label(kind: FileKind, fields: Mapping[str, str]) -> _Label:
     if FIELD not in fields:
         raise LoadError(f"it holds no {kind.holds}: its metadata has no field {FIELD!r}", advice=kind.advice)
     try:
@@ -283,7 +283,7 @@ def _label(kind: Kind, fields: Mapping[str, str]) -> _Label:
         raise LoadError(f"its label does not read: {'; '.join(faults_of(error))}", advice=kind.advice) from error
 
 
-def _check_digests(kind: Kind, tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
+def _check_digests(kind: FileKind, tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
     """Check that tensors and digests correspond one to one, and agree."""
     for name in sorted(digests.keys() - tensors.keys()):
         raise LoadError(f"the tensor {name!r} is missing", advice=kind.advice)

@@ -34,7 +34,7 @@ MAX_ROWS = 30
 
 
 @dataclass(slots=True)
-class Row:
+class AgreementRow:
     """One op whose result the integer program computes on integers."""
 
     node: str
@@ -68,7 +68,7 @@ class Agreement:
 
     program: str
     batches: int
-    rows: tuple[Row, ...]
+    rows: tuple[AgreementRow, ...]
 
     @property
     def worst(self) -> int:
@@ -85,7 +85,7 @@ class Agreement:
         """Largest error of a float result; None if there is none."""
         return max((row.float_error for row in self.rows if row.float_error is not None), default=None)
 
-    def row(self, node: str) -> Row | None:
+    def row(self, node: str) -> AgreementRow | None:
         return next((row for row in self.rows if row.node == node), None)
 
     def to_data(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Agreement:
         return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: AgreementRow) -> tuple[str, ...]:
     place = (row.node, row.op, row.rule, row.module, str(row.elements), str(row.differ))
     if row.float_error is not None:
         return (*place, "", "", f"{row.float_error:.1e}")
@@ -184,7 +184,7 @@ class _Comparison(NodeByNode):
         super().__init__(qdq)
         self.program = qdq
         self.integer = _Integer(integer)
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, AgreementRow] = {}
         self.exact: dict[fx.Node, Any] = {}
         """What each node yields in float64, from the same integers."""
         self.found: dict[fx.Node, tuple[Tensor, Tensor]] = {}
@@ -267,17 +267,17 @@ class _Comparison(NodeByNode):
         _note_levels(row, value, twin, exact)
         return twin, twin
 
-    def _row(self, node: fx.Node) -> Row:
+    def _row(self, node: fx.Node) -> AgreementRow:
         if node.name not in self.rows:
             made_by = node.all_input_nodes[0] if is_quantize(node) else node
             claim = self.program.plan.claims.get(made_by)
             origin = self.program.origins.get(made_by)
             rule, module = (claim.rule if claim else ""), (origin.module_path if origin else "")
-            self.rows[node.name] = Row(node.name, op_name(made_by), rule, module)
+            self.rows[node.name] = AgreementRow(node.name, op_name(made_by), rule, module)
         return self.rows[node.name]
 
 
-def _note_float(row: Row, value: Tensor, twin: Tensor) -> None:
+def _note_float(row: AgreementRow, value: Tensor, twin: Tensor) -> None:
     row.elements += value.numel()
     row.differ += int((value != twin).sum())
     if value.numel():
@@ -285,7 +285,7 @@ def _note_float(row: Row, value: Tensor, twin: Tensor) -> None:
         row.float_error = max(row.float_error or 0.0, float((value - twin).abs().max()) / largest)
 
 
-def _note_levels(row: Row, value: Tensor, twin: Tensor, exact: Tensor) -> None:
+def _note_levels(row: AgreementRow, value: Tensor, twin: Tensor, exact: Tensor) -> None:
     apart = (value.long() - twin.long()).abs()
     clear = (exact - exact.floor() - 0.5).abs() > NEAR_TIE
     row.elements += value.numel()

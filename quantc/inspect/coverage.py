@@ -21,7 +21,7 @@ from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import counted, in_words, with_techniques
 from quantc.integer.proof.overflow_report import Accumulators, accumulators, why_not_provable
 from quantc.ir.dialect import op_name
-from quantc.ir.mac_count import Product, example_sizes, is_product, products
+from quantc.ir.mac_count import MultiplyAdds, example_sizes, is_product, products
 from quantc.ir.plan import Claim, Part
 from quantc.ir.program import Program, Stage
 from quantc.ir.sites import Origin
@@ -349,5 +349,5 @@ class Judge:
                 found.setdefault(_first_reader(node, listed), []).append(node)
         return found
 
-    def _is_int8(self, node: fx.Node, product: Product) -> bool:
+    def _is_int8(self, node: fx.Node, product: MultiplyAdds) -> bool:
         return all(self.forms.reads_bytes(node, factor) for factor in product.factors)

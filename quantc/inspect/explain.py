@@ -30,7 +30,7 @@ SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class NodeExplanation:
     """Verdict on a node and its reasons. `change` is the smallest change that would let a rule claim it."""
 
     row: Row
@@ -42,7 +42,7 @@ class Explanation:
     """What else there is to say of it: which rule of the config it follows, what it computes in integer form."""
     is_integer: bool = False
     """Whether the program is in integer form: what would have to change is for the prepared one to say."""
-    others: tuple[Explanation, ...] = ()
+    others: tuple[NodeExplanation, ...] = ()
     """Where a module was asked for: its other ops. This is the first that is float, if one is."""
 
     @property
@@ -92,7 +92,7 @@ class Explanation:
         return "\n".join([*lines, *(f"  or: {change}" for change in self.changes[1:])])
 
 
-def explain(program: Program, node: fx.Node | str) -> Explanation:
+def explain(program: Program, node: fx.Node | str) -> NodeExplanation:
     """Explain one op of a prepared program, or those of a module."""
     check_prepared(program)
     if program.is_live:
@@ -147,10 +147,10 @@ def _ops_at(program: Program, path: str) -> list[tuple[str, fx.Node]]:
     return [(at, op) for at, op in ops_of(program) if op in members]
 
 
-def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> Explanation:
+def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> NodeExplanation:
     row = judge.row(path, asked)
     if judge.is_integer:
-        return Explanation(row, (), (), tuple(_integer_notes(program, asked, row)), is_integer=True)
+        return NodeExplanation(row, (), (), tuple(_integer_notes(program, asked, row)), is_integer=True)
     twin = judge.twin(path, asked)
     tried = [tried for trial in judge.reasons.trials.tables for tried in trial.explain(twin).tried]
     if row.verdict is Verdict.FLOAT:
@@ -160,7 +160,7 @@ def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> Exp
     else:
         tried.sort(key=lambda one: not one.matched)
         changes = ()
-    return Explanation(row, tuple(tried), changes, tuple(_technique_notes(judge, twin, row)))
+    return NodeExplanation(row, tuple(tried), changes, tuple(_technique_notes(judge, twin, row)))
 
 
 def _technique_notes(judge: Judge, node: fx.Node, row: Row) -> Iterator[str]:

@@ -23,7 +23,7 @@ from quantc.spec.numerics import BIAS_LIMIT, fit_weight_scale
 
 
 @dataclass(frozen=True, eq=False)
-class Weight:
+class AccumulatedWeight:
     """The second factor of a conv or matmul: its grid, and its integers if constant."""
 
     grid: Grid
@@ -60,7 +60,7 @@ class Accumulation:
     """The most that the accumulator can be, its sign aside."""
 
 
-def accumulation(x: Grid, w: Weight, bias: Tensor | None, count: int | None) -> Accumulation:
+def accumulation(x: Grid, w: AccumulatedWeight, bias: Tensor | None, count: int | None) -> Accumulation:
     """Summation plan of two factors; `count` is the number of summands, if known statically.
 
     NotIntegerError if the accumulator might not fit 32 bits.
@@ -102,7 +102,7 @@ def _even_parts(count: int, largest: int) -> int:
     return max(1, -(-count // size)) if size else 0
 
 
-def fitted(w: Weight, bias: Tensor, step: Tensor) -> tuple[Weight, int]:
+def fitted(w: AccumulatedWeight, bias: Tensor, step: Tensor) -> tuple[AccumulatedWeight, int]:
     """A weight with scales large enough for the bias, and the number of raised scales. `step` is the scale of x.
 
     By the rules of numerics: where `|b / (sx·sw)|` exceeds 2^30 the weight's scale is raised until it fits; the

@@ -41,14 +41,14 @@ def reach(grid: Grid) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class OutputGrid:
     """Output grid and clamp bounds of a result."""
 
     grid: Grid
     bounds: Bounds
 
 
-Make = Callable[[Place | None], tuple[Any, ...]]
+Make = Callable[[OutputGrid | None], tuple[Any, ...]]
 """The arguments of the op that yields a result in a place, or in float."""
 
 
@@ -65,7 +65,7 @@ def end(task: Task, target: Any, make: Make, of: fx.Node | None = None) -> None:
         task.replace(node, made)
         return
     grids = [task.grid(quantizer) for quantizer in quantizers]
-    results = [task.emit(target, *make(Place(grid, bounds)), dtype=grid.dtype) for grid in grids]
+    results = [task.emit(target, *make(OutputGrid(grid, bounds)), dtype=grid.dtype) for grid in grids]
     for quantizer, result in zip(quantizers, results, strict=True):
         task.replace(quantizer, result)
 
@@ -86,7 +86,7 @@ def finish(
     """
     count = torch.ones((), dtype=torch.float64) if divisor is None else divisor.double()
 
-    def make(place: Place | None) -> tuple[Any, ...]:
+    def make(place: OutputGrid | None) -> tuple[Any, ...]:
         if place is None:
             return (*head, *task.to_float(scale / count))
         multiplier, grid = scale / (place.grid.scale * count), place.grid
@@ -103,7 +103,7 @@ def finish_sum(task: Task, terms: Sequence[Term], offset: Tensor | None = None, 
     """Finish with a sum of terms, in their order, and a real `offset` (float64)."""
     nodes, zero_points = [item.node for item in terms], [item.zero_point for item in terms]
 
-    def make(place: Place | None) -> tuple[Any, ...]:
+    def make(place: OutputGrid | None) -> tuple[Any, ...]:
         if place is None:
             numbers = _in_float64(task, [item.scale for item in terms], offset)
             return (nodes, zero_points, *numbers, 0, 0, 0, torch.float32)

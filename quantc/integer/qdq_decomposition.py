@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.trace_ops import Writer
+from quantc.integer.trace_ops import OpWriter
 from quantc.ir.program import Program
 from quantc.qdq.choose_qparams import choose_qparams, extremes
 from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
@@ -28,11 +28,11 @@ def open_boundaries(program: Program) -> int:
 
     Identical ops on one tensor are written once. Returns the number of replaced ops.
     """
-    writer = Writer(program)
+    writer = OpWriter(program)
     return sum(_open(program, graph, writer) for _, graph in list(program.graphs()))
 
 
-def _open(program: Program, graph: fx.Graph, writer: Writer) -> int:
+def _open(program: Program, graph: fx.Graph, writer: OpWriter) -> int:
     walk = Substitution(program)
     seen: dict[tuple[Any, ...], Any] = {}
     several: dict[fx.Node, tuple[fx.Node, ...]] = {}
@@ -62,7 +62,7 @@ def _open(program: Program, graph: fx.Graph, writer: Writer) -> int:
     return count
 
 
-def _spelled(writer: Writer, node: fx.Node) -> Any:
+def _spelled(writer: OpWriter, node: fx.Node) -> Any:
     """The node, or nodes, that yield what an op of the Q/DQ form does."""
     spelled = SPELLED[str(node.target).removeprefix("quantized_decomposed.")]
     made = writer.write(spelled, node.args, node, **node.kwargs)

@@ -59,7 +59,7 @@ class Traced:
         return len(self.shape)
 
 
-class Writer:
+class OpWriter:
     """Traces functions into one program. Nodes must be written in graph order."""
 
     def __init__(self, program: Program) -> None:
@@ -166,7 +166,7 @@ class Writer:
 class _Recording(TorchFunctionMode):
     """While it is on, calls of ops are written instead of run."""
 
-    def __init__(self, writer: Writer, before: fx.Node) -> None:
+    def __init__(self, writer: OpWriter, before: fx.Node) -> None:
         super().__init__()
         self.writer = writer
         self.before = before

@@ -23,14 +23,14 @@ INSIDE = None
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MultiplyAdds:
     """Multiply-adds of two or more tensors, given by the nodes that yield them."""
 
     count: int
     factors: tuple[fx.Node | None, ...]
 
 
-Count = Callable[[fx.Node, Sizes], "tuple[Product, ...]"]
+Count = Callable[[fx.Node, Sizes], "tuple[MultiplyAdds, ...]"]
 """Counts the multiply-adds of an op."""
 
 
@@ -47,7 +47,7 @@ def example_sizes(program: Program) -> dict[str, int]:
     return sizes
 
 
-def products(node: fx.Node, sizes: Sizes) -> tuple[Product, ...] | None:
+def products(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...] | None:
     """The multiply-adds of an op: empty for most ops, None if a size is unknown."""
     count = _COUNTS.get(op_name(node))
     if count is None:
@@ -80,39 +80,39 @@ def _shape(value: Any, sizes: Sizes) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _convolution(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _convolution(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     x, w = argument(node, "x"), argument(node, "w")
-    return (Product(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
+    return (MultiplyAdds(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
 
-def _transposed(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _transposed(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """Each input element is multiplied with the whole kernel once."""
     x, w = argument(node, "x"), argument(node, "w")
-    return (Product(math.prod(_shape(x, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
+    return (MultiplyAdds(math.prod(_shape(x, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
 
-def _linear(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _linear(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     x, w = argument(node, "x"), argument(node, "w")
-    return (Product(math.prod(_shape(node, sizes)) * _shape(w, sizes)[-1], (x, w)),)
+    return (MultiplyAdds(math.prod(_shape(node, sizes)) * _shape(w, sizes)[-1], (x, w)),)
 
 
-def _linear_weight_only(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _linear_weight_only(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """The weight may be stored transposed, so the reduced size is read from `x`."""
     x, w = argument(node, "x"), argument(node, "w")
-    return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
+    return (MultiplyAdds(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, w)),)
 
 
-def _bilinear(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _bilinear(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     x, y, w = argument(node, "x"), argument(node, "y"), argument(node, "w")
-    return (Product(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, y, w)),)
+    return (MultiplyAdds(math.prod(_shape(node, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, y, w)),)
 
 
-def _matmul(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _matmul(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     x, y = argument(node, "x"), argument(node, "y")
-    return (Product(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, y)),)
+    return (MultiplyAdds(math.prod(_shape(node, sizes)) * _shape(x, sizes)[-1], (x, y)),)
 
 
-def _einsum(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _einsum(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """A contraction of two tensors: each element of the result is summed over the labels that are not in it."""
     equation, operands = argument(node, "equation"), argument(node, "operands")
     if len(operands) == 1:
@@ -126,7 +126,7 @@ def _einsum(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
     for term, operand in zip(inputs.split(","), operands, strict=True):
         extent |= _extents(term, _shape(operand, sizes))
     summed = math.prod(size for label, size in extent.items() if label not in kept)
-    return (Product(math.prod(_shape(node, sizes)) * summed, tuple(operands)),)
+    return (MultiplyAdds(math.prod(_shape(node, sizes)) * summed, tuple(operands)),)
 
 
 def _extents(term: str, shape: Sequence[int]) -> dict[str, int]:
@@ -136,14 +136,14 @@ def _extents(term: str, shape: Sequence[int]) -> dict[str, int]:
     return found | dict(zip(after, shape[len(shape) - len(after) :], strict=True)) if dots else found
 
 
-def _attention(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _attention(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     q, k, v = argument(node, "q"), argument(node, "k"), argument(node, "v")
     query, keys, values = _shape(q, sizes), _shape(k, sizes)[-2], _shape(v, sizes)[-1]
     rows = math.prod(query[:-1]) * keys
-    return (Product(rows * query[-1], (q, k)), Product(rows * values, (INSIDE, v)))
+    return (MultiplyAdds(rows * query[-1], (q, k)), MultiplyAdds(rows * values, (INSIDE, v)))
 
 
-def _recurrent(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _recurrent(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """At every step each weight multiplies one vector: the input in the first layer, an internal state elsewhere."""
     x, params = argument(node, "x"), argument(node, "params")
     directions = 2 if argument(node, "bidirectional") else 1
@@ -154,45 +154,45 @@ def _recurrent(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
         shape = _shape(weight, sizes)
         reads_input = index % group == 0 and index < group * directions
         if len(shape) == 2:
-            found.append(Product(steps * math.prod(shape), (x if reads_input else INSIDE, weight)))
+            found.append(MultiplyAdds(steps * math.prod(shape), (x if reads_input else INSIDE, weight)))
     return tuple(found)
 
 
-def _cell(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _cell(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     x, hx = argument(node, "x"), argument(node, "hx")
     hidden = hx[0] if isinstance(hx, list | tuple) else hx
     rows = math.prod(_shape(x, sizes)[:-1])
     pairs = ((x, argument(node, "w_ih")), (hidden, argument(node, "w_hh")))
-    return tuple(Product(rows * math.prod(_shape(weight, sizes)), (value, weight)) for value, weight in pairs)
+    return tuple(MultiplyAdds(rows * math.prod(_shape(weight, sizes)), (value, weight)) for value, weight in pairs)
 
 
 def _quantizing(count: Count, stored: int = 1) -> Count:
     """For an op that quantizes its float inputs to 8 bits itself: keep only the stored factors, which come last."""
 
-    def counted(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+    def counted(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
         found = count(node, sizes)
-        return tuple(Product(each.count, each.factors[len(each.factors) - stored :]) for each in found)
+        return tuple(MultiplyAdds(each.count, each.factors[len(each.factors) - stored :]) for each in found)
 
     return counted
 
 
-def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _recurrent_dynamic(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """Input and hidden state are both quantized dynamically."""
     steps = math.prod(_shape(argument(node, "x"), sizes)[:-1])
     weights = argument(node, "weights")
-    return tuple(Product(steps * math.prod(_shape(weight, sizes)), (weight,)) for weight in weights)
+    return tuple(MultiplyAdds(steps * math.prod(_shape(weight, sizes)), (weight,)) for weight in weights)
 
 
-def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[Product, ...]:
+def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     """A matmul or convolution with the dtype of its accumulator: `out_dtype(op, dtype, x, w, ...)`."""
     given: tuple[Any, ...] = node.args
     inner, x, w = given[0], given[2], given[3]
     if short_name(inner) != "convolution":
         depth = _shape(x, sizes)[-1]
-        return (Product(math.prod(_shape(node, sizes)) * depth, (x, w)),)
+        return (MultiplyAdds(math.prod(_shape(node, sizes)) * depth, (x, w)),)
     is_transposed = given[8]
     meets = x if is_transposed else node
-    return (Product(math.prod(_shape(meets, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
+    return (MultiplyAdds(math.prod(_shape(meets, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")

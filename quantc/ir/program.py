@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from quantc.inspect.coverage import Coverage
-    from quantc.inspect.explain import Explanation
+    from quantc.inspect.explain import NodeExplanation
     from quantc.text.diff import Diff
 
 MAX_REASONS = 8
@@ -484,7 +484,7 @@ class Program(GraphTree):
 
         return coverage(self)
 
-    def explain(self, node: fx.Node | str) -> Explanation:
+    def explain(self, node: fx.Node | str) -> NodeExplanation:
         """The outcome for one node, or for the ops of a module given by its path; every rule tried on it, and the
         smallest change that would make one fit."""
         from quantc.inspect.explain import explain

@@ -18,7 +18,7 @@ from quantc.errors import DataError
 from quantc.nn.quantized_tensor import BYTES, QuantizedTensor, check_quantized, quantize_per_tensor
 from quantc.targets.kernels.int8_pools import MaxPool
 from quantc.targets.kernels.packing import BYTEWISE, as_quantized, hush
-from quantc.targets.kernels.qnnpack_activations import Lookup
+from quantc.targets.kernels.qnnpack_activations import ByteTranslation
 
 Grid = tuple[float, int]
 Function = Callable[..., Tensor]
@@ -64,11 +64,13 @@ def pointwise(name: str, x: Any, *settings: Any, grid: Grid | None = None) -> Qu
 
 
 @lru_cache(maxsize=1024)
-def _table(name: str, settings: tuple[Any, ...], grid: Grid, onto: Grid, dtype: torch.dtype) -> Lookup:
+def _table(name: str, settings: tuple[Any, ...], grid: Grid, onto: Grid, dtype: torch.dtype) -> ByteTranslation:
     limits = torch.iinfo(dtype)
     with torch.inference_mode(False), torch.no_grad():
         levels = QuantizedTensor(torch.arange(limits.min, limits.max + 1).to(dtype), *grid)
-        return Lookup(quantize_per_tensor(POINTWISE[name](levels.dequantize(), *settings), *onto, dtype).data_of, dtype)
+        return ByteTranslation(
+            quantize_per_tensor(POINTWISE[name](levels.dequantize(), *settings), *onto, dtype).data_of, dtype
+        )
 
 
 def clamped(x: Any, low: float | None, high: float | None, what: str = "clamp") -> QuantizedTensor:

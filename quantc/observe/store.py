@@ -23,7 +23,7 @@ from quantc.errors import LoadError, PluginError, QuantcError, SaveError, Unknow
 from quantc.files import sealed_tensors
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
-from quantc.files.sealed_tensors import Kind
+from quantc.files.sealed_tensors import FileKind
 from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.spec.formats import Granularity
 from quantc.spec.observation import Observation, State
@@ -31,7 +31,7 @@ from quantc.support.validated import faults_of
 
 ADVICE = "give a file that quantc wrote, or calibrate again"
 VERSION = 2
-STATISTICS = Kind("quantc.statistics", (VERSION,), "statistics", ADVICE, unsealed=frozenset({1}))
+STATISTICS = FileKind("quantc.statistics", (VERSION,), "statistics", ADVICE, unsealed=frozenset({1}))
 DOCUMENT = "document"
 
 

@@ -102,7 +102,7 @@ class Guard(Hook):
         with undisturbed(program, self.seed) as tensors:
             before = {name: tensor.clone() for name, tensor in tensors.items()}
             leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in program.example_inputs or ()]
-            recorder = Recorder(program)
+            recorder = GuardRecorder(program)
             try:
                 outputs = pytree.tree_leaves(recorder.run(*leaves, enable_io_processing=False))
             except Exception as error:
@@ -134,7 +134,7 @@ class NodeByNode(fx.Interpreter):
         return attribute(self.module, str(target))(*args, **kwargs)
 
 
-class Recorder(NodeByNode):
+class GuardRecorder(NodeByNode):
     """Records the value of each node."""
 
     def __init__(self, program: Program) -> None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError, validate_call
 from quantc.errors import PipelineError, PluginError, suggest
 from quantc.pipeline.base_pass import Pass
 from quantc.pipeline.registry import PASSES, PIPELINES
-from quantc.support.option_text import Call, Option, Value, pointer, read, spell
+from quantc.support.option_text import Option, PassText, Value, pointer, read, spell
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def parse_passes(text: str, pipeline: type[Iterable[Pass]]) -> tuple[Pass, ...]:
     return tuple(pass_ for call in read(text) for pass_ in _resolve(text, call, pipeline))
 
 
-def _resolve(text: str, call: Call, pipeline: type[Iterable[Pass]]) -> Iterable[Pass]:
+def _resolve(text: str, call: PassText, pipeline: type[Iterable[Pass]]) -> Iterable[Pass]:
     is_pass, is_pipeline = call.name in PASSES, call.name in PIPELINES
     if is_pass and is_pipeline:
         raise PluginError(
@@ -46,13 +46,13 @@ def _resolve(text: str, call: Call, pipeline: type[Iterable[Pass]]) -> Iterable[
     )
 
 
-def _pass(text: str, call: Call) -> Pass:
+def _pass(text: str, call: PassText) -> Pass:
     kind = PASSES[call.name]
     values = _values(text, call, tuple(kind.model_fields))
     return _validated(text, call, lambda: kind.model_validate(values))
 
 
-def _named(text: str, call: Call, pipeline: type[Iterable[Pass]]) -> Iterable[Pass]:
+def _named(text: str, call: PassText, pipeline: type[Iterable[Pass]]) -> Iterable[Pass]:
     factory = PIPELINES[call.name]
     values = _values(text, call, tuple(inspect.signature(factory).parameters))
     with _expanding(text, call):
@@ -67,7 +67,7 @@ def _named(text: str, call: Call, pipeline: type[Iterable[Pass]]) -> Iterable[Pa
 
 
 @contextmanager
-def _expanding(text: str, call: Call) -> Iterator[None]:
+def _expanding(text: str, call: PassText) -> Iterator[None]:
     names = (*_open.get(), call.name)
     if call.name in _open.get():
         raise PipelineError(
@@ -82,7 +82,7 @@ def _expanding(text: str, call: Call) -> Iterator[None]:
         _open.reset(token)
 
 
-def _values(text: str, call: Call, expected: tuple[str, ...]) -> dict[str, Value]:
+def _values(text: str, call: PassText, expected: tuple[str, ...]) -> dict[str, Value]:
     """The options by field name; dashes become underscores."""
     values: dict[str, Value] = {}
     for option in call.options:
@@ -99,7 +99,7 @@ def _values(text: str, call: Call, expected: tuple[str, ...]) -> dict[str, Value
     return values
 
 
-def _unknown_option(text: str, call: Call, option: Option, expected: tuple[str, ...]) -> PipelineError:
+def _unknown_option(text: str, call: PassText, option: Option, expected: tuple[str, ...]) -> PipelineError:
     given = ", ".join(item.name for item in call.options)
     names = [name.replace("_", "-") for name in expected]
     advice = suggest(option.name, names, noun=f"options of {call.name}")
@@ -110,7 +110,7 @@ def _unknown_option(text: str, call: Call, option: Option, expected: tuple[str, 
     )
 
 
-def _validated(text: str, call: Call, build: Callable[[], T]) -> T:
+def _validated(text: str, call: PassText, build: Callable[[], T]) -> T:
     """The result of `build`; a validation error of pydantic becomes an error that points at the value."""
     try:
         return build()
@@ -119,7 +119,7 @@ def _validated(text: str, call: Call, build: Callable[[], T]) -> T:
         raise _refused(text, call, first["msg"], [str(part) for part in first["loc"]]) from error
 
 
-def _refused(text: str, call: Call, message: str, path: list[str]) -> PipelineError:
+def _refused(text: str, call: PassText, message: str, path: list[str]) -> PipelineError:
     name = path[0].replace("_", "-") if path else ""
     option = next((item for item in call.options if item.name.replace("_", "-") == name), None)
     if option is None:

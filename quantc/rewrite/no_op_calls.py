@@ -21,7 +21,7 @@ END = 9223372036854775807
 """ATen's encoding of "to the end" of a slice."""
 
 
-class Memory(Enum):
+class ResultMemory(Enum):
     """Relation of an identity's result to its operand's memory."""
 
     SHARED = "the operand itself or a view of it"
@@ -107,27 +107,27 @@ def _same_dtype(node: fx.Node) -> fx.Node | None:
     return x if dtype is not None and not is_copy and dtype_of(x) == dtype else None
 
 
-IDENTITIES: dict[Any, tuple[Identity, Memory]] = {
-    aten.alias.default: (_operand, Memory.SHARED),
-    aten.detach.default: (_operand, Memory.SHARED),
-    aten.positive.default: (_operand, Memory.SHARED),
-    aten.lift_fresh.default: (_operand, Memory.SHARED),
-    aten.lift_fresh_copy.default: (_operand, Memory.OWN),
-    aten.contiguous.default: (_unless_layout, Memory.EITHER),
-    aten.clone.default: (_unless_layout, Memory.OWN),
-    aten.reshape.default: (_same_type, Memory.SHARED),
-    aten.expand.default: (_same_type, Memory.SHARED),
-    aten.flatten.using_ints: (_same_type, Memory.SHARED),
-    aten.slice.Tensor: (_full_slice, Memory.SHARED),
-    aten.cat.default: (_others_empty, Memory.OWN),
-    aten.repeat.default: (_no_repeat, Memory.OWN),
-    aten.transpose.int: (_same_dims, Memory.SHARED),
-    aten.to.dtype: (_same_dtype, Memory.SHARED),
-    aten.to.dtype_layout: (_same_dtype, Memory.SHARED),
-    aten.to.other: (_same_dtype, Memory.SHARED),
-    aten.to.device: (_same_dtype, Memory.SHARED),
-    aten.type_as.default: (_same_dtype, Memory.SHARED),
-    aten._to_copy.default: (_same_dtype, Memory.OWN),
+IDENTITIES: dict[Any, tuple[Identity, ResultMemory]] = {
+    aten.alias.default: (_operand, ResultMemory.SHARED),
+    aten.detach.default: (_operand, ResultMemory.SHARED),
+    aten.positive.default: (_operand, ResultMemory.SHARED),
+    aten.lift_fresh.default: (_operand, ResultMemory.SHARED),
+    aten.lift_fresh_copy.default: (_operand, ResultMemory.OWN),
+    aten.contiguous.default: (_unless_layout, ResultMemory.EITHER),
+    aten.clone.default: (_unless_layout, ResultMemory.OWN),
+    aten.reshape.default: (_same_type, ResultMemory.SHARED),
+    aten.expand.default: (_same_type, ResultMemory.SHARED),
+    aten.flatten.using_ints: (_same_type, ResultMemory.SHARED),
+    aten.slice.Tensor: (_full_slice, ResultMemory.SHARED),
+    aten.cat.default: (_others_empty, ResultMemory.OWN),
+    aten.repeat.default: (_no_repeat, ResultMemory.OWN),
+    aten.transpose.int: (_same_dims, ResultMemory.SHARED),
+    aten.to.dtype: (_same_dtype, ResultMemory.SHARED),
+    aten.to.dtype_layout: (_same_dtype, ResultMemory.SHARED),
+    aten.to.other: (_same_dtype, ResultMemory.SHARED),
+    aten.to.device: (_same_dtype, ResultMemory.SHARED),
+    aten.type_as.default: (_same_dtype, ResultMemory.SHARED),
+    aten._to_copy.default: (_same_dtype, ResultMemory.OWN),
 }
 CASTS: frozenset[OpOverload] = frozenset(
     {aten.to.dtype, aten.to.dtype_layout, aten.to.other, aten.to.device, aten.type_as.default, aten._to_copy.default}

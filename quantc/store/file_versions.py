@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from quantc.files import sealed_tensors
-from quantc.files.sealed_tensors import FIELD, Kind, digest
+from quantc.files.sealed_tensors import FIELD, FileKind, digest
 
 VERSION = 2
 LOWERED = 3
@@ -16,7 +16,7 @@ READ = (1, VERSION, LOWERED)
 """The versions that are read. Since 2, contents are stored once and numbers of any kind are stored narrow or packed.
 3 is that of lowered modules: a quantc that does not know them must not take one for a program."""
 ADVICE = "give a file that program.save wrote, or write it again"
-PROGRAM = Kind("quantc.program", READ, "program", ADVICE)
+PROGRAM = FileKind("quantc.program", READ, "program", ADVICE)
 
 
 def write(

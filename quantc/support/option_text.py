@@ -41,7 +41,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PassText:
     """A pass or named pipeline with its options, as written; `at` is its offset in the text."""
 
     name: str
@@ -49,7 +49,7 @@ class Call:
     at: int
 
 
-def read(text: str) -> list[Call]:
+def read(text: str) -> list[PassText]:
     """Parse pipeline text into calls. Raise ParseError, with line and column, on a syntax error."""
     return _Reader(text).pipeline()
 
@@ -129,7 +129,7 @@ class _Reader:
         if not self.take(char):
             self.fail(f"expected {char!r} {why}, found {self.seen()}")
 
-    def pipeline(self) -> list[Call]:
+    def pipeline(self) -> list[PassText]:
         if not self.peek():
             return []
         calls = [self.call()]
@@ -139,12 +139,12 @@ class _Reader:
             self.fail(f"expected ',' and another pass after {calls[-1].name!r}, found {self.seen()}")
         return calls
 
-    def call(self) -> Call:
+    def call(self) -> PassText:
         self.peek()
         at = self.at
         name = self.word("the name of a pass")
         options = self.options() if self.take("{") else ()
-        return Call(name, options, at)
+        return PassText(name, options, at)
 
     def options(self) -> tuple[Option, ...]:
         """The options up to and including the closing brace; the opening one has been consumed."""

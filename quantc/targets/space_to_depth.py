@@ -31,7 +31,7 @@ So does SpaceToDepth of ONNX."""
 
 
 @dataclass(frozen=True)
-class Window:
+class BlockWindow:
     """Stride, padding, dilation and groups of a 2D convolution."""
 
     stride: Sequence[int]
@@ -59,7 +59,7 @@ def parted(image: TensorType, block: Size) -> tuple[list[int | str], list[int | 
     return [count, channels, rows, high, columns, wide], [count, high * wide * int(channels), rows, columns]
 
 
-def blocks_of(weight: Tensor, image: TensorType | None, window: Window, block: Size) -> Blocks | None:
+def blocks_of(weight: Tensor, image: TensorType | None, window: BlockWindow, block: Size) -> Blocks | None:
     """The convolution over blocks, for a weight whose level 0 is zero; None where it does not apply or gains nothing."""
     if image is None or image.rank != IMAGE or weight.shape[1] > MAX_CHANNELS or window.groups != 1:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from quantc.inspect.agreement import Agreement, Row, agreement
+from quantc.inspect.agreement import Agreement, AgreementRow, agreement
 from quantc.integer.region_check import stray_floats
 from quantc.integer.semantics import SEMANTICS
 from quantc.ir.program import Program
@@ -83,7 +83,7 @@ def _apart(trial: Trial, found: Agreement) -> list[Fault]:
 _SEMANTICS = "correct what the table of the integer form says of the op"
 
 
-def _reasons(row: Row) -> list[str]:
+def _reasons(row: AgreementRow) -> list[str]:
     approximates = row.op in SEMANTICS and bool(SEMANTICS[row.op].deviation)
     if row.float_error is not None and row.float_error > FLOAT_ERROR:
         return [f"is off by {row.float_error:.2g} of its largest value"]

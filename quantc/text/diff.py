@@ -25,7 +25,7 @@ Kind = Literal["removed", "added", "changed", "renamed", "moved"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TextChange:
     """One node that differs. `before` and `after` are its lines, without origins."""
 
     kind: Kind
@@ -48,13 +48,13 @@ class Diff:
     after: str
     header: tuple[tuple[str, str, str], ...]
     """Program-level facts that differ: (fact, before, after)."""
-    changes: tuple[Change, ...]
+    changes: tuple[TextChange, ...]
     same: int
 
     def __bool__(self) -> bool:
         return bool(self.header or self.changes)
 
-    def of(self, kind: Kind) -> tuple[Change, ...]:
+    def of(self, kind: Kind) -> tuple[TextChange, ...]:
         return tuple(change for change in self.changes if change.kind == kind)
 
     def to_json(self) -> str:
@@ -100,7 +100,7 @@ def diff(before: Program, after: Program) -> Diff:
     """The changes from `before` to `after`. Origins and the log are ignored."""
     old_graphs, new_graphs = dict(before.graphs()), dict(after.graphs())
     old_constants, new_constants = Constants(before), Constants(after)
-    changes: list[Change] = []
+    changes: list[TextChange] = []
     same = 0
     for path in dict.fromkeys([*old_graphs, *new_graphs]):
         old = GraphLines(before, path, old_graphs.get(path, fx.Graph()), old_constants)
@@ -187,7 +187,7 @@ class _Pairing:
         fits = candidate.op == node.op and candidate.target == node.target
         return candidate if fits and candidate not in taken and candidate.name not in new_names else None
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[TextChange]:
         """Changes in the order of the new graph; removed nodes at their old position."""
         kept = set(self.pairs.values())
         gone = deque(node for node in self.old_nodes if node not in kept)
@@ -209,13 +209,15 @@ class _Pairing:
                 yield change
         yield from (self._removed(node, follows) for node in gone)
 
-    def _removed(self, node: fx.Node, follows: str | None) -> Change:
-        return Change("removed", self.old.path, node.name, before=self.old.line_without_origin(node), follows=follows)
+    def _removed(self, node: fx.Node, follows: str | None) -> TextChange:
+        return TextChange(
+            "removed", self.old.path, node.name, before=self.old.line_without_origin(node), follows=follows
+        )
 
-    def _change(self, node: fx.Node, old: fx.Node | None, follows: str | None, stays: set[int]) -> Change | None:
+    def _change(self, node: fx.Node, old: fx.Node | None, follows: str | None, stays: set[int]) -> TextChange | None:
         after = self.new.line_without_origin(node)
         if old is None:
-            return Change("added", self.new.path, node.name, after=after, follows=follows)
+            return TextChange("added", self.new.path, node.name, after=after, follows=follows)
         kind: Kind | None = None
         if node not in self.exact:
             kind = "changed"
@@ -225,7 +227,7 @@ class _Pairing:
             kind = "moved"
         if kind is None:
             return None
-        return Change(kind, self.new.path, node.name, self.old.line_without_origin(old), after, follows)
+        return TextChange(kind, self.new.path, node.name, self.old.line_without_origin(old), after, follows)
 
 
 def _first_free(nodes: deque[fx.Node] | None, taken: set[fx.Node]) -> fx.Node | None:

@@ -20,14 +20,14 @@ from quantc.errors import LoadError
 from quantc.files import sealed_tensors
 from quantc.files.atomic_file import write_text
 from quantc.files.regular_file import read_text as read_file
-from quantc.files.sealed_tensors import Kind
+from quantc.files.sealed_tensors import FileKind
 from quantc.files.sealed_text import sealed_text, unsealed_text
 from quantc.ir.program import Program
 from quantc.text.digests import constants
 from quantc.text.parser import parse
 
 VERSION = 1
-TENSORS = Kind("quantc.tensors", (VERSION,), "tensors of a dump", "write it again, or remove it")
+TENSORS = FileKind("quantc.tensors", (VERSION,), "tensors of a dump", "write it again, or remove it")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from quantc.text.call_parser import (
 from quantc.text.lexer import Reader, Token
 from quantc.text.node_printer import default_type
 from quantc.text.pytree_text import is_name
-from quantc.text.rebuild_modules import ConstantText, Place, check_target
+from quantc.text.rebuild_modules import ConstantText, TextPosition, check_target
 
 _KINDS = {"param": "frozen", "buffer": "transient", "tensor": ""}
 """Kinds of constants, and the modifier that may follow each."""
@@ -35,16 +35,16 @@ _INPUT_NAME = re.compile(r"[\w.\[\]'/-]+", re.ASCII)
 class GraphReader:
     """Parses the statements of one graph into an fx graph; also the scope of its names."""
 
-    def __init__(self, path: str, place: Place) -> None:
+    def __init__(self, path: str, place: TextPosition) -> None:
         self.path = path
         self.place = place
         self.graph = fx.Graph()
         self.nodes: dict[str, fx.Node] = {}
         self.inputs: list[Input] = []
         self.constants: list[ConstantText] = []
-        self.modules: dict[str, tuple[str | None, str | None, Place]] = {}
-        self.values: dict[str, tuple[Any, Place]] = {}
-        self.references: list[tuple[str, Place]] = []
+        self.modules: dict[str, tuple[str | None, str | None, TextPosition]] = {}
+        self.values: dict[str, tuple[Any, TextPosition]] = {}
+        self.references: list[tuple[str, TextPosition]] = []
         self.origins: dict[fx.Node, Origin] = {}
         self.modes: dict[fx.Node, ModeValue] = {}
         self.counters: dict[fx.Node, str] = {}
@@ -63,7 +63,7 @@ class GraphReader:
         node = self.nodes.get(name)
         if node is not None and node.op == "get_attr" and node.target == name:
             return node
-        place = Place(reader, at)
+        place = TextPosition(reader, at)
         self.references.append((check_target(name, place), place))
         return self._create(reader, at, name, "get_attr", name)
 
@@ -166,7 +166,7 @@ class GraphReader:
     def _const(self, reader: Reader) -> None:
         token = reader.expect("node", what="the name of a constant, such as %weight")
         reader.require("=")
-        name, place = token.text[1:], Place(reader, reader.peek().start)
+        name, place = token.text[1:], TextPosition(reader, reader.peek().start)
         if reader.peek().kind == "reference":
             target = check_target(reader.reference(), place)
             self.references.append((target, place))
@@ -178,13 +178,13 @@ class GraphReader:
         self._finish_line(reader, node)
 
     def _state(self, reader: Reader) -> None:
-        place = Place(reader, reader.peek().start)
+        place = TextPosition(reader, reader.peek().start)
         target = check_target(reader.string(), place)
         reader.require(":")
         self._tensor(reader, target, place)
         self._finish_line(reader, None)
 
-    def _described(self, reader: Reader, target: str, place: Place, node: fx.Node) -> None:
+    def _described(self, reader: Reader, target: str, place: TextPosition, node: fx.Node) -> None:
         """Parse the description of a get_attr target: a tensor, or another value."""
         if reader.accept(":"):
             _set_type(node, self._tensor(reader, target, place))
@@ -203,7 +203,7 @@ class GraphReader:
             case _:
                 reader.fail("expected ':' and a type, or one of missing, module, value", at=token.start)
 
-    def _tensor(self, reader: Reader, target: str, place: Place) -> TensorType:
+    def _tensor(self, reader: Reader, target: str, place: TextPosition) -> TensorType:
         at = reader.peek().start
         kind = reader.type()
         if not isinstance(kind, TensorType):
@@ -223,7 +223,7 @@ class GraphReader:
         self.constants.append(ConstantText(self.path, target, kind, words, digest, tied, place))
         return kind
 
-    def _module(self, target: str, rows: dict[str, Any], place: Place) -> None:
+    def _module(self, target: str, rows: dict[str, Any], place: TextPosition) -> None:
         facts = (rows.get("type"), rows.get("state"))
         if any(fact is not None and not isinstance(fact, str) for fact in facts):
             place.fail("type and state of a module are strings")
@@ -258,9 +258,11 @@ class GraphReader:
         node = self._create(reader, token.start, token.text[1:], op, target, args, kwargs)
         _set_type(node, kind)
         self._finish_line(reader, node)
-        self._facts(reader, node, rows, mode, Place(reader, callee.start))
+        self._facts(reader, node, rows, mode, TextPosition(reader, callee.start))
 
-    def _facts(self, reader: Reader, node: fx.Node, rows: dict[str, Any], mode: ModeValue | None, place: Place) -> None:
+    def _facts(
+        self, reader: Reader, node: fx.Node, rows: dict[str, Any], mode: ModeValue | None, place: TextPosition
+    ) -> None:
         if mode is not None:
             self.modes[node] = mode
         if (counter := rows.get("counter")) is not None:
@@ -272,7 +274,7 @@ class GraphReader:
 
     def _target(self, reader: Reader, callee: Token) -> tuple[str, Any]:
         if callee.text == "call_module":
-            place = Place(reader, reader.peek().start)
+            place = TextPosition(reader, reader.peek().start)
             return "call_module", check_target(reader.reference(), place)
         if callee.text == "call_method":
             token = reader.expect("method", what="a method such as .view")

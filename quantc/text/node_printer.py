@@ -45,7 +45,7 @@ class OpaqueModule(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TextSlot:
     """Print format of one argument of an op."""
 
     name: str
@@ -55,7 +55,7 @@ class Slot:
 
 
 @cache
-def slots(target: OpOverload) -> tuple[Slot, ...]:
+def slots(target: OpOverload) -> tuple[TextSlot, ...]:
     """The print format of an op's arguments: operands, or outside the dialect's table the leading ones without a
     default, are positional."""
     op = BY_TARGET.get(target)
@@ -63,7 +63,7 @@ def slots(target: OpOverload) -> tuple[Slot, ...]:
     required = next((index for index, row in enumerate(rows) if row.has_default or row.keyword_only), len(rows))
     positional = len(op.operands) if op is not None else required
     return tuple(
-        Slot(
+        TextSlot(
             row.name,
             row.aten_name,
             format_value(row.default, no_nodes) if row.has_default else None,
@@ -213,7 +213,7 @@ class GraphLines:
         given = [self._value(value) for value in node.args]
         return given + [f"{key}={self._value(value)}" for key, value in node.kwargs.items()]
 
-    def _by_schema(self, node: fx.Node, rows: tuple[Slot, ...]) -> list[str]:
+    def _by_schema(self, node: fx.Node, rows: tuple[TextSlot, ...]) -> list[str]:
         args, kwargs = node.args, dict(node.kwargs)
         parts: list[str] = []
         by_position = True

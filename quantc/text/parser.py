@@ -24,7 +24,7 @@ from quantc.text.printer import default_in_spec, default_out_spec, output_count
 from quantc.text.pytree_text import is_name, keyword_names, read_spec
 from quantc.text.rebuild_modules import (
     ConstantInstaller,
-    Place,
+    TextPosition,
     check_target,
     compile_nested,
     empty_graph_module,
@@ -65,8 +65,8 @@ class _Header:
     fixed_mode: str = ""
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     opened: frozenset[str] = frozenset()
-    in_spec: tuple[pytree.TreeSpec, Place] | None = None
-    out_spec: tuple[pytree.TreeSpec, Place] | None = None
+    in_spec: tuple[pytree.TreeSpec, TextPosition] | None = None
+    out_spec: tuple[pytree.TreeSpec, TextPosition] | None = None
 
 
 class _ProgramReader:
@@ -78,7 +78,7 @@ class _ProgramReader:
         self.modules = modules
         self.header: _Header | None = None
         self.graphs: dict[str, GraphReader] = {}
-        self.aliases: dict[str, tuple[str, Place]] = {}
+        self.aliases: dict[str, tuple[str, TextPosition]] = {}
         self.open: GraphReader | None = None
 
     def read(self, constants: Mapping[str, torch.Tensor] | None) -> Program:
@@ -121,11 +121,11 @@ class _ProgramReader:
             reader.require("=")
             at = reader.peek().start
             value = reader.string() if reader.peek().kind == "string" else reader.expect("word", what="a word").text
-            self._option(header, key.text, value, Place(reader, at))
+            self._option(header, key.text, value, TextPosition(reader, at))
         self.header = header
-        self.open = self.graphs[""] = GraphReader("", Place(reader, 0))
+        self.open = self.graphs[""] = GraphReader("", TextPosition(reader, 0))
 
-    def _option(self, header: _Header, key: str, value: str, place: Place) -> None:
+    def _option(self, header: _Header, key: str, value: str, place: TextPosition) -> None:
         stages = {stage.label: stage for stage in Stage}
         if key == "stage" and value in stages:
             header.stage = stages[value]
@@ -139,7 +139,7 @@ class _ProgramReader:
             place.fail(f"{key}={value} is not known here", _METHODS_ADVICE)
 
     def _graph(self, reader: Reader) -> None:
-        place = Place(reader, reader.take().start)
+        place = TextPosition(reader, reader.take().start)
         path = reader.reference()
         if path in self.graphs or path in self.aliases or not path:
             place.fail(f"graph {path!r} is defined twice" if path else "a nested graph has a name")
@@ -151,7 +151,7 @@ class _ProgramReader:
         reader.end()
 
     def _fact(self, reader: Reader, keyword: str, header: _Header) -> None:
-        place = Place(reader, reader.take().start)
+        place = TextPosition(reader, reader.take().start)
         if keyword == "inference_only":
             header.inference_only += (reader.string(),)
             reader.end()

@@ -32,7 +32,7 @@ _COMPILE_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPosition:
     """A location in the text, for messages."""
 
     reader: Reader
@@ -52,7 +52,7 @@ class ConstantText:
     kind: str
     digest: str | None
     tied: str | None
-    place: Place
+    place: TextPosition
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class ConstantText:
         return (self.type, self.kind, self.digest, self.tied)
 
 
-def check_target(target: str, place: Place) -> str:
+def check_target(target: str, place: TextPosition) -> str:
     """Raise ParseError unless a target is safe in generated code: nothing in it may end a string or an identifier."""
     parts = target.split(".")
     if not _SAFE_TARGET.fullmatch(target) or any(not part or part.startswith("__") for part in parts):
@@ -71,7 +71,7 @@ def check_target(target: str, place: Place) -> str:
     return target
 
 
-def holder_of(owner: nn.Module, target: str, place: Place) -> tuple[nn.Module, str]:
+def holder_of(owner: nn.Module, target: str, place: TextPosition) -> tuple[nn.Module, str]:
     """The module that holds `target`, created from plain modules if missing, and the last part of the name."""
     *parents, leaf = target.split(".")
     module = owner
@@ -86,7 +86,7 @@ def holder_of(owner: nn.Module, target: str, place: Place) -> tuple[nn.Module, s
     return module, leaf
 
 
-def install(owner: nn.Module, target: str, value: object, place: Place) -> None:
+def install(owner: nn.Module, target: str, value: object, place: TextPosition) -> None:
     """Set a module or a plain value at a free path."""
     holder, leaf = holder_of(owner, target, place)
     if hasattr(holder, leaf):
@@ -95,7 +95,7 @@ def install(owner: nn.Module, target: str, value: object, place: Place) -> None:
 
 
 def opaque_module(
-    target: str, kind: str | None, state: str | None, given: Mapping[str, nn.Module], place: Place
+    target: str, kind: str | None, state: str | None, given: Mapping[str, nn.Module], place: TextPosition
 ) -> nn.Module:
     """The module supplied for `target`, or a placeholder that raises when it is run."""
     module = given.get(target)
@@ -201,7 +201,7 @@ def empty_graph_module() -> fx.GraphModule:
     return fx.GraphModule(nn.Module(), fx.Graph())
 
 
-def compile_nested(module: fx.GraphModule, graph: fx.Graph, place: Place) -> None:
+def compile_nested(module: fx.GraphModule, graph: fx.Graph, place: TextPosition) -> None:
     """Assign a nested graph to its module and compile it."""
     try:
         module.graph = graph

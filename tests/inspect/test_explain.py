@@ -30,7 +30,7 @@ from quantc.inspect.changes import (
     SingleUser,
 )
 from quantc.inspect.coverage import Verdict
-from quantc.inspect.explain import Explanation
+from quantc.inspect.explain import NodeExplanation
 from quantc.ir.program import Program, Stage
 from quantc.passes.annotate import Annotate
 from quantc.patterns import Match, at_least, at_most, aten, differs, one_of
@@ -65,13 +65,13 @@ def captured(model: nn.Module, *example: Tensor) -> Program:
 
 def explained(
     program: Program, node: str, given: Backend, config: qc.QuantConfig | None = None, *, verdict: str = "float"
-) -> Explanation:
+) -> NodeExplanation:
     found = qc.prepare(program, given, config=config, allow_empty=True).explain(node)
     assert found.verdict == verdict, str(found)
     return found
 
 
-def smallest(explanation: Explanation, kind: type[Change[Any]]) -> Any:
+def smallest(explanation: NodeExplanation, kind: type[Change[Any]]) -> Any:
     change = explanation.change
     assert isinstance(change, kind), str(explanation)
     data = json.loads(explanation.to_json())

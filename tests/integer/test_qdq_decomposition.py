@@ -22,7 +22,7 @@ from quantc.integer.qdq_decomposition import SPELLED, open_boundaries
 from quantc.ir.program import Program, Stage
 from quantc.ir.size_expressions import evaluate
 from quantc.ir.types import TensorType, type_of, type_of_value
-from quantc.pipeline.numeric_guard import Recorder
+from quantc.pipeline.numeric_guard import GuardRecorder
 from quantc.pipeline.pipeline import Pipeline
 from quantc.qdq import float_ops as float_formats
 from quantc.qdq.registration import decomposed_ops
@@ -97,7 +97,7 @@ def test_products_and_convolutions_say_in_which_type_they_add_up() -> None:
 )
 def test_types_are_those_of_the_values(name: str, dynamic: bool) -> None:
     program, inputs = converted(name, "qnnpack", "decomposed", multiplier="fixed", dynamic=dynamic)
-    recorder = Recorder(program)
+    recorder = GuardRecorder(program)
     recorder.run(*inputs, enable_io_processing=False)
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:

@@ -18,7 +18,7 @@ import quantc as qc
 from quantc import QuantSpec
 from quantc.errors import DataError
 from quantc.integer.library import OPS
-from quantc.targets.kernels.embedding import Lookup
+from quantc.targets.kernels.embedding import EmbeddingLookup
 from tests.support.stored_weights import (
     FORMATS,
     kernels,
@@ -196,6 +196,6 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Any) -> None:
 def test_a_table_of_fp8_is_kept_in_float16_only_where_it_is_packed() -> None:
     _, module = lowered(nn.Embedding(50, 32), torch.randint(0, 50, (3, 7)), qc.FP8_E4M3_WEIGHT)
     (kernel,) = kernels(module)
-    assert isinstance(kernel, Lookup)
+    assert isinstance(kernel, EmbeddingLookup)
     assert kernel.pack().rows.dtype == torch.float16
     assert kernel.state_dict()["w"].dtype == torch.float8_e4m3fn

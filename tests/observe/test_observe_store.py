@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quantc.errors import LoadError
 from quantc.files import sealed_tensors
-from quantc.files.sealed_tensors import Kind
+from quantc.files.sealed_tensors import FileKind
 from quantc.observe import Statistics, start
 from quantc.observe.store import DOCUMENT, STATISTICS, VERSION
 from quantc.spec.formats import PerChannel
@@ -50,7 +50,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def write(
-    path: Path, document: object, tensors: dict[str, Tensor], kind: Kind = STATISTICS, version: int = VERSION
+    path: Path, document: object, tensors: dict[str, Tensor], kind: FileKind = STATISTICS, version: int = VERSION
 ) -> None:
     """A file with digests that agree, whatever it holds."""
     text = torch.tensor(list(json.dumps(document).encode()), dtype=torch.uint8)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc.ir.types import TensorType
-from quantc.targets.space_to_depth import ORDER, SQUARE, TALL, Size, Window, blocks_of, parted
+from quantc.targets.space_to_depth import ORDER, SQUARE, TALL, BlockWindow, Size, blocks_of, parted
 
 WINDOWS = ((7, 3), (3, 1), (3, 0), (4, 1), (2, 0), (1, 0), (5, 2), (6, 2))
 """Taps and padding."""
@@ -37,7 +37,7 @@ def test_sums_over_blocks_are_those_of_the_image(
     shape = (2, channels, rows, columns)
     image = torch.randint(-127, 128, shape, generator=chance).double()
     weight = torch.randint(-127, 128, (4, channels, *taps), generator=chance).double()
-    found = blocks_of(weight, TensorType(torch.float32, shape), Window(stride, padding, (1, 1), 1), block)
+    found = blocks_of(weight, TensorType(torch.float32, shape), BlockWindow(stride, padding, (1, 1), 1), block)
     assert found is not None
     assert min(*found.begin, *found.end) >= 0
     apart, whole = parted(TensorType(torch.float32, shape), block)
@@ -50,16 +50,16 @@ def test_sums_over_blocks_are_those_of_the_image(
 @pytest.mark.parametrize(
     ("shape", "window"),
     [
-        ((1, 4, 8, 8), Window((2, 2), (1, 1), (1, 1), 1)),
-        ((1, 3, 9, 8), Window((2, 2), (1, 1), (1, 1), 1)),
-        ((1, 3, "h", 8), Window((2, 2), (1, 1), (1, 1), 1)),
-        ((3, 8, 8), Window((2, 2), (1, 1), (1, 1), 1)),
-        ((1, 3, 8, 8), Window((1, 1), (1, 1), (1, 1), 1)),
-        ((1, 3, 8, 8), Window((2, 2), (1, 1), (2, 2), 1)),
-        ((1, 3, 8, 8), Window((2, 2), (1, 1), (1, 1), 3)),
+        ((1, 4, 8, 8), BlockWindow((2, 2), (1, 1), (1, 1), 1)),
+        ((1, 3, 9, 8), BlockWindow((2, 2), (1, 1), (1, 1), 1)),
+        ((1, 3, "h", 8), BlockWindow((2, 2), (1, 1), (1, 1), 1)),
+        ((3, 8, 8), BlockWindow((2, 2), (1, 1), (1, 1), 1)),
+        ((1, 3, 8, 8), BlockWindow((1, 1), (1, 1), (1, 1), 1)),
+        ((1, 3, 8, 8), BlockWindow((2, 2), (1, 1), (2, 2), 1)),
+        ((1, 3, 8, 8), BlockWindow((2, 2), (1, 1), (1, 1), 3)),
     ],
 )
-def test_what_has_no_blocks(shape: tuple[int | str, ...], window: Window) -> None:
+def test_what_has_no_blocks(shape: tuple[int | str, ...], window: BlockWindow) -> None:
     channels = 4 if shape[1] == 4 else 3 // window.groups
     weight = torch.ones(6, channels, 3, 3, dtype=torch.int8)
     assert blocks_of(weight, TensorType(torch.float32, shape), window, SQUARE) is None

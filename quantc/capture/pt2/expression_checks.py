@@ -59,7 +59,7 @@ class Bound(NamedTuple):
     terms: int = 1
 
 
-class Refused(Exception):  # noqa: N818  (it says what happened to the text; callers only see the reason)
+class ExpressionRefused(Exception):  # noqa: N818  (it says what happened to the text; callers only see the reason)
     """Carries the reason out of the walk."""
 
 
@@ -91,7 +91,7 @@ def _why_not(text: str, leaf: Leaf) -> str | None:
         tree = ast.parse(text.strip(), mode="eval").body
         _check_depth(tree)
         _bound(tree, leaf)
-    except Refused as refusal:
+    except ExpressionRefused as refusal:
         return str(refusal)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "does not parse as arithmetic"
@@ -104,7 +104,7 @@ def _check_depth(tree: ast.expr) -> None:
         layer = [child for node in layer for child in ast.iter_child_nodes(node)]
         if not layer:
             return
-    raise Refused(f"is nested more than {MAX_DEPTH} deep")
+    raise ExpressionRefused(f"is nested more than {MAX_DEPTH} deep")
 
 
 def _bound(tree: ast.expr, leaf: Leaf) -> Bound:
@@ -113,7 +113,7 @@ def _bound(tree: ast.expr, leaf: Leaf) -> Bound:
     if found is None:
         found = _combine(tree, leaf)
     if found.value > MAX_VALUE or found.terms > MAX_TERMS:
-        raise Refused("could grow to a number or a sum too large to compute")
+        raise ExpressionRefused("could grow to a number or a sum too large to compute")
     return found
 
 
@@ -136,7 +136,7 @@ def _combine(tree: ast.expr, leaf: Leaf) -> Bound:
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return _widest([_bound(part, leaf) for part in (test, body, orelse)])
         case _:
-            raise Refused(f"holds `{_short(tree)}`, which is not arithmetic")
+            raise ExpressionRefused(f"holds `{_short(tree)}`, which is not arithmetic")
 
 
 def _is_membership(op: ast.cmpop) -> bool:
@@ -154,7 +154,7 @@ def _binary(op: ast.operator, left: Bound, right: Bound) -> Bound:
         case ast.Pow():
             return _power(left, right)
         case _:
-            raise Refused(f"uses the operator {type(op).__name__}, which sizes do not need")
+            raise ExpressionRefused(f"uses the operator {type(op).__name__}, which sizes do not need")
 
 
 def _sum(parts: list[Bound]) -> Bound:
@@ -171,7 +171,7 @@ def _product(parts: list[Bound]) -> Bound:
 
 def _power(base: Bound, exponent: Bound) -> Bound:
     if exponent.value > MAX_POWER:
-        raise Refused(f"raises to a power above {MAX_POWER}")
+        raise ExpressionRefused(f"raises to a power above {MAX_POWER}")
     return _product([base] * exponent.value)
 
 
@@ -185,14 +185,14 @@ def _widest(parts: list[Bound]) -> Bound:
 
 def _extreme(parts: list[Bound]) -> Bound:
     if len(parts) > MAX_EXTREMA:
-        raise Refused(f"compares more than {MAX_EXTREMA} values at once")
+        raise ExpressionRefused(f"compares more than {MAX_EXTREMA} values at once")
     return _widest(parts)
 
 
 def _pair(combine: Callable[[Bound, Bound], Bound]) -> Callable[[list[Bound]], Bound]:
     def apply(parts: list[Bound]) -> Bound:
         if len(parts) != 2:
-            raise Refused("gives a function the wrong number of arguments")
+            raise ExpressionRefused("gives a function the wrong number of arguments")
         return combine(*parts)
 
     return apply
@@ -233,10 +233,10 @@ def _size_leaf(tree: ast.expr) -> Bound | None:
 
 def _symbol(name: str, keywords: list[ast.keyword]) -> Bound:
     if not SYMBOL.fullmatch(name):
-        raise Refused(f"names a symbol `{name[:40]}`; torch's are named s0, u0, zf0 or zuf0")
+        raise ExpressionRefused(f"names a symbol `{name[:40]}`; torch's are named s0, u0, zf0 or zuf0")
     for keyword in keywords:
         if keyword.arg not in ASSUMPTIONS or not _is_flag(keyword.value):
-            raise Refused(f"gives the symbol {name} an unknown assumption")
+            raise ExpressionRefused(f"gives the symbol {name} an unknown assumption")
     return Bound()
 
 
@@ -247,7 +247,7 @@ def _is_flag(tree: ast.expr) -> bool:
 def _float(number: str, keywords: list[ast.keyword]) -> Bound:
     plain = all(word.arg == "precision" and ast.unparse(word.value) == "53" for word in keywords)
     if not plain or len(number) > 40 or "_" in number or not math.isfinite(value := float(number)):
-        raise Refused("holds a float that is not a plain finite number")
+        raise ExpressionRefused("holds a float that is not a plain finite number")
     return Bound(math.ceil(abs(value)))
 
 
@@ -278,7 +278,7 @@ def _dotted(tree: ast.expr) -> str | None:
 def _check_source(tree: ast.expr) -> None:
     """An input, or its size: `L['x']`, then keys, positions, fields, and at most one question."""
     if not all(map(_is_source_step, _steps(tree))):
-        raise Refused(f"holds `{_short(tree)}`, which is not a size of an input")
+        raise ExpressionRefused(f"holds `{_short(tree)}`, which is not a size of an input")
 
 
 def _steps(tree: ast.expr) -> Iterator[ast.expr]:

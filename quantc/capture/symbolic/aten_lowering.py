@@ -16,7 +16,7 @@ from torch.fx.proxy import Attribute
 from torch.overrides import resolve_name
 
 from quantc.capture.refused_trace import RefusedError
-from quantc.capture.symbolic.proxies import Value, ValueTracer
+from quantc.capture.symbolic.proxies import ProxyValue, ValueTracer
 from quantc.capture.symbolic.python_spellings import (
     CASTS,
     DUNDERS,
@@ -24,7 +24,7 @@ from quantc.capture.symbolic.python_spellings import (
     PYTHON_METHODS,
     SIZED_FACTORIES,
     SPREAD,
-    Kind,
+    ArgumentKind,
     is_builtin,
     packet,
     resolve,
@@ -41,25 +41,25 @@ TENSOR_TYPES = {f"torch.{name.capitalize()}Tensor": dtype for name, dtype in CAS
 QUERIES = frozenset({"size", "dim", "numel", "ndimension", "nelement", "item", "tolist"})
 
 
-class Lowering(ValueTracer):
+class AtenLowering(ValueTracer):
     """Decides, call by call, which overload is meant. The tracer records what it decides."""
 
     @abstractmethod
-    def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind) -> Any:
+    def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: ArgumentKind) -> Any:
         """Record any other call; a plain number if that is its result."""
 
     @abstractmethod
     def shape_owner(self, x: Any) -> Any:
         """The tensor whose whole shape a traced value is; None if it is not one."""
 
-    def kind_of(self, value: Any) -> Kind | None:
+    def kind_of(self, value: Any) -> ArgumentKind | None:
         """Kind of a traced value; None for plain Python values."""
-        if isinstance(value, Value):
+        if isinstance(value, ProxyValue):
             return value.kind
-        return Kind.ANYTHING if isinstance(value, fx.Proxy) else None
+        return ArgumentKind.ANYTHING if isinstance(value, fx.Proxy) else None
 
     def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) or self.kind_of(value) in (Kind.TENSOR, Kind.ANYTHING)
+        return isinstance(value, torch.Tensor) or self.kind_of(value) in (ArgumentKind.TENSOR, ArgumentKind.ANYTHING)
 
     def has_tensor(self, values: Iterable[Any]) -> bool:
         return any(self.is_tensor(value) for value in values)
@@ -80,7 +80,7 @@ class Lowering(ValueTracer):
         if function in NUMBER_FUNCTIONS or getattr(function, "__module__", "") == "math":
             return self.plain(function, args, kwargs)
         name = getattr(function, "__name__", "")
-        if function is torch.tensor and args and self.kind_of(args[0]) is Kind.NUMBER:
+        if function is torch.tensor and args and self.kind_of(args[0]) is ArgumentKind.NUMBER:
             return self._scalar_tensor(args[0], **kwargs)
         if name in SIZED_FACTORIES and is_builtin(function) and args and self._is_spread(args[0]):
             args = (list(args),)  # torch.zeros(2, 3) means torch.zeros([2, 3])
@@ -118,7 +118,7 @@ class Lowering(ValueTracer):
             name in SPREAD
             and rest
             and not isinstance(rest[0], list | tuple | torch.dtype)
-            and self.kind_of(rest[0]) is not Kind.SHAPE
+            and self.kind_of(rest[0]) is not ArgumentKind.SHAPE
         ):
             rest = (list(rest),)
         op = packet(name)
@@ -127,9 +127,9 @@ class Lowering(ValueTracer):
         return self._resolved(op, name, (x, *rest), kwargs)
 
     def _is_spread(self, first: Any) -> bool:
-        return not isinstance(first, list | tuple) and self.kind_of(first) is not Kind.SHAPE
+        return not isinstance(first, list | tuple) and self.kind_of(first) is not ArgumentKind.SHAPE
 
-    def _scalar_tensor(self, number: Value, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    def _scalar_tensor(self, number: ProxyValue, dtype: torch.dtype | None = None, **_: Any) -> Any:
         is_whole = isinstance(number.stand_in, int)
         return self.call(
             aten.scalar_tensor.default, (number,), {"dtype": dtype or (torch.int64 if is_whole else torch.float32)}
@@ -137,7 +137,7 @@ class Lowering(ValueTracer):
 
     def _new_tensor(self, x: Any, data: Any, **kwargs: Any) -> Any:
         made = torch.tensor(data, **kwargs)
-        fake = x.fake if isinstance(x, Value) else x
+        fake = x.fake if isinstance(x, ProxyValue) else x
         if "dtype" in kwargs:
             return made
         if isinstance(fake, torch.Tensor):
@@ -148,11 +148,11 @@ class Lowering(ValueTracer):
         """`x.to(...)` with any mix of dtype, device and other tensor."""
         wanted = dict(kwargs)
         for value in rest:
-            if isinstance(value, torch.dtype) or self.kind_of(value) is Kind.DTYPE:
+            if isinstance(value, torch.dtype) or self.kind_of(value) is ArgumentKind.DTYPE:
                 wanted["dtype"] = value
             elif isinstance(value, str | torch.device | int):
                 wanted["device"] = value
-            elif isinstance(value, Value) and isinstance(value.fake, torch.Tensor):
+            elif isinstance(value, ProxyValue) and isinstance(value.fake, torch.Tensor):
                 wanted |= {"dtype": value.fake.dtype, "device": value.fake.device}
             else:
                 return self._resolved(aten.to, "to", (x, *rest), kwargs)
@@ -170,7 +170,7 @@ class Lowering(ValueTracer):
         if name in ("dim", "ndimension"):
             return self.tensor_attribute(x, "ndim")
         if name in ("numel", "nelement"):
-            fake = x.fake if isinstance(x, Value) else x
+            fake = x.fake if isinstance(x, ProxyValue) else x
             with torch._C.DisableTorchFunction():
                 count: Any = fake.numel() if isinstance(fake, torch.Tensor) else None
             if isinstance(count, torch.SymInt):
@@ -178,7 +178,7 @@ class Lowering(ValueTracer):
             return self.call(aten.sym_numel.default, (x,)) if count is None else count
         raise RefusedError(f".{name}() turns a tensor into a Python value, which a graph cannot hold")
 
-    def lower_inplace(self, inplace: Any, plain: Any, left: Value, right: Any) -> Any:
+    def lower_inplace(self, inplace: Any, plain: Any, left: ProxyValue, right: Any) -> Any:
         """`x += y`: an in-place write on a tensor; on a number it only rebinds the name."""
         return self.lower_operator(inplace if self.is_tensor(left) else plain, (left, right))
 
@@ -216,9 +216,9 @@ class Lowering(ValueTracer):
             return function(*args, **kwargs)
         called = torch._sym_sqrt if function is SQUARE_ROOT else function  # type: ignore[attr-defined]
         kinds = [self.kind_of(value) for value in args]
-        kind = Kind.SHAPE if Kind.SHAPE in kinds else Kind.NUMBER
+        kind = ArgumentKind.SHAPE if ArgumentKind.SHAPE in kinds else ArgumentKind.NUMBER
         result = self.record("call_function", called, args, kwargs, kind)
-        if called.__module__ == "math" and not isinstance(result, Value):
+        if called.__module__ == "math" and not isinstance(result, ProxyValue):
             raise RefusedError(f"math.{called.__name__} of a dynamic size fixes the size")
         return result
 
@@ -227,7 +227,7 @@ class Lowering(ValueTracer):
         if isinstance(target, HigherOrderOperator) or inspect.isclass(target):
             name = getattr(target, "__name__", target)
             raise RefusedError(f"{name} cannot be traced symbolically; use method='export'")
-        return self.record(op, target, args, kwargs, Kind.ANYTHING)
+        return self.record(op, target, args, kwargs, ArgumentKind.ANYTHING)
 
 
 def _dtype(given: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from quantc.capture.refused_trace import RefusedError
-from quantc.capture.symbolic.proxies import Value, ValueTracer
-from quantc.capture.symbolic.python_spellings import Kind
+from quantc.capture.symbolic.proxies import ProxyValue, ValueTracer
+from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.ir.dialect import aten
 
 END = 9223372036854775807
@@ -37,7 +37,7 @@ def view_of(tracer: ValueTracer, x: Any, index: Any) -> tuple[Any, list[Any] | N
         elif isinstance(part, slice):
             x = _sliced(tracer, x, dim, part)
             dim += 1
-        elif isinstance(part, torch.Tensor | list) or getattr(part, "kind", None) is Kind.TENSOR:
+        elif isinstance(part, torch.Tensor | list) or getattr(part, "kind", None) is ArgumentKind.TENSOR:
             tensors[dim] = torch.tensor(part) if isinstance(part, list) else part
             dim += 1
         else:
@@ -49,7 +49,7 @@ def view_of(tracer: ValueTracer, x: Any, index: Any) -> tuple[Any, list[Any] | N
 
 def _from_here(x: Any, later: list[Any], behind: int) -> int:
     """The dimension behind `...`; counted from the end where the rank is not known, which serves a single index."""
-    fake = x.fake if isinstance(x, Value) else x
+    fake = x.fake if isinstance(x, ProxyValue) else x
     if isinstance(fake, torch.Tensor):
         return fake.dim() - behind
     if not later or (len(later) == 1 and isinstance(later[0], int | slice) and not isinstance(later[0], bool)):
@@ -61,7 +61,7 @@ def _sliced(tracer: ValueTracer, x: Any, dim: int, part: slice) -> Any:
     if part.start is None and part.stop is None and part.step is None:
         return x
     step = () if part.step is None else (part.step,)
-    if isinstance(part.start, Value) or isinstance(part.stop, Value):
+    if isinstance(part.start, ProxyValue) or isinstance(part.stop, ProxyValue):
         # as PyTorch spells slices with symbolic bounds: what was left out stays out
         return tracer.call(aten.slice.Tensor, (x, dim, part.start, part.stop, *step))
     start = 0 if part.start is None else part.start
@@ -79,7 +79,7 @@ def get_item(tracer: ValueTracer, x: Any, index: Any) -> Any:
 
 def set_item(tracer: ValueTracer, x: Any, index: Any, value: Any) -> None:
     viewed, tensors = view_of(tracer, x, index)
-    is_tensor = isinstance(value, torch.Tensor) or getattr(value, "kind", None) is Kind.TENSOR
+    is_tensor = isinstance(value, torch.Tensor) or getattr(value, "kind", None) is ArgumentKind.TENSOR
     if tensors is not None:
         put = value if is_tensor else tracer.constant_like(value, x)
         tracer.call(aten.index_put_.default, (viewed, tensors, put))

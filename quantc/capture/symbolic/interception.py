@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from quantc.capture.refused_trace import RefusedError
-from quantc.capture.symbolic.proxies import Value, ValueTracer
+from quantc.capture.symbolic.proxies import ProxyValue, ValueTracer
 from quantc.capture.symbolic.python_spellings import DUNDERS, FACTORIES, SIZED_FACTORIES, is_builtin, packet
 
 QUERIES = frozenset({"detach", "is_floating_point", "size", "dim", "is_complex"})
@@ -74,7 +74,9 @@ def _is_instance(value: Any, classes: Any) -> bool:
     Only Python code asks here. A `__class__` that says Tensor would reach C++ code too, which reads the memory."""
     if _original_isinstance(value, classes):
         return True
-    return type(value) is Value and _is_model_code(sys._getframe(1)) and _original_isinstance(value.stand_in, classes)
+    return (
+        type(value) is ProxyValue and _is_model_code(sys._getframe(1)) and _original_isinstance(value.stand_in, classes)
+    )
 
 
 def _is_model_code(frame: FrameType) -> bool:
@@ -85,7 +87,7 @@ def _is_model_code(frame: FrameType) -> bool:
 
 def _check_of_sizes(condition: Any, message: Any = None) -> None:
     """`torch._check` on a dynamic size tells the trace what holds."""
-    if type(condition) is not Value:
+    if type(condition) is not ProxyValue:
         _check(condition, message)
         return
     if not isinstance(condition.fake, torch.SymBool):
@@ -106,7 +108,7 @@ def _taking_sizes(tracer: ValueTracer, factory: Any) -> Any:
 
     @wraps(factory)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if any(type(value) is Value for value in args):
+        if any(type(value) is ProxyValue for value in args):
             return tracer.lower_function(factory, args, kwargs)
         return factory(*args, **kwargs)
 
@@ -125,7 +127,7 @@ def _buffers_watched(tracer: ValueTracer) -> Iterator[None]:
     original: Any = nn.Module.__setattr__
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
-        if not isinstance(value, Value) or not tracer.assign_buffer(module, name, value):
+        if not isinstance(value, ProxyValue) or not tracer.assign_buffer(module, name, value):
             original(module, name, value)
 
     with patch.object(nn.Module, "__setattr__", assign):

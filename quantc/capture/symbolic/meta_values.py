@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from quantc.capture.symbolic.proxies import Value
+from quantc.capture.symbolic.proxies import ProxyValue
 
 NO_SHAPE = (
     NotImplementedError,
@@ -86,10 +86,10 @@ class Shadows:
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Result of any callable on the fakes of traced values; None if it cannot be run on them."""
-        values = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is Value]
+        values = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is ProxyValue]
         if self.fakes is None or any(value.fake is None for value in values):
             return None
-        given, named = pytree.tree_map_only(Value, lambda value: value.fake, (args, kwargs))
+        given, named = pytree.tree_map_only(ProxyValue, lambda value: value.fake, (args, kwargs))
         try:
             with torch._C.DisableTorchFunction(), self.fakes, torch.no_grad(), self._dispatcher():
                 return function(*given, **named)

@@ -1,6 +1,6 @@
 """Proxies: the values that flow through a model while it is traced.
 
-A `Value` stands for one node. Where shapes are known (example inputs were given) questions about them are answered with
+A `ProxyValue` stands for one node. Where shapes are known (example inputs were given) questions about them are answered with
 plain Python numbers, so shape arithmetic never enters the graph; where they are not, a size is a node of its own,
 marked as a number, so that it cannot be taken for a tensor.
 """
@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.fx.proxy import Attribute
 
 from quantc.capture.refused_trace import RefusedError
-from quantc.capture.symbolic.python_spellings import Kind
+from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.capture.symbolic.traced_state import TensorState
 
 TENSOR_FACTS = frozenset({"shape", "ndim", "dtype", "device"})
@@ -32,11 +32,11 @@ A_TENSOR = torch.empty(0)
 class ValueTracer(fx.Tracer, ABC):
     """What values, and those who intercept calls, ask of the tracer."""
 
-    kinds: dict[fx.Node, Kind]
+    kinds: dict[fx.Node, ArgumentKind]
     state: TensorState
 
     @abstractmethod
-    def proxy(self, node: fx.Node) -> Value:
+    def proxy(self, node: fx.Node) -> ProxyValue:
         """The value of a node."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class ValueTracer(fx.Tracer, ABC):
         """The traced value of a symbolic size, which `target` would read from a tensor."""
 
     @abstractmethod
-    def constant_like(self, value: Any, x: Value) -> torch.Tensor:
+    def constant_like(self, value: Any, x: ProxyValue) -> torch.Tensor:
         """A number as a tensor of the dtype of another."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class ValueTracer(fx.Tracer, ABC):
         """`x[index]`."""
 
     @abstractmethod
-    def set_item(self, x: Value, index: Any, value: Any) -> None:
+    def set_item(self, x: ProxyValue, index: Any, value: Any) -> None:
         """`x[index] = value`."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class ValueTracer(fx.Tracer, ABC):
         """A call of a method of a tensor."""
 
     @abstractmethod
-    def lower_inplace(self, inplace: Any, plain: Any, left: Value, right: Any) -> Any:
+    def lower_inplace(self, inplace: Any, plain: Any, left: ProxyValue, right: Any) -> Any:
         """`x += y`."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class ValueTracer(fx.Tracer, ABC):
         """The truth of a value, where shapes alone decide it."""
 
     @abstractmethod
-    def assign_buffer(self, module: nn.Module, name: str, value: Value) -> bool:
+    def assign_buffer(self, module: nn.Module, name: str, value: ProxyValue) -> bool:
         """`self.buffer = value` in `forward`; whether there is such a buffer."""
 
     @abstractmethod
@@ -88,14 +88,14 @@ class ValueTracer(fx.Tracer, ABC):
         """A `no_grad` region begins or ends."""
 
 
-class Value(fx.Proxy):
+class ProxyValue(fx.Proxy):
     """A traced value: a tensor, a number or a sequence that only exists at run time."""
 
     tracer: ValueTracer
 
     @property
-    def kind(self) -> Kind:
-        return self.tracer.kinds.get(self.node, Kind.ANYTHING)
+    def kind(self) -> ArgumentKind:
+        return self.tracer.kinds.get(self.node, ArgumentKind.ANYTHING)
 
     @property
     def fake(self) -> Any:
@@ -105,15 +105,15 @@ class Value(fx.Proxy):
     @property
     def stand_in(self) -> Any:
         """A value of the type that the node has at run time."""
-        if self.kind is Kind.TENSOR:
+        if self.kind is ArgumentKind.TENSOR:
             tensor = self.tracer.state.real(self.node)
             return A_TENSOR if tensor is None else tensor
-        if self.kind is Kind.NUMBER:
+        if self.kind is ArgumentKind.NUMBER:
             return next((plain for kind, plain in NUMBERS if isinstance(self.fake, kind)), 0)
         return self.fake
 
     def __getattr__(self, name: str) -> Any:
-        if self.kind is Kind.TENSOR or (self.kind is Kind.ANYTHING and name in TENSOR_FACTS):
+        if self.kind is ArgumentKind.TENSOR or (self.kind is ArgumentKind.ANYTHING and name in TENSOR_FACTS):
             return self.tracer.tensor_attribute(self, name)
         return Attribute(self, name)
 
@@ -178,7 +178,7 @@ class Value(fx.Proxy):
         raise self._no_number()
 
     def _no_number(self) -> RefusedError:
-        cause = "a dynamic size" if self.kind is Kind.NUMBER else "the data"
+        cause = "a dynamic size" if self.kind is ArgumentKind.NUMBER else "the data"
         return RefusedError(f"{self.node.name} is used as a Python number, but it depends on {cause}")
 
     def __hash__(self) -> int:

@@ -21,7 +21,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from quantc.ir.dialect import Argument, arguments, aten, overload_names
 
 
-class Kind(Enum):
+class ArgumentKind(Enum):
     """Static knowledge about a traced value, without its shape."""
 
     TENSOR = "tensor"
@@ -144,7 +144,7 @@ def packet(name: str) -> OpOverloadPacket | None:
     return found if isinstance(found, OpOverloadPacket) else None
 
 
-class Result(Enum):
+class SpelledCall(Enum):
     """Destination of a call's result."""
 
     RETURNED = "in a new tensor, or the one it writes to by its nature"
@@ -152,14 +152,14 @@ class Result(Enum):
 
 
 @cache
-def overloads(op: OpOverloadPacket, result: Result = Result.RETURNED) -> tuple[OpOverload, ...]:
+def overloads(op: OpOverloadPacket, result: SpelledCall = SpelledCall.RETURNED) -> tuple[OpOverload, ...]:
     """Overloads a Python call may refer to: no named dimensions; those on tensors first."""
     usable = []
     for overload in (getattr(op, name) for name in overload_names(op)):
         rows = overload._schema.arguments
         has_out = any(row.is_out for row in rows)
         is_meant = not overload._schema.is_mutable or overload._schema.name.endswith(("_", "__")) or has_out
-        if is_meant and has_out is (result is Result.OUT) and not any("Dimname" in str(row.type) for row in rows):
+        if is_meant and has_out is (result is SpelledCall.OUT) and not any("Dimname" in str(row.type) for row in rows):
             usable.append(overload)
     # `vec` is what torch.nn.functional.interpolate calls; tensors come before numbers, as in Python's own choice
     return tuple(sorted(usable, key=lambda overload: PREFERRED.get(overload._overloadname, len(PREFERRED))))
@@ -178,11 +178,11 @@ def resolve(
     op: OpOverloadPacket,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    kind_of: Callable[[Any], Kind | None],
+    kind_of: Callable[[Any], ArgumentKind | None],
 ) -> Binding | None:
     """The first overload that accepts the arguments, bound; None if none does."""
     has_out = isinstance(kwargs.get("out"), torch.Tensor) or kind_of(kwargs.get("out")) is not None
-    for overload in overloads(op, Result.OUT if has_out else Result.RETURNED):
+    for overload in overloads(op, SpelledCall.OUT if has_out else SpelledCall.RETURNED):
         binding = _bind(overload, args, kwargs, kind_of)
         if binding is not None:
             return binding
@@ -190,7 +190,7 @@ def resolve(
 
 
 def _bind(
-    overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], kind_of: Callable[[Any], Kind | None]
+    overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], kind_of: Callable[[Any], ArgumentKind | None]
 ) -> Binding | None:
     rows = arguments(overload)
     positional = [row for row in rows if not row.keyword_only]
@@ -240,21 +240,21 @@ def _widened(row: Argument, value: Any) -> Any:
     return value
 
 
-def _is_number(value: Any, kind_of: Callable[[Any], Kind | None]) -> bool:
-    return isinstance(value, numbers.Number | torch.SymInt | torch.SymFloat) or kind_of(value) is Kind.NUMBER
+def _is_number(value: Any, kind_of: Callable[[Any], ArgumentKind | None]) -> bool:
+    return isinstance(value, numbers.Number | torch.SymInt | torch.SymFloat) or kind_of(value) is ArgumentKind.NUMBER
 
 
-def _is_int(value: Any, kind_of: Callable[[Any], Kind | None]) -> bool:
+def _is_int(value: Any, kind_of: Callable[[Any], ArgumentKind | None]) -> bool:
     if isinstance(value, bool | float | complex):
         return isinstance(value, bool)
     return _is_number(value, kind_of)
 
 
-def _is_tensor(value: Any, kind_of: Callable[[Any], Kind | None]) -> bool:
-    return isinstance(value, torch.Tensor) or kind_of(value) in (Kind.TENSOR, Kind.ANYTHING)
+def _is_tensor(value: Any, kind_of: Callable[[Any], ArgumentKind | None]) -> bool:
+    return isinstance(value, torch.Tensor) or kind_of(value) in (ArgumentKind.TENSOR, ArgumentKind.ANYTHING)
 
 
-Test = Callable[[Any, Callable[[Any], Kind | None]], bool]
+Test = Callable[[Any, Callable[[Any], ArgumentKind | None]], bool]
 ATOMS: dict[str, Test] = {
     "Tensor": _is_tensor,
     "number": _is_number,
@@ -263,7 +263,7 @@ ATOMS: dict[str, Test] = {
     "float": _is_number,
     "bool": lambda value, _: isinstance(value, bool),
     "str": lambda value, _: isinstance(value, str),
-    "ScalarType": lambda value, kind_of: isinstance(value, torch.dtype) or kind_of(value) is Kind.DTYPE,
+    "ScalarType": lambda value, kind_of: isinstance(value, torch.dtype) or kind_of(value) is ArgumentKind.DTYPE,
     "Layout": lambda value, _: isinstance(value, torch.layout),
     "MemoryFormat": lambda value, _: isinstance(value, torch.memory_format),
     "Device": lambda value, _: isinstance(value, torch.device | str),
@@ -287,7 +287,7 @@ def _real_type(overload_argument: str) -> tuple[str, bool, str]:
     return text, is_optional, ""
 
 
-def _accepts(row: Argument, value: Any, kind_of: Callable[[Any], Kind | None], loose: bool) -> bool:
+def _accepts(row: Argument, value: Any, kind_of: Callable[[Any], ArgumentKind | None], loose: bool) -> bool:
     atom, is_optional, form = _real_type(row.type)
     if value is None:
         return is_optional
@@ -301,4 +301,6 @@ def _accepts(row: Argument, value: Any, kind_of: Callable[[Any], Kind | None], l
     if row.width is not None and test(value, kind_of):
         return True
     kind = kind_of(value)
-    return (kind is Kind.SHAPE and atom in ("int", "SymInt")) or (kind is Kind.SEQUENCE and atom == "Tensor")
+    return (kind is ArgumentKind.SHAPE and atom in ("int", "SymInt")) or (
+        kind is ArgumentKind.SEQUENCE and atom == "Tensor"
+    )

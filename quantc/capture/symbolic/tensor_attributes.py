@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch.fx.proxy import Attribute
 
-from quantc.capture.symbolic.proxies import Value, ValueTracer
-from quantc.capture.symbolic.python_spellings import Kind
+from quantc.capture.symbolic.proxies import ProxyValue, ValueTracer
+from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.ir.dialect import aten
 
 FACTS = frozenset({"dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "itemsize"})
 """Properties that become a node when the tensor's type is not known."""
-KINDS = {"ndim": Kind.NUMBER, "itemsize": Kind.NUMBER, "dtype": Kind.DTYPE}
+KINDS = {"ndim": ArgumentKind.NUMBER, "itemsize": ArgumentKind.NUMBER, "dtype": ArgumentKind.DTYPE}
 TRANSPOSES = {"T": aten.numpy_T.default, "mT": aten.mT.default, "H": aten.matrix_H.default, "mH": aten.mH.default}
 PARTS = {"real": aten.real.default, "imag": aten.imag.default, "data": aten.detach.default}
 
 
-def tensor_attribute(tracer: ValueTracer, x: Value, name: str) -> Any:
+def tensor_attribute(tracer: ValueTracer, x: ProxyValue, name: str) -> Any:
     fake = x.fake if x.fake is not None else tracer.state.real(x.node)
     if name == "shape":
         return shape_of(tracer, x)
@@ -36,14 +36,14 @@ def tensor_attribute(tracer: ValueTracer, x: Value, name: str) -> Any:
         return tracer.state.device  # of an input without example: where the model is
     if name in FACTS:
         node = tracer.create_node("call_function", getattr, (x.node, name), {})
-        tracer.kinds[node] = KINDS.get(name, Kind.ANYTHING)
+        tracer.kinds[node] = KINDS.get(name, ArgumentKind.ANYTHING)
         return tracer.proxy(node)
     if not hasattr(torch.Tensor, name):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
     return Attribute(x, name)
 
 
-def shape_of(tracer: ValueTracer, x: Value) -> Any:
+def shape_of(tracer: ValueTracer, x: ProxyValue) -> Any:
     """Numbers where they are known; nodes for the dynamic ones; one node for the whole where the rank is unknown."""
     fake = x.fake if x.fake is not None else tracer.state.real(x.node)
     if isinstance(fake, torch.Tensor):
@@ -53,5 +53,5 @@ def shape_of(tracer: ValueTracer, x: Value) -> Any:
         ]
         return torch.Size(sizes) if all(type(size) is int for size in sizes) else tuple(sizes)
     node = tracer.create_node("call_function", getattr, (x.node, "shape"), {})
-    tracer.kinds[node] = Kind.SHAPE
+    tracer.kinds[node] = ArgumentKind.SHAPE
     return tracer.proxy(node)

@@ -18,8 +18,8 @@ from quantc.capture.containers import refuse_hidden_tensors, refuse_unknown_cont
 from quantc.capture.export.dimensions import SMALLEST, DynamicDim, leaf_names, upper_bound
 from quantc.capture.failures import SHAPES_ADVICE
 from quantc.capture.source_lines import forward_line
-from quantc.capture.symbolic.proxies import Value
-from quantc.capture.symbolic.python_spellings import Kind
+from quantc.capture.symbolic.proxies import ProxyValue
+from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.capture.symbolic.tensor_attributes import shape_of
 from quantc.capture.symbolic.tracer import AtenTracer
 from quantc.errors import CaptureError
@@ -103,12 +103,12 @@ class TracedInputs:
             if shapes_known and not isinstance(leaf, torch.Tensor):
                 values.append(leaf)
                 continue
-            tracer.kinds[proxy.node] = Kind.TENSOR
+            tracer.kinds[proxy.node] = ArgumentKind.TENSOR
             if shapes_known:
                 proxy.node.meta["val"] = leaf
             values.append(proxy)
         for value in values:
-            if isinstance(value, Value) and isinstance(value.fake, torch.Tensor):
+            if isinstance(value, ProxyValue) and isinstance(value.fake, torch.Tensor):
                 shape_of(tracer, value)  # reads the dynamic sizes, once each, before the model runs
         tracer.origins.rows.clear()
 

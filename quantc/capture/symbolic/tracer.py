@@ -24,11 +24,11 @@ from quantc.capture.rebinding import outs, resized
 from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import user_frame
 from quantc.capture.symbolic import indexing
-from quantc.capture.symbolic.aten_lowering import Lowering
+from quantc.capture.symbolic.aten_lowering import AtenLowering
 from quantc.capture.symbolic.interception import intercepted
 from quantc.capture.symbolic.meta_values import Shadows, expression, known_truth
-from quantc.capture.symbolic.proxies import Value
-from quantc.capture.symbolic.python_spellings import Kind
+from quantc.capture.symbolic.proxies import ProxyValue
+from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.capture.symbolic.tensor_attributes import tensor_attribute
 from quantc.capture.symbolic.traced_state import TensorState
 from quantc.ir.dialect import arguments, aten, short_name, writes
@@ -36,13 +36,18 @@ from quantc.ir.sites import NodeTable, Origin
 from quantc.rewrite.functionalize import reshaping_form
 from quantc.rewrite.no_op_calls import IDENTITIES
 
-RETURNS: dict[str, Kind] = {"Tensor": Kind.TENSOR, "int": Kind.NUMBER, "SymInt": Kind.NUMBER, "float": Kind.NUMBER}
+RETURNS: dict[str, ArgumentKind] = {
+    "Tensor": ArgumentKind.TENSOR,
+    "int": ArgumentKind.NUMBER,
+    "SymInt": ArgumentKind.NUMBER,
+    "float": ArgumentKind.NUMBER,
+}
 CALLS = ("call_function", "call_module", "call_method")
 Entry = tuple[Callable[..., Any], list[Any]]
 """A function to call, and the traced values to call it on."""
 
 
-class AtenTracer(Lowering):
+class AtenTracer(AtenLowering):
     """Traces a module into ATen. `fakes` is the mode that computes shapes, or None when there are none."""
 
     proxy_buffer_attributes = True
@@ -54,10 +59,10 @@ class AtenTracer(Lowering):
         self.fakes = fakes
         self.shadows = Shadows(fakes)
         self.is_training = is_training
-        self.kinds: dict[fx.Node, Kind] = {}
+        self.kinds: dict[fx.Node, ArgumentKind] = {}
         self.origins: NodeTable[Origin] = NodeTable()
         self.state = TensorState(fakes)
-        self.sizes: dict[str, Value] = {}
+        self.sizes: dict[str, ProxyValue] = {}
         """The node that computes each symbolic size; two sizes that are the same expression are one node."""
         self.leaf_values: dict[str, list[Any]] = {}
         """What each leaf module returned (as fakes) when the example inputs were run, call by call."""
@@ -105,8 +110,8 @@ class AtenTracer(Lowering):
                 return super().call_module(m, forward, args, kwargs)
         return super().call_module(m, forward, args, kwargs)
 
-    def proxy(self, node: fx.Node) -> Value:
-        return Value(node, self)
+    def proxy(self, node: fx.Node) -> ProxyValue:
+        return ProxyValue(node, self)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         return self.decide(obj)
@@ -160,7 +165,7 @@ class AtenTracer(Lowering):
         if name not in self.state.current:
             node = self.create_node("get_attr", name, (), {})
             self.state.enter(name, node)
-            self.kinds[node] = Kind.TENSOR
+            self.kinds[node] = ArgumentKind.TENSOR
             if self.fakes is not None:
                 node.meta["val"] = self.state.fake(tensor)
         return self.state.current[name]
@@ -171,7 +176,7 @@ class AtenTracer(Lowering):
             return parameter_proxy_cache.setdefault(node.name, self.proxy(node))
         return attr_val
 
-    def assign_buffer(self, module: nn.Module, name: str, value: Value) -> bool:
+    def assign_buffer(self, module: nn.Module, name: str, value: ProxyValue) -> bool:
         """`self.buffer = value` in `forward`: later reads yield the value; it is stored at the end."""
         tensor = module._buffers.get(name)
         if tensor is None or not self.state.knows(tensor):
@@ -185,7 +190,7 @@ class AtenTracer(Lowering):
         for name, source in self.state.assigned.items():
             self.create_node("call_function", aten.copy_.default, (source, self.state.current[name]), {})
 
-    def constant_like(self, value: Any, x: Value) -> torch.Tensor:
+    def constant_like(self, value: Any, x: ProxyValue) -> torch.Tensor:
         fake = x.fake
         return torch.tensor(value, dtype=fake.dtype if isinstance(fake, torch.Tensor) else None)
 
@@ -211,12 +216,12 @@ class AtenTracer(Lowering):
         return proxy
 
     def _note_leaf(self, target: str, proxy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.kinds[proxy.node] = Kind.ANYTHING
+        self.kinds[proxy.node] = ArgumentKind.ANYTHING
         recorded = self.leaf_values.get(target)
         value = recorded.pop(0) if recorded else self._leaf_on_shadows(target, args, kwargs)
         if value is not None:
             proxy.node.meta["val"] = value
-            self.kinds[proxy.node] = Kind.TENSOR if isinstance(value, torch.Tensor) else Kind.SEQUENCE
+            self.kinds[proxy.node] = ArgumentKind.TENSOR if isinstance(value, torch.Tensor) else ArgumentKind.SEQUENCE
 
     def _leaf_on_shadows(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Result of a leaf for symbolic sizes, if it can be run on fakes."""
@@ -234,7 +239,7 @@ class AtenTracer(Lowering):
         if (view := reshaping_form(target)) is not None:
             # `x.unsqueeze_(0)` gives the object x another shape, and leaves its memory as it is
             viewed = self.call(view, args, kwargs)
-            if isinstance(args[0], Value):
+            if isinstance(args[0], ProxyValue):
                 args[0].node = viewed.node
             return viewed
         node = self.create_node("call_function", target, self.create_arg(args), self.create_arg(kwargs or {}))
@@ -245,7 +250,7 @@ class AtenTracer(Lowering):
                 raise RefusedError(resized(node, size))
         if isinstance(value, bool):
             return self._discard(node, value)
-        if target in IDENTITIES and isinstance(args[0], Value) and value is not None and value is args[0].fake:
+        if target in IDENTITIES and isinstance(args[0], ProxyValue) and value is not None and value is args[0].fake:
             # `contiguous` and `to` give back their argument if they can: later writes must reach both names
             return self._discard(node, args[0])
         if value is not None:
@@ -258,7 +263,7 @@ class AtenTracer(Lowering):
         returns = target._schema.returns
         if len(returns) == 1 and str(returns[0].type) in RETURNS:
             self.kinds[node] = RETURNS[str(returns[0].type)]
-            if self.kinds[node] is Kind.NUMBER:
+            if self.kinds[node] is ArgumentKind.NUMBER:
                 return self._once(node, value)
             return self._written(node, _written_argument(target, args, kwargs or {}))
         if isinstance(value, list | tuple) or len(returns) > 1:
@@ -266,7 +271,7 @@ class AtenTracer(Lowering):
             items = tuple(self._item(node, index) for index in range(count))
             named = getattr(torch.return_types, target._schema.name.removeprefix("aten::"), None)
             return named(items) if named is not None and named.n_sequence_fields == count else items
-        self.kinds[node] = Kind.SEQUENCE
+        self.kinds[node] = ArgumentKind.SEQUENCE
         return self.proxy(node)
 
     def _discard(self, node: fx.Node, result: Any) -> Any:
@@ -276,7 +281,7 @@ class AtenTracer(Lowering):
 
     def _written(self, node: fx.Node, written: Any) -> Any:
         """An op that writes in place returns the tensor it was given: from here on that tensor is the new node."""
-        if isinstance(written, Value):
+        if isinstance(written, ProxyValue):
             self.state.moved(written.node, node)
             written.node = node
             return written
@@ -284,22 +289,22 @@ class AtenTracer(Lowering):
             self.state.moved(self.tensor_node(written), node)
         return self.proxy(node)
 
-    def _item(self, node: fx.Node, index: int) -> Value:
+    def _item(self, node: fx.Node, index: int) -> ProxyValue:
         item = self.create_node("call_function", operator.getitem, (node, index), {})
-        self.kinds[item] = Kind.TENSOR
+        self.kinds[item] = ArgumentKind.TENSOR
         value = node.meta.get("val")
         if value is not None:
             item.meta["val"] = value[index]
         return self.proxy(item)
 
-    def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind) -> Any:
+    def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: ArgumentKind) -> Any:
         node = self.create_node(op, target, self.create_arg(args), self.create_arg(kwargs))
         value = self.shadows.compute(node)
         if isinstance(value, torch.SymBool):
             value = known_truth(value)
         if type(value) in (int, float, bool):
             return self._discard(node, value)
-        self.kinds[node] = Kind.TENSOR if isinstance(value, torch.Tensor) else kind
+        self.kinds[node] = ArgumentKind.TENSOR if isinstance(value, torch.Tensor) else kind
         if value is not None:
             node.meta["val"] = value
         return self._once(node, value)
@@ -311,10 +316,10 @@ class AtenTracer(Lowering):
             return known
         node = self.create_node("call_function", target, self.create_arg(args), {})
         node.meta["val"] = size
-        self.kinds[node] = Kind.NUMBER
+        self.kinds[node] = ArgumentKind.NUMBER
         return self._once(node, size)
 
-    def _once(self, node: fx.Node, value: Any) -> Value:
+    def _once(self, node: fx.Node, value: Any) -> ProxyValue:
         """The value of a node, or an earlier one that is the same symbolic number."""
         text = expression(value)
         if text in self.sizes:
@@ -328,15 +333,15 @@ class AtenTracer(Lowering):
     # -- what values answer ----------------------------------------------------------------------------------
 
     def tensor_attribute(self, x: Any, name: str) -> Any:
-        return tensor_attribute(self, x, name) if isinstance(x, Value) else getattr(x, name)
+        return tensor_attribute(self, x, name) if isinstance(x, ProxyValue) else getattr(x, name)
 
     def get_item(self, x: Any, index: Any) -> Any:
         kind = self.kind_of(x)
-        if kind is Kind.TENSOR:
+        if kind is ArgumentKind.TENSOR:
             return indexing.get_item(self, x, index)
-        if kind is Kind.SHAPE and isinstance(index, int) and (owner := self.shape_owner(x)) is not None:
+        if kind is ArgumentKind.SHAPE and isinstance(index, int) and (owner := self.shape_owner(x)) is not None:
             return self.call(aten.sym_size.int, (owner, index))
-        if kind is Kind.SHAPE:
+        if kind is ArgumentKind.SHAPE:
             return self.plain(operator.getitem, (x, index), {})
         node = self.create_node("call_function", operator.getitem, (x.node, self.create_arg(index)), {})
         value = x.node.meta.get("val")
@@ -345,13 +350,13 @@ class AtenTracer(Lowering):
         self.kinds[node] = _kind_of_item(kind, node.meta.get("val"))
         return self.proxy(node)
 
-    def shape_owner(self, x: Any) -> Value | None:
-        node = x.node if isinstance(x, Value) else None
+    def shape_owner(self, x: Any) -> ProxyValue | None:
+        node = x.node if isinstance(x, ProxyValue) else None
         is_shape = node is not None and node.target is getattr and node.args[1] == "shape"
         return self.proxy(node.args[0]) if is_shape else None  # type: ignore[union-attr,arg-type]
 
-    def set_item(self, x: Value, index: Any, value: Any) -> None:
-        if x.kind is not Kind.TENSOR:
+    def set_item(self, x: ProxyValue, index: Any, value: Any) -> None:
+        if x.kind is not ArgumentKind.TENSOR:
             raise RefusedError(f"an item of {x.node.name} is assigned, but it is not known to be a tensor")
         indexing.set_item(self, x, index, value)
 
@@ -363,14 +368,14 @@ class AtenTracer(Lowering):
         raise RefusedError(f"a branch depends on the value of {x.node.name}")
 
 
-def _kind_of_item(kind: Kind | None, value: Any) -> Kind:
+def _kind_of_item(kind: ArgumentKind | None, value: Any) -> ArgumentKind:
     if isinstance(value, torch.Tensor):
-        return Kind.TENSOR
+        return ArgumentKind.TENSOR
     if isinstance(value, int | float):
-        return Kind.NUMBER
+        return ArgumentKind.NUMBER
     if isinstance(value, list | tuple):
-        return Kind.SEQUENCE
-    return Kind.TENSOR if kind is Kind.SEQUENCE and value is None else Kind.ANYTHING
+        return ArgumentKind.SEQUENCE
+    return ArgumentKind.TENSOR if kind is ArgumentKind.SEQUENCE and value is None else ArgumentKind.ANYTHING
 
 
 def _size(node: fx.Node) -> tuple[Any, ...] | None:
@@ -379,7 +384,7 @@ def _size(node: fx.Node) -> tuple[Any, ...] | None:
 
 
 def _rank_known(args: tuple[Any, ...]) -> bool:
-    return not args or not isinstance(args[0], Value) or args[0].fake is not None
+    return not args or not isinstance(args[0], ProxyValue) or args[0].fake is not None
 
 
 def _written_argument(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from quantc.ir.program import Program, attribute
 from quantc.ir.signature import Input, Signature
 from quantc.ir.types import TensorType, type_of
 from quantc.qdq.ops import is_dequantize, is_quantize
-from quantc.targets.kernels.kernel import Form, Kernel
+from quantc.targets.kernels.kernel import Kernel, KernelForm
 from quantc.targets.kernels.placement import Choosing, Placed, on_kernels
 
 
@@ -144,7 +144,7 @@ class Compute:
             return with_elements(self.step(*operands), operands)
         made = kernel.forward(*operands)
         packed = kernel._packed
-        self.step, self.packed = kernel.bound(packed, Form.PLAIN, Form.PLAIN), packed
+        self.step, self.packed = kernel.bound(packed, KernelForm.PLAIN, KernelForm.PLAIN), packed
         return with_elements(made, operands)
 
     step: Any = None

@@ -45,7 +45,7 @@ from quantc.verify.finite_constants import refuse_unsound_module
 
 if TYPE_CHECKING:
     from quantc.inspect.coverage import Coverage, Row
-    from quantc.inspect.explain import Explanation
+    from quantc.inspect.explain import NodeExplanation
 
 Mode = Literal["static", "dynamic", "weight-only"]
 
@@ -342,7 +342,7 @@ def _whole_calls(trace: Trace) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def explain(model: nn.Module, node: fx.Node | str) -> Explanation:
+def explain(model: nn.Module, node: fx.Node | str) -> NodeExplanation:
     """What became of one op, and why."""
     return state_of(model).trace.held.explain(node)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.integer.accumulators import Weight, accumulation
+from quantc.integer.accumulators import AccumulatedWeight, accumulation
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS
 from quantc.integer.match_lowering import NotIntegerError, Quantized, Task
@@ -98,7 +98,7 @@ def whole_run_time(value: Any, what: str) -> RunTime:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class DynamicProduct:
     """A conv or matmul by a weight: the op and its arguments."""
 
     op: str
@@ -118,7 +118,7 @@ def write_linear_dynamic(task: Task) -> None:
     if maybe_run_time(task.argument("w")) is not None:
         return _write_linear_of_two(task)
     x, w = run_time_operand(task.argument("x")), _matrix(task, "w", 0)
-    return _write(task, Product("linear_dynamic", x, w, "rows"))
+    return _write(task, DynamicProduct("linear_dynamic", x, w, "rows"))
 
 
 @computes("conv1d", "conv2d", "conv3d", formula=WHOLE, timing=Timing.DYNAMIC)
@@ -126,7 +126,7 @@ def write_conv_dynamic(task: Task) -> None:
     x, w = whole_run_time(task.argument("x"), "a convolution does not sum along tokens"), _weight(task, "w", 0)
     rank = _rank(task, w) - 2
     window = (*_window(task, rank, "stride", "padding", "dilation"), task.argument("groups"))
-    _write(task, Product("conv_dynamic", x, w, "rows", window, trailing=rank))
+    _write(task, DynamicProduct("conv_dynamic", x, w, "rows", window, trailing=rank))
 
 
 @computes("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", formula=WHOLE, timing=Timing.DYNAMIC)
@@ -135,7 +135,7 @@ def write_conv_transpose_dynamic(task: Task) -> None:
     rank, groups = _rank(task, w) - 2, task.argument("groups")
     before, after = _window(task, rank, "stride", "padding", "output_padding"), _window(task, rank, "dilation")
     window = (*before, groups, *after)
-    _write(task, Product("conv_transpose_dynamic", x, w, "transposed", window, groups, trailing=rank))
+    _write(task, DynamicProduct("conv_transpose_dynamic", x, w, "transposed", window, groups, trailing=rank))
 
 
 @computes("matmul", formula=OF_TWO, timing=Timing.DYNAMIC)
@@ -143,7 +143,7 @@ def write_matmul_dynamic(task: Task) -> None:
     if maybe_run_time(task.argument("y")) is not None:
         return _write_matmul_of_two(task, 1.0, 1.0)
     x, y = run_time_operand(task.argument("x")), _matrix(task, "y", 1)
-    return _write(task, Product("matmul_dynamic", x, y, "columns"))
+    return _write(task, DynamicProduct("matmul_dynamic", x, y, "columns"))
 
 
 @computes("addmm", "baddbmm", formula=SCALED, timing=Timing.DYNAMIC)
@@ -156,7 +156,9 @@ def write_addmm_dynamic(task: Task) -> None:
     if maybe_run_time(task.argument("y")) is not None:
         return _write_matmul_of_two(task, float(alpha), float(beta))
     x, y = run_time_operand(task.argument("x")), _matrix(task, "y", 1)
-    return _write(task, Product("matmul_dynamic", x, y, "columns", factor=float(alpha), addend_factor=float(beta)))
+    return _write(
+        task, DynamicProduct("matmul_dynamic", x, y, "columns", factor=float(alpha), addend_factor=float(beta))
+    )
 
 
 def _weight(task: Task, name: str, axis: int) -> Quantized:
@@ -191,9 +193,9 @@ def _window(task: Task, rank: int, *names: str) -> list[list[int]]:
     return found
 
 
-def _write(task: Task, product: Product) -> None:
+def _write(task: Task, product: DynamicProduct) -> None:
     x, w = product.x, product.w
-    weight = Weight(w.grid, task.constant(w.node), product.layout, product.groups)
+    weight = AccumulatedWeight(w.grid, task.constant(w.node), product.layout, product.groups)
     parts = accumulation(x.reach, weight, None, None).parts
     bias, addend = _addend(task, product.addend_factor, product.trailing)
     args = (
@@ -234,21 +236,21 @@ def _write_matmul_of_two(task: Task, alpha: float, beta: float) -> None:
 
 
 def _parts(x: RunTime, y: RunTime) -> int:
-    return accumulation(x.reach, Weight(y.reach, None), None, x.length).parts
+    return accumulation(x.reach, AccumulatedWeight(y.reach, None), None, x.length).parts
 
 
 # -- what is added, and the end ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Addend:
+class DynamicAddend:
     """A tensor that is added in float, times a number."""
 
     node: fx.Node
     factor: float
 
 
-def _addend(task: Task, factor: float, trailing: int = 0) -> tuple[fx.Node | None, Addend | None]:
+def _addend(task: Task, factor: float, trailing: int = 0) -> tuple[fx.Node | None, DynamicAddend | None]:
     """The addend of a conv or matmul: a bias, if it is a constant with one element per output channel, or one for all;
     anything else is added in float.
     """
@@ -263,10 +265,10 @@ def _addend(task: Task, factor: float, trailing: int = 0) -> tuple[fx.Node | Non
         return node if is_kept else task.keep("bias", vector if factor == 1 else vector.double() * factor), None
     if trailing:
         raise NotIntegerError(f"the bias {node.name} is not a constant")
-    return None, Addend(node, factor)
+    return None, DynamicAddend(node, factor)
 
 
-def _finish(task: Task, op: str, args: tuple[Any, ...], addend: Addend | None) -> None:
+def _finish(task: Task, op: str, args: tuple[Any, ...], addend: DynamicAddend | None) -> None:
     made = task.emit(OPS[op].target, *args, dtype=torch.float32, like=task.core)
     if addend is None:
         return task.replace(task.core, made)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.epilogue import ACCUMULATOR_LIMIT, Place, end, reach
+from quantc.integer.epilogue import ACCUMULATOR_LIMIT, OutputGrid, end, reach
 from quantc.integer.fixed_point import common_shift
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, OUT, integer_op
@@ -93,7 +93,7 @@ def write_linear_grouped(task: Task, w: Quantized) -> None:
     def head() -> tuple[Any, ...]:
         return x.node, x.grid.one_zero_point, w.node, _kept(task, "weight_zero_point", zeros), w.grid.group
 
-    def make(place: Place | None) -> tuple[Any, ...]:
+    def make(place: OutputGrid | None) -> tuple[Any, ...]:
         if place is None:
             return (*head(), _kept(task, "bias", bias), *task.to_float(scales))
         grid = place.grid

@@ -27,7 +27,7 @@ from quantc.ir.types import TensorType, tensor_type
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class NormRows:
     """A norm: row length, eps, affine parameters, and whether the mean is subtracted."""
 
     length: int
@@ -40,7 +40,7 @@ class Rows:
 @computes("layer_norm", formula=NORMALIZED, deviation=NORM_DEVIATION)
 def _layer_norm(task: Task) -> None:
     gamma, beta = (_constant(task, name) for name in "wb")
-    _normalize(task, Rows(_length(task.argument("normalized_shape")), task.argument("eps"), gamma, beta))
+    _normalize(task, NormRows(_length(task.argument("normalized_shape")), task.argument("eps"), gamma, beta))
 
 
 @computes("rms_norm", formula=NORMALIZED, deviation=NORM_DEVIATION)
@@ -48,7 +48,7 @@ def _rms_norm(task: Task) -> None:
     length, eps = _length(task.argument("normalized_shape")), task.argument("eps")
     # without one, torch takes that of the dtype
     used = torch.finfo(torch.float32).eps if eps is None else eps
-    _normalize(task, Rows(length, used, _constant(task, "w"), centre=False))
+    _normalize(task, NormRows(length, used, _constant(task, "w"), centre=False))
 
 
 @computes("group_norm", formula=NORMALIZED, deviation=NORM_DEVIATION)
@@ -90,10 +90,10 @@ def _by_known_statistics(task: Task) -> None:
     finish_sum(task, [Term(x.node, x.grid.one_zero_point, scale, reach(x.grid))], _on_channels(task, offset))
 
 
-def _channel_rows(task: Task, length: int) -> Rows:
+def _channel_rows(task: Task, length: int) -> NormRows:
     """Rows whose gamma and beta belong to channels."""
     gamma, beta = (_constant(task, name) for name in "wb")
-    return Rows(
+    return NormRows(
         length,
         task.argument("eps"),
         None if gamma is None else _on_channels(task, gamma),
@@ -129,7 +129,7 @@ def _constant(task: Task, name: str) -> Tensor | None:
     return found.detach().double()
 
 
-def _normalize(task: Task, rows: Rows) -> None:
+def _normalize(task: Task, rows: NormRows) -> None:
     x, bounds, quantizers = task.whole(task.argument("x")), tail_bounds(task.tail), task.quantizers()
     if bounds is None or not quantizers:
         raise NotIntegerError("its result is read in float")
@@ -148,7 +148,7 @@ def _normalize(task: Task, rows: Rows) -> None:
         task.replace(quantizer, task.emit(NORMALIZE.target, *head, *rest, dtype=grid.dtype))
 
 
-def _numbers(task: Task, rows: Rows, out: Grid) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _numbers(task: Task, rows: NormRows, out: Grid) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Multiplier, offset and shift, in the form that was asked for."""
     gamma = torch.ones((), dtype=torch.float64) if rows.gamma is None else rows.gamma
     factor, offset = gamma / out.scale, None if rows.beta is None else rows.beta / out.scale

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.accumulators import Weight, accumulation, fitted
+from quantc.integer.accumulators import AccumulatedWeight, accumulation, fitted
 from quantc.integer.activations import CURVES
 from quantc.integer.bias_grid import stored_bias
 from quantc.integer.epilogue import Term, finish, finish_sum, term
@@ -39,7 +39,7 @@ class Addend:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class StaticProduct:
     """A conv or matmul to lower: the op and its arguments."""
 
     op: str
@@ -73,7 +73,7 @@ def _linear(task: Task) -> None:
     if in_groups is not None:
         return write_linear_grouped(task, in_groups)
     x, w = _factors(task, "w", axis=0)
-    return _write(task, Product("linear", x, w, "rows", addend=_bias(task)))
+    return _write(task, StaticProduct("linear", x, w, "rows", addend=_bias(task)))
 
 
 @computes("conv1d", "conv2d", "conv3d", formula=FORMULA)
@@ -81,7 +81,7 @@ def _conv(task: Task) -> None:
     x, w = _factors(task, "w", axis=0)
     rank = _window_rank(task, w)
     window = (*_window(task, rank, "stride", "padding", "dilation"), task.argument("groups"))
-    _write(task, Product("conv", x, w, "rows", window, trailing=rank, addend=_bias(task)))
+    _write(task, StaticProduct("conv", x, w, "rows", window, trailing=rank, addend=_bias(task)))
 
 
 @computes("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", formula=FORMULA)
@@ -90,13 +90,13 @@ def _conv_transpose(task: Task) -> None:
     rank, groups = _window_rank(task, w), task.argument("groups")
     before, after = _window(task, rank, "stride", "padding", "output_padding"), _window(task, rank, "dilation")
     window = (*before, groups, *after)
-    _write(task, Product("conv_transpose", x, w, "transposed", window, groups, trailing=rank, addend=_bias(task)))
+    _write(task, StaticProduct("conv_transpose", x, w, "transposed", window, groups, trailing=rank, addend=_bias(task)))
 
 
 @computes("matmul", formula=OF_TWO)
 def _matmul(task: Task) -> None:
     x, y = _factors(task, "y", axis=1)
-    _write(task, Product("matmul", x, y, "columns"))
+    _write(task, StaticProduct("matmul", x, y, "columns"))
 
 
 @computes("addmm", "baddbmm", formula=SCALED)
@@ -108,7 +108,7 @@ def _addmm(task: Task) -> None:
     if alpha == 0:
         raise NotIntegerError("its product is taken times 0")
     addend = Addend(task.argument("b"), float(beta)) if beta else None
-    _write(task, Product("matmul", x, y, "columns", factor=float(alpha), addend=addend))
+    _write(task, StaticProduct("matmul", x, y, "columns", factor=float(alpha), addend=addend))
 
 
 # -- what they read ------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _vector(task: Task, addend: Addend) -> Tensor | None:
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
-def _write(task: Task, product: Product) -> None:
+def _write(task: Task, product: StaticProduct) -> None:
     """Write a product with what is added to it and what follows it.
 
     A constant vector is the bias. Anything else that is added is a second term of a sum that is rounded once, if it
@@ -189,9 +189,9 @@ def _write(task: Task, product: Product) -> None:
         _write_with_addend(task, head, addend)
 
 
-def _stored(task: Task, product: Product, addend: Addend) -> Tensor | None:
+def _stored(task: Task, product: StaticProduct, addend: Addend) -> Tensor | None:
     """The bias, if it comes quantized as the accumulator is."""
-    w = Weight(product.w.grid, None, product.layout, product.groups)
+    w = AccumulatedWeight(product.w.grid, None, product.layout, product.groups)
     found = stored_bias(task, addend.node, product.x.grid.scale * w.by_output(w.grid.scale))
     if found is not None and addend.factor == product.factor == 1:
         return found
@@ -200,9 +200,9 @@ def _stored(task: Task, product: Product, addend: Addend) -> Tensor | None:
     return None
 
 
-def _head(task: Task, product: Product, vector: Tensor | None, stored: Tensor | None) -> Head:
+def _head(task: Task, product: StaticProduct, vector: Tensor | None, stored: Tensor | None) -> Head:
     x, step = product.x.grid, product.x.grid.scale * product.factor
-    given = Weight(product.w.grid, task.constant(product.w.node), product.layout, product.groups)
+    given = AccumulatedWeight(product.w.grid, task.constant(product.w.node), product.layout, product.groups)
     weight, bias = given, stored
     notes: list[str] = []
     if vector is not None and product.addend is not None:

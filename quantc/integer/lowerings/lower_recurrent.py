@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from quantc.integer.accumulators import Weight, accumulation
+from quantc.integer.accumulators import AccumulatedWeight, accumulation
 from quantc.integer.library import OPS
 from quantc.integer.lowerings.lower_dynamic import RunTime, run_time_operand
 from quantc.integer.match_lowering import NotIntegerError, Quantized, Task
@@ -76,7 +76,7 @@ def _weight(task: Task, value: Any, x: RunTime) -> Quantized:
         raise NotIntegerError(f"{found.node.name} is no constant with scales for its rows")
     if found.grid.zero_point.any():
         raise NotIntegerError(f"{found.node.name} is not symmetric")
-    accumulation(x.reach, Weight(found.grid, levels), None, levels.shape[1])
+    accumulation(x.reach, AccumulatedWeight(found.grid, levels), None, levels.shape[1])
     return found
 
 

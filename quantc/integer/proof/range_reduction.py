@@ -32,7 +32,7 @@ need it, or the activations that meet them; "auto" is weights, and activations w
 
 
 @dataclass(frozen=True, eq=False)
-class Narrow:
+class NarrowedRange:
     """A conv or matmul that adds pairs, with the sharing groups of its operands in the plan."""
 
     node: fx.Node
@@ -67,7 +67,7 @@ class Reduction:
 
     # -- which products ----------------------------------------------------------------------------------------
 
-    def _products(self) -> Iterator[Narrow]:
+    def _products(self) -> Iterator[NarrowedRange]:
         targets = self.program.plan.instruction_sets
         for graph in self.places.paths:
             for node in graph.nodes:
@@ -79,12 +79,12 @@ class Reduction:
                 if found is not None:
                     yield found
 
-    def _product(self, node: fx.Node, instructions: InstructionSet) -> Narrow | None:
+    def _product(self, node: fx.Node, instructions: InstructionSet) -> NarrowedRange | None:
         x, other = (self._group(node, name) for name in FACTORS[op_name(node)])
         if instructions.pairs is None or x is None or other is None:
             return None
         weight = self.program.tensor(argument(node, FACTORS[op_name(node)][1]))
-        return Narrow(node, instructions, x, other, None if weight is None else weight.detach())
+        return NarrowedRange(node, instructions, x, other, None if weight is None else weight.detach())
 
     def _group(self, node: fx.Node, name: str) -> Group | None:
         """The group of an operand: its own, or that of the tensor it reads. None if it is read in float."""
@@ -98,7 +98,7 @@ class Reduction:
         spec = self._spec(group)
         return Levels(spec.qmin, spec.qmax, spec.dtype.storage)
 
-    def _factors(self, product: Narrow) -> Factors:
+    def _factors(self, product: NarrowedRange) -> Factors:
         """The integers as they are so far."""
         if product.weight is None:
             return Factors(product.node, self._levels(product.x), self._levels(product.other))
@@ -107,20 +107,20 @@ class Reduction:
         view = weight_by_channel(product.node, levels)
         return Factors(product.node, self._levels(product.x), Weights(view, view, levels.dtype.is_signed))
 
-    def _is_unsafe(self, product: Narrow) -> bool:
+    def _is_unsafe(self, product: NarrowedRange) -> bool:
         """True if pair sums can overflow."""
         sums, found = _sums(product), self._factors(product)
         return found.is_bytes and bool(found.pairs(sums).beyond(sums.bits).any())
 
-    def _place(self, product: Narrow) -> str:
+    def _place(self, product: NarrowedRange) -> str:
         return self.program.describe(product.node)
 
-    def _note_unsafe(self, product: Narrow, why: str) -> None:
+    def _note_unsafe(self, product: NarrowedRange, why: str) -> None:
         self.notes.append(f"{self._place(product)} can still saturate: {why}")
 
     # -- what is done ------------------------------------------------------------------------------------------
 
-    def _why_not_coarser(self, product: Narrow) -> str | None:
+    def _why_not_coarser(self, product: NarrowedRange) -> str | None:
         """Why the scales of a product's weight cannot be raised one output channel at a time."""
         if product.weight is None:
             return "it has no weight"
@@ -129,7 +129,7 @@ class Reduction:
             return "its weight is not symmetric per output channel"
         return None
 
-    def _narrow_weights(self, product: Narrow) -> None:
+    def _narrow_weights(self, product: NarrowedRange) -> None:
         """Raise the scales of the channels that can overflow."""
         group, sums, x = product.other, _sums(product), self._levels(product.x)
         if product.weight is None or not x.is_byte:
@@ -146,7 +146,7 @@ class Reduction:
             f"for pairs in {sums.bits} bits on {product.instructions.name}"
         )
 
-    def _narrow_otherwise(self, product: Narrow, what: RangeReduction) -> None:
+    def _narrow_otherwise(self, product: NarrowedRange, what: RangeReduction) -> None:
         """Where weights are not to be made coarser, or cannot be. Activations that multiply each other are made
         narrower only where that is asked for: both would lose by it, and few kernels multiply them as bytes."""
         if what == "weights" or (what == "auto" and product.weight is None):
@@ -154,7 +154,7 @@ class Reduction:
         else:
             self._narrow_activations(product)
 
-    def _narrow_activations(self, product: Narrow) -> None:
+    def _narrow_activations(self, product: NarrowedRange) -> None:
         """Lower the largest activation, for all that share its scale."""
         sums, group = _sums(product), product.x
         qmax = largest_activation(self._factors(product), sums)
@@ -190,14 +190,14 @@ def group_of_factor(places: Places, groups: dict[Site, Group], node: fx.Node, na
     return groups.get(places.use(node, before)) or groups.get(places.out(argument(node, name)))
 
 
-def _sums(product: Narrow) -> PairSums:
+def _sums(product: NarrowedRange) -> PairSums:
     found = product.instructions.pairs
     if found is None:
         raise QuantcError(f"{product.instructions.name} adds no pairs", advice="ask only of instruction sets that do")
     return found
 
 
-def _by_output(product: Narrow, spec: QuantSpec) -> bool:
+def _by_output(product: NarrowedRange, spec: QuantSpec) -> bool:
     """True if the weight's scales are by output channel."""
     if isinstance(spec.granularity, PerTensor):
         return True

@@ -32,7 +32,7 @@ MIN_RUNS, MAX_RUNS = 3, 200
 
 
 @dataclass(frozen=True)
-class Measured:
+class EngineTiming:
     """Time and agreement of one engine."""
 
     engine: str
@@ -46,7 +46,7 @@ class Measured:
 class Chosen(Deployed):
     """The fastest engine's module, and all measurements."""
 
-    def __init__(self, made: nn.Module, name: str, engine: str, measured: tuple[Measured, ...]) -> None:
+    def __init__(self, made: nn.Module, name: str, engine: str, measured: tuple[EngineTiming, ...]) -> None:
         super().__init__()
         self.chosen = made
         self._name = name
@@ -97,18 +97,18 @@ def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reas
     """
     args, kwargs = _inputs(program)
     wanted = program(*args, **kwargs)
-    rows = {name: Measured(name, None, None, why) for name, why in reasons.items()}
+    rows = {name: EngineTiming(name, None, None, why) for name, why in reasons.items()}
     fit: dict[str, nn.Module] = {}
     least = ENOUGH
     for name, make in makers.items():
         made = _built(make)
         if isinstance(made, str):
-            rows[name] = Measured(name, None, None, made)
+            rows[name] = EngineTiming(name, None, None, made)
             continue
         sqnr = _close(wanted, made(*args, **kwargs))
         if name == TORCH:
             least = min(ENOUGH, sqnr - SLACK)
-        rows[name] = Measured(name, None, sqnr, "" if sqnr >= least else f"less than {least:.1f} dB")
+        rows[name] = EngineTiming(name, None, sqnr, "" if sqnr >= least else f"less than {least:.1f} dB")
         if sqnr >= least:
             fit[name] = made
     if not fit:
@@ -119,7 +119,7 @@ def choose(program: Program, makers: Mapping[str, Callable[[], nn.Module]], reas
         )
     times = _timed(fit, args, kwargs)
     for name, seconds in times.items():
-        rows[name] = Measured(name, seconds * 1e3, rows[name].sqnr)
+        rows[name] = EngineTiming(name, seconds * 1e3, rows[name].sqnr)
     fastest = min(times, key=lambda name: times[name])
     return Chosen(fit[fastest], program.name, fastest, tuple(rows.values()))
 

@@ -24,7 +24,7 @@ MAX_ROWS = 40
 """How many ops the text shows."""
 
 
-class Place(StrEnum):
+class RunsOn(StrEnum):
     """Where an op runs: in a delegate, on ExecuTorch's own kernels, or nowhere if it was removed."""
 
     DELEGATE = "delegate"
@@ -38,24 +38,24 @@ class Place(StrEnum):
     """It did nothing."""
 
 
-ON_INTEGERS = (Place.DELEGATE, Place.KERNEL, Place.GONE)
+ON_INTEGERS = (RunsOn.DELEGATE, RunsOn.KERNEL, RunsOn.GONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DelegationRow:
     """One quantized op of the program."""
 
     node: str
     op: str
     rule: str
     module: str
-    place: Place
+    place: RunsOn
     why: str = ""
     """Why a delegate does not compute it on integers."""
 
     @property
     def is_delegated(self) -> bool:
-        return self.place in (Place.DELEGATE, Place.GONE)
+        return self.place in (RunsOn.DELEGATE, RunsOn.GONE)
 
     @property
     def is_float(self) -> bool:
@@ -67,7 +67,7 @@ class Delegation:
     """Quantized ops of a program, and what runs each. Prints as a table."""
 
     program: str
-    rows: tuple[Row, ...]
+    rows: tuple[DelegationRow, ...]
     delegates: int
     """How many pieces of the program delegates run."""
     others: tuple[str, ...] = ()
@@ -76,11 +76,11 @@ class Delegation:
     """Which sizes were fixed that are open in the program, if any were."""
 
     @property
-    def taken(self) -> tuple[Row, ...]:
+    def taken(self) -> tuple[DelegationRow, ...]:
         return tuple(row for row in self.rows if row.is_delegated)
 
     @property
-    def fallen_back(self) -> tuple[Row, ...]:
+    def fallen_back(self) -> tuple[DelegationRow, ...]:
         """Ops that are computed in float."""
         return tuple(row for row in self.rows if row.is_float)
 
@@ -89,7 +89,7 @@ class Delegation:
         """Fraction of quantized ops that delegates compute on integers."""
         return len(self.taken) / len(self.rows) if self.rows else 1.0
 
-    def row(self, node: str) -> Row | None:
+    def row(self, node: str) -> DelegationRow | None:
         return next((row for row in self.rows if row.node == node), None)
 
     @property
@@ -129,7 +129,7 @@ def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) ->
     """Delegation of a program's quantized ops, read from the lowered graphs."""
     top = manager.exported_program().graph_module
     inside = {id(graph): graph for graph in _delegated(top)}
-    places: dict[str, set[Place]] = {}
+    places: dict[str, set[RunsOn]] = {}
     for graph in inside.values():
         for name, place in _places(graph):
             places.setdefault(name, set()).add(place)
@@ -138,7 +138,7 @@ def delegation_of(program: Program, manager: Any, reasons: Mapping[str, str]) ->
         others.setdefault(_short(node))
         if name := name_of(node):
             on_integers = "embedding_byte" in str(node.target)
-            places.setdefault(name, set()).add(Place.KERNEL if on_integers else Place.PORTABLE)
+            places.setdefault(name, set()).add(RunsOn.KERNEL if on_integers else RunsOn.PORTABLE)
     rows = tuple(_rows(program, places, reasons))
     return Delegation(program.name, rows, len(inside), tuple(others))
 
@@ -156,19 +156,19 @@ def misread(manager: Any) -> str:
     return ""
 
 
-def _rows(program: Program, places: Mapping[str, set[Place]], reasons: Mapping[str, str]) -> Iterator[Row]:
+def _rows(program: Program, places: Mapping[str, set[RunsOn]], reasons: Mapping[str, str]) -> Iterator[DelegationRow]:
     for node, claim in program.plan.claims.rows.items():
         if node.op != "call_function" or "getitem" in str(node.target):
             continue
-        place = _worst(places.get(node.name, {Place.GONE}))
+        place = _worst(places.get(node.name, {RunsOn.GONE}))
         why = "" if place in ON_INTEGERS else _why(program, node, claim, reasons)
         origin = program.origins.get(node)
-        yield Row(node.name, op_name(node), claim.rule, origin.module_path if origin else "", place, why)
+        yield DelegationRow(node.name, op_name(node), claim.rule, origin.module_path if origin else "", place, why)
 
 
-def _worst(places: Iterable[Place]) -> Place:
+def _worst(places: Iterable[RunsOn]) -> RunsOn:
     """An op that became several is where the worst of them is."""
-    order = (Place.PORTABLE, Place.DELEGATE_FLOAT, Place.KERNEL, Place.DELEGATE, Place.GONE)
+    order = (RunsOn.PORTABLE, RunsOn.DELEGATE_FLOAT, RunsOn.KERNEL, RunsOn.DELEGATE, RunsOn.GONE)
     return min(places, key=order.index)
 
 
@@ -219,7 +219,7 @@ def _short(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _places(graph: fx.Graph) -> Iterator[tuple[str, Place]]:
+def _places(graph: fx.Graph) -> Iterator[tuple[str, RunsOn]]:
     """Where each op of a delegate's graph is computed: on integers if all it reads are, or its weight is."""
     on_integers: set[fx.Node] = set()
     for node in graph.nodes:
@@ -230,4 +230,4 @@ def _places(graph: fx.Graph) -> Iterator[tuple[str, Place]]:
         has_weight = any("per_channel" in str(source.target) for source in levels)
         if read and (has_weight or all(source in on_integers or source in levels for source in read)):
             on_integers.add(node)
-        yield name_of(node), Place.DELEGATE if node in on_integers else Place.DELEGATE_FLOAT
+        yield name_of(node), RunsOn.DELEGATE if node in on_integers else RunsOn.DELEGATE_FLOAT

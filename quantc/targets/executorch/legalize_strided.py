@@ -13,7 +13,7 @@ from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq.ops import is_dequantize
 from quantc.qdq.registration import decomposed_ops
 from quantc.targets.executorch.view_ops import Mover, known
-from quantc.targets.space_to_depth import ORDER, TALL, Window, blocks_of, parted
+from quantc.targets.space_to_depth import ORDER, TALL, BlockWindow, blocks_of, parted
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def _over_blocks(program: Program, node: fx.Node) -> None:
     x, weight, bias = (argument(node, name) for name in ("x", "w", "b"))
     image, levels = tensor_type(x), _plain_levels(program, weight)
     settings = (argument(node, name) for name in ("stride", "padding", "dilation", "groups"))
-    blocks = None if levels is None else blocks_of(levels, image, Window(*settings), TALL)
+    blocks = None if levels is None else blocks_of(levels, image, BlockWindow(*settings), TALL)
     if blocks is None or image is None:
         return
     apart, whole = parted(image, TALL)

@@ -20,7 +20,7 @@ from quantc.ir.alias_analysis import written
 from quantc.ir.dialect import is_opaque
 from quantc.ir.program import attribute
 from quantc.ir.types import tensor_type
-from quantc.targets.kernels.kernel import Form, Kernel
+from quantc.targets.kernels.kernel import Kernel, KernelForm
 from quantc.targets.kernels.kernel_fusion import is_image
 
 ATEN: Any = torch.ops.aten
@@ -90,14 +90,14 @@ class _Writing:
         found = attribute(self.module, str(node.target)) if node.op == "call_module" else None
         return found if isinstance(found, Kernel) and found._packed is not None else None
 
-    def _form(self, node: fx.Node) -> Form:
+    def _form(self, node: fx.Node) -> KernelForm:
         """Tensor form in which a kernel's result is passed on."""
         kind = tensor_type(node)
         if kind is None or not node.users or not self.kernels[node].gives_quantized:
-            return Form.PLAIN
+            return KernelForm.PLAIN
         readers = [self.kernels.get(user) for user in node.users]
         is_taken = all(reader is not None and reader.takes_quantized(kind.rank) for reader in readers)
-        return Form.QUANTIZED if is_taken else Form.PLAIN
+        return KernelForm.QUANTIZED if is_taken else KernelForm.PLAIN
 
     def _write(self, node: fx.Node) -> None:
         name = self.names[node]
@@ -131,8 +131,8 @@ class _Writing:
         kernel = self.kernels.get(node)
         if kernel is None:
             return self.module.get_submodule(target)
-        reads = [self.forms.get(item, Form.PLAIN) for item in node.all_input_nodes]
-        return kernel.bound(kernel._packed, reads[0] if reads else Form.PLAIN, self.forms[node])
+        reads = [self.forms.get(item, KernelForm.PLAIN) for item in node.all_input_nodes]
+        return kernel.bound(kernel._packed, reads[0] if reads else KernelForm.PLAIN, self.forms[node])
 
     def _written_over(self, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         """The summand that a sum may be written into, and the other: memory that a kernel has made for this sum alone."""

@@ -24,7 +24,7 @@ from quantc.ir.size_expressions import evaluate
 from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.targets.kernels.codegen import straight_line
-from quantc.targets.kernels.int8_elementwise import Dequantize, Quantize
+from quantc.targets.kernels.int8_elementwise import Dequantize, QuantizeKernel
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.kernel_fusion import stands_for
 
@@ -107,7 +107,7 @@ class _Runs(Protocol):
     def __call__(self, *leaves: Any) -> Sequence[Any]: ...
 
 
-class Compiled:
+class CompiledIslands:
     """A lowered module whose ops between kernels are compiled at the first call."""
 
     def __init__(self, program: Program, module: fx.GraphModule) -> None:
@@ -197,7 +197,7 @@ class _Drawing:
 
     def _open_form(self, node: fx.Node) -> fx.Node | None:
         """The program's node for a quantize or dequantize kernel: the compiler fuses it with its neighbours."""
-        if not isinstance(self._kernel(node), Quantize | Dequantize):
+        if not isinstance(self._kernel(node), QuantizeKernel | Dequantize):
             return None  # others may stand for a quantize op, and do the work of ops before it too
         found = self.written_in.get(str(stands_for(node)))
         is_grid = found is not None and (is_quantize(found) or is_dequantize(found))
@@ -264,6 +264,6 @@ def _groups(graph: fx.Graph, is_closed: Any) -> Iterator[tuple[bool, list[fx.Nod
         yield True, group
 
 
-def compiled(program: Program, module: fx.GraphModule) -> Compiled:
+def compiled(program: Program, module: fx.GraphModule) -> CompiledIslands:
     """Lowered module to be compiled at its first call. MissingDependencyError without a C++ compiler."""
-    return Compiled(program, module)
+    return CompiledIslands(program, module)

@@ -30,7 +30,7 @@ class NoTapeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TracedInput:
     """An input of the function."""
 
     index: int
@@ -60,7 +60,7 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class TraceConstant:
     """A number, string or setting; compared by type and repr, since 1, 1.0 and True are equal."""
 
     kind: type
@@ -68,11 +68,11 @@ class Constant:
     value: Any
 
 
-Operand = Given | Held | Made | Several | Constant
+Operand = TracedInput | Held | Made | Several | TraceConstant
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """One op: an operand for each argument of its schema, and the length of each result that is a list."""
 
     op: OpOverload
@@ -85,7 +85,7 @@ class Tape:
     """A dispatch trace: steps in order, captured values and results."""
 
     inputs: int
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     held: tuple[Any, ...]
     results: tuple[Operand, ...]
 
@@ -129,7 +129,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.steps: list[Step] = []
+        self.steps: list[TraceStep] = []
         self.held: list[Any] = []
         self.places: dict[int, Held] = {}
         """What is held, by identity: it is alive as long as the tape."""
@@ -138,7 +138,7 @@ class _Recorder(TorchDispatchMode):
         self.owners: dict[int, ref[Tensor]] = {}
         """A tensor on a piece of memory, by the address of the latter."""
         for index, leaf in enumerate(leaves):
-            self._note(leaf, Given(index))
+            self._note(leaf, TracedInput(index))
         self.given = set(self.owners)
         """The memory of inputs. Others may lie elsewhere in theirs."""
 
@@ -154,7 +154,7 @@ class _Recorder(TorchDispatchMode):
         results = [made] if len(returns) == 1 else list(made or ())
         lengths = tuple(len(result) if isinstance(result, list | tuple) else None for result in results)
         step = len(self.steps)
-        self.steps.append(Step(op, tuple(operands), lengths))
+        self.steps.append(TraceStep(op, tuple(operands), lengths))
         for place, result in enumerate(results):
             if isinstance(result, list | tuple):
                 for item, part in enumerate(result):
@@ -206,7 +206,7 @@ class _Recorder(TorchDispatchMode):
             raise NoTapeError("a tensor is put on memory of which nobody knows whose it is")
         size = [memory.nbytes() // tensor.element_size()]
         operands = (self.operand(tensor), *map(self.operand, (size, [1], 0)))
-        self.steps.append(Step(ATEN.as_strided.default, operands, (None,)))
+        self.steps.append(TraceStep(ATEN.as_strided.default, operands, (None,)))
         return Made(len(self.steps) - 1, 0)
 
     def operand(self, value: Any) -> Operand:
@@ -219,7 +219,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, list | tuple):
             return Several(tuple(self.operand(item) for item in value))
         if value is None or isinstance(value, NUMBERS):
-            return Constant(type(value), repr(value), value)
+            return TraceConstant(type(value), repr(value), value)
         raise NoTapeError(f"an op takes {type(value).__name__}")
 
     def _holding(self, value: Any) -> Held:

@@ -141,7 +141,7 @@ def _known_places(count: int, dtype: torch.dtype) -> Tensor:
     return torch.arange(count, dtype=dtype)
 
 
-class Lookup(WeightOnly):
+class EmbeddingLookup(WeightOnly):
     """Embedding lookup: rows of a table, as float32."""
 
     name: ClassVar[str] = "rows looked up as stored"
@@ -153,7 +153,7 @@ class Lookup(WeightOnly):
         return packed.look_up(inputs[0])
 
 
-class BagLookup(Lookup):
+class BagLookup(EmbeddingLookup):
     """Embedding bag: sums, means or maxima of rows of a table."""
 
     name: ClassVar[str] = "bags of rows looked up as stored"
@@ -268,7 +268,7 @@ def byte_bag_lookup(call: Call) -> Placement:
 @kernel("x86", "embedding_weight_only")
 @kernel("qnnpack", "embedding_weight_only")
 def lookup(call: Call) -> Placement:
-    return Placement(Lookup(StoredWeight.of(call)), _given(call, "indices"))
+    return Placement(EmbeddingLookup(StoredWeight.of(call)), _given(call, "indices"))
 
 
 @kernel("x86", "embedding_bag_weight_only")

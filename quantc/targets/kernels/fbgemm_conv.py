@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.int8_conv_base import ByteConv, check_bytes, two_axes
-from quantc.targets.kernels.kernel import Form, Kernel
+from quantc.targets.kernels.kernel import Kernel, KernelForm
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
 from quantc.targets.kernels.packing import CONVS, CONVS_RELU, as_bytes, as_quantized, packed_conv, unpacked_conv
 
@@ -55,27 +55,27 @@ class ConvFbgemm(ByteConv):
     def gives_quantized(self) -> bool:
         return self.window.axes == 2 and not (self.ending.cuts and self.post_op not in self.bounded_by)
 
-    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+    def bound(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Any]:
         step = super().bound(packed, reads, yields)
-        if reads is Form.PLAIN and yields is Form.PLAIN:
+        if reads is KernelForm.PLAIN and yields is KernelForm.PLAIN:
             return step
         zero_point = self.ending.zero_point
 
         def guarded(x: Tensor) -> Any:
             if x.numel() and x.dim() == 4:
                 return step(x)
-            made = self.run(packed, as_bytes(x) if reads is Form.QUANTIZED else x)
-            return as_quantized(made, 1.0, zero_point) if yields is Form.QUANTIZED else made
+            made = self.run(packed, as_bytes(x) if reads is KernelForm.QUANTIZED else x)
+            return as_quantized(made, 1.0, zero_point) if yields is KernelForm.QUANTIZED else made
 
         return guarded
 
-    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+    def bound_convolution(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Tensor]:
         op, zero_point, ends = self.op, self.x_zero_point, self.ending.zero_point
-        if reads is Form.PLAIN and yields is Form.PLAIN:
+        if reads is KernelForm.PLAIN and yields is KernelForm.PLAIN:
             return lambda x: as_bytes(op(as_quantized(x, 1.0, zero_point), packed, 1.0, ends))
-        if reads is Form.PLAIN:
+        if reads is KernelForm.PLAIN:
             return lambda x: op(as_quantized(x, 1.0, zero_point), packed, 1.0, ends)
-        if yields is Form.PLAIN:
+        if yields is KernelForm.PLAIN:
             return lambda x: as_bytes(op(x, packed, 1.0, ends))
         return lambda x: op(x, packed, 1.0, ends)
 

@@ -16,7 +16,7 @@ from quantc.ir.program import attribute
 from quantc.ir.types import dtype_of
 from quantc.targets.kernels.int8_elementwise import BYTES, Dequantize
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, larger_kernel
-from quantc.targets.kernels.qnnpack_activations import Lookup
+from quantc.targets.kernels.qnnpack_activations import ByteTranslation
 
 QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 
@@ -36,7 +36,7 @@ def looked_up(call: Call) -> Placement:
     entries: Tensor = before(torch.arange(limits.min, limits.max + 1).to(dtype))
     for node in [*chain, call.node]:
         entries = _applied(node, entries)
-    return Placement(Lookup(entries, dtype), (source,))
+    return Placement(ByteTranslation(entries, dtype), (source,))
 
 
 def functions_before(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:

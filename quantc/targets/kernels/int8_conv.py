@@ -19,7 +19,7 @@ from quantc.ir.program import Program, attribute
 from quantc.targets.kernels.conv_window import FORMATS, shape_to_pack_for
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.int8_conv_base import ByteConv, check_bytes, symmetric
-from quantc.targets.kernels.kernel import Form, Kernel
+from quantc.targets.kernels.kernel import Kernel, KernelForm
 from quantc.targets.kernels.kernel_fusion import kernels_of
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, kernel, larger_kernel
 
@@ -73,7 +73,7 @@ class Conv(ByteConv):
         )  # fmt: skip
         return made
 
-    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+    def bound_convolution(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Tensor]:
         scale, zero_point, weight, multiplier, zeros, bias, window = packed
         ending = self.ending
         settings = (
@@ -123,7 +123,7 @@ class ConvSum(Conv):
         )  # fmt: skip
         return made
 
-    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+    def bound_convolution(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Tensor]:
         scale, zero_point, weight, multiplier, zeros, bias, window = packed
         ending, keep, order = self.ending, self.keep, FORMATS[self.window.axes]
         before = (scale, zero_point, weight, multiplier, zeros)

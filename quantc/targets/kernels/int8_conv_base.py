@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from quantc.targets.kernels.conv_window import ADDED, FORMATS, Window
 from quantc.targets.kernels.float_epilogue import Ending
-from quantc.targets.kernels.kernel import Form, Kernel, Work
+from quantc.targets.kernels.kernel import Kernel, KernelForm, Work
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, highest_level
 from quantc.targets.kernels.saturation import adds_in_16_bits, can_saturate
 
@@ -131,7 +131,7 @@ class ByteConv(Kernel):
     def makes_memory(self) -> bool:
         return self.ending.is_float
 
-    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+    def bound(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Any]:
         window, rank = self.window, self.window.axes + 2
         if window.axes == 1:
             return super().bound(packed, reads, yields)
@@ -146,7 +146,7 @@ class ByteConv(Kernel):
 
         return step
 
-    def bound_convolution(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Tensor]:
+    def bound_convolution(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Tensor]:
         """`convolved`, bound to the packed weight; its first tensor is already in the kernel's memory format."""
         images = self.window.images
         return lambda x, *rest: self.convolved(packed, x, *map(images, rest))

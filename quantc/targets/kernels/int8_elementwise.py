@@ -112,7 +112,7 @@ class Sum(Bytewise):
     name: ClassVar[str] = "quantized add"
 
 
-class Product(Bytewise):
+class QuantizedMul(Bytewise):
     name: ClassVar[str] = "quantized mul"
 
 
@@ -149,7 +149,7 @@ def multiply(call: Call) -> Placement:
     _check_alike(call, [x, y])
     ending = Ending.of(call)
     zeros = (call["x_zero_point"], call["y_zero_point"])
-    made = Product("mul", (one_number(call, call["multiplier"]), 1.0), zeros, ending)
+    made = QuantizedMul("mul", (one_number(call, call["multiplier"]), 1.0), zeros, ending)
     return Placement(made, (x, y))  # type: ignore[arg-type]
 
 
@@ -284,7 +284,7 @@ def requantize(call: Call) -> Kernel:
 # -- where bytes begin and end -------------------------------------------------------------------------------------
 
 
-class Quantize(Kernel):
+class QuantizeKernel(Kernel):
     """Quantize a float tensor to 8 bits in one op. NaN, which the integer form maps to 0, becomes the highest level."""
 
     name: ClassVar[str] = "fbgemm quantize"
@@ -330,7 +330,7 @@ def quantize(call: Call) -> Kernel:
     source, *grid = call.node.args
     if grid[-1] not in BYTES or dtype_of(source) is not torch.float32:
         raise NoKernelError("the kernel makes bytes of float32")
-    return Quantize(*grid)  # type: ignore[arg-type]
+    return QuantizeKernel(*grid)  # type: ignore[arg-type]
 
 
 @kernel("x86", "quantized_decomposed.dequantize_per_tensor.default")

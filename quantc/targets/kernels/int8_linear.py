@@ -23,8 +23,8 @@ from quantc.integer.library import op_of
 from quantc.ir.program import Program, attribute
 from quantc.targets.kernels.dynamic_linear import Weight
 from quantc.targets.kernels.float_epilogue import Ending
-from quantc.targets.kernels.int8_elementwise import Quantize
-from quantc.targets.kernels.kernel import Form, Kernel, Work, check_columns
+from quantc.targets.kernels.int8_elementwise import QuantizeKernel
+from quantc.targets.kernels.kernel import Kernel, KernelForm, Work, check_columns
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, highest_level, kernel
 from quantc.targets.kernels.packing import (
     linear_to_bytes,
@@ -169,7 +169,7 @@ class Linear(Kernel):
     def makes_memory(self) -> bool:
         return self.result_dtype is torch.float32 and not self.outputs
 
-    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+    def bound(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Any]:
         product, columns = self.bound_product(packed, reads, yields), self.shape[1]
         is_whole = self.bounds is None and not self.outputs
 
@@ -181,7 +181,7 @@ class Linear(Kernel):
 
         return step
 
-    def bound_product(self, packed: Any, reads: Form, yields: Form) -> Callable[[Tensor], Tensor]:
+    def bound_product(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[[Tensor], Tensor]:
         """`product`, bound to the packed weight."""
         return partial(self.product, packed)
 
@@ -235,19 +235,19 @@ class OnFbgemm(Linear):
     def gives_quantized(self) -> bool:
         return not self.ending.is_float and self.bounds is None and not self.outputs
 
-    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
-        if reads is Form.PLAIN and yields is Form.PLAIN:
+    def bound(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Any]:
+        if reads is KernelForm.PLAIN and yields is KernelForm.PLAIN:
             return super().bound(packed, reads, yields)
         product = self.bound_product(packed, reads, yields)
         is_whole = self.bounds is None and not self.outputs
         return product if is_whole else lambda x: self.ended(product(x))
 
-    def bound_product(self, packed: Any, reads: Form, yields: Form) -> Callable[[Tensor], Tensor]:
+    def bound_product(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[[Tensor], Tensor]:
         reading, ending, activation = self.reading, self.ending, self.activation
         if not ending.is_float:
-            is_plain, scale, zero = reads is Form.PLAIN, reading.scale, reading.zero_point
+            is_plain, scale, zero = reads is KernelForm.PLAIN, reading.scale, reading.zero_point
             multiply, ends = product_of_quantized(self.relu), ending.zero_point
-            if yields is Form.PLAIN:
+            if yields is KernelForm.PLAIN:
                 return lambda x: linear_to_bytes(
                     quantized_rows(x.contiguous(), scale, zero) if is_plain else x, packed, ends, self.relu
                 )
@@ -255,7 +255,7 @@ class OnFbgemm(Linear):
         multiply = product_of_floats(self.relu)
         if reading.scale is None:
             before = (lambda x: quantized_rows(x.contiguous(), None, reading.zero_point).dequantize()) if (
-                reads is Form.PLAIN
+                reads is KernelForm.PLAIN
             ) else Tensor.dequantize  # fmt: skip
             scale = 1.0
         else:
@@ -317,7 +317,7 @@ class OnOnednn(Linear):
         activation = self.activation
         return made if activation is None or activation.post_op else activation.rounded(made)
 
-    def bound_product(self, packed: Any, reads: Form, yields: Form) -> Callable[[Tensor], Tensor]:
+    def bound_product(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[[Tensor], Tensor]:
         _, few, settings = packed
         scale, zero, activation = self.reading.scale, self.reading.zero_point, self.activation
         most_of_few = FEW_ROWS * self.shape[1]
@@ -341,12 +341,12 @@ def _unpacked(packed: Tensor) -> Tensor:
 # -- who may have which ------------------------------------------------------------------------------------------------
 
 
-def quantizer_before(program: Program, node: Any) -> Quantize | None:
+def quantizer_before(program: Program, node: Any) -> QuantizeKernel | None:
     """Kernel that quantizes a node's float32 input to full-range uint8, if linear layers are its only users."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     found = attribute(program.owner(node.graph), str(node.target))
-    if not isinstance(found, Quantize) or found.bounds is not None or found.grid[2] is not torch.uint8:
+    if not isinstance(found, QuantizeKernel) or found.bounds is not None or found.grid[2] is not torch.uint8:
         return None
     return found if all(_is_linear(user) for user in node.users) else None
 

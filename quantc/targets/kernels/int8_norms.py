@@ -26,7 +26,7 @@ LAST_PLACE = 2.0**-23
 
 
 @dataclass(frozen=True)
-class Rows:
+class NormKernelRows:
     """Elements normalized together: the trailing axes, or groups of channels with all their elements."""
 
     shape: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class Normalize(Rounding):
 
     name: ClassVar[str] = "float32 norm"
 
-    def __init__(self, rows: Rows, eps: float, factor: Tensor, offset: Tensor | None, ending: Ending) -> None:
+    def __init__(self, rows: NormKernelRows, eps: float, factor: Tensor, offset: Tensor | None, ending: Ending) -> None:
         super().__init__(ending)
         self.rows, self.eps = rows, eps
         # torch takes one number for each element of a row, or for each channel
@@ -102,7 +102,7 @@ def normalize(call: Call) -> Kernel:
     return RootMeanSquare(call["x_zero_point"], *numbers)
 
 
-def _rows(call: Call, length: int, *numbers: Tensor | None) -> Rows:
+def _rows(call: Call, length: int, *numbers: Tensor | None) -> NormKernelRows:
     """Axes that `length` elements come from, such that the affine parameters broadcast to them."""
     kind = tensor_type(call.node.args[0])
     given = [values for values in numbers if values is not None]
@@ -111,14 +111,14 @@ def _rows(call: Call, length: int, *numbers: Tensor | None) -> Rows:
         last = shape[first:]
         sizes = [size for size in last if isinstance(size, int)]
         if len(sizes) == len(last) and math.prod(sizes) == length and all(_go_with(values, sizes) for values in given):
-            return Rows(tuple(sizes))
+            return NormKernelRows(tuple(sizes))
     inner = [size for size in shape[1:] if isinstance(size, int)]
     if len(shape) < 3 or len(inner) < len(shape) - 1 or math.prod(inner) % length:
         raise NoKernelError("what it normalizes together is neither whole axes nor groups of channels")
     groups, channels = math.prod(inner) // length, inner[0]
     if channels % groups or any(values.numel() not in (1, channels) for values in given):
         raise NoKernelError("its numbers are not those of channels")
-    return Rows(groups=groups, channels=channels)
+    return NormKernelRows(groups=groups, channels=channels)
 
 
 def _go_with(values: Tensor, sizes: list[int]) -> bool:

@@ -34,7 +34,7 @@ class Work:
         return f"{self.kind}, {self.size} × {'→'.join(map(str, self.channels))}{self.rest and f', {self.rest}'}"
 
 
-class Form(Enum):
+class KernelForm(Enum):
     """Form in which 8-bit tensors pass between kernels: plain, or torch's quantized dtype."""
 
     PLAIN = "plain"
@@ -105,7 +105,7 @@ class Kernel(nn.Module, ABC):
         """True if the result is one float tensor in freshly allocated memory."""
         return False
 
-    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+    def bound(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Any]:
         """`run` bound to packed weights, for a caller that has checked everything known statically."""
         return partial(self.run, packed)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class KernelGap:
     """Difference of one kernel from its op: in steps for 8-bit results, relative to the largest value for floats."""
 
     node: str
@@ -39,7 +39,7 @@ class Gap:
         return f"{self.node} ({self.kernel}): {self.steps} steps, {self.differing:.2%} differ; {self.relative:.1e}"
 
 
-def kernel_agreement(lowered: Lowered, *args: Any, **kwargs: Any) -> tuple[Gap, ...]:
+def kernel_agreement(lowered: Lowered, *args: Any, **kwargs: Any) -> tuple[KernelGap, ...]:
     """Run the program op by op, and each kernel on the inputs of its op."""
     values = _Values(lowered.program.module)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def _kernel_nodes(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in found if isinstance(module.get_submodule(str(node.target)), Kernel)]
 
 
-def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> Gap:
+def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> KernelGap:
     kernel: Any = lowered.module.get_submodule(str(node.target))
     read = [stands_for(item) for item in node.args if isinstance(item, fx.Node)]
     # a kernel may write over what it is given
@@ -113,7 +113,7 @@ def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> Gap:
             off = (made.int() - wanted.int()).abs()
             steps = max(steps, int(off.max()) if off.numel() else 0)
             differing = max(differing, float((off > 0).float().mean()) if off.numel() else 0.0)
-    return Gap(", ".join(names), kernel.name, steps, differing, relative)
+    return KernelGap(", ".join(names), kernel.name, steps, differing, relative)
 
 
 def _copied(value: Any) -> Any:

@@ -93,7 +93,7 @@ class Choosing:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningForm:
     """A lowered program: module, placements and selected kernels."""
 
     module: fx.GraphModule
@@ -105,7 +105,7 @@ class Running:
     """The choices that could have been made for the whole, where it was tuned, by name."""
 
 
-def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
+def on_kernels(program: Program, target: str, choosing: Choosing) -> RunningForm:
     """Lower a program to kernels; the program itself is not modified."""
     made = _on_kernels(program, target, choosing)
     if not made.others or why_not_repeated(made.module) is not None:
@@ -118,7 +118,7 @@ def on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     taken = forms[fastest(times)]
     alone = {row.node: row for row in made.placed}
     rows = [_told(row, alone.get(row.node)) for row in taken.placed]
-    return Running(taken.module, tuple(rows), taken.choices)
+    return RunningForm(taken.module, tuple(rows), taken.choices)
 
 
 def _told(row: Placed, alone: Placed | None) -> Placed:
@@ -130,7 +130,7 @@ def _told(row: Placed, alone: Placed | None) -> Placed:
     return replace(row, chosen=chosen, work=alone.work, microseconds=alone.microseconds)
 
 
-def _times_of_wholes(forms: Mapping[str, Running], inputs: Sequence[Any]) -> dict[str, float]:
+def _times_of_wholes(forms: Mapping[str, RunningForm], inputs: Sequence[Any]) -> dict[str, float]:
     """Times of whole-program variants, measured unless cached."""
     times = Times.remembered()
     texts = {name: "\n".join(f"{key} {value}" for key, value in form.choices.items()) for name, form in forms.items()}
@@ -180,7 +180,7 @@ def _of_whole(choices: Mapping[str, Choice], measured: dict[str, str]) -> dict[s
     return found
 
 
-def _on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
+def _on_kernels(program: Program, target: str, choosing: Choosing) -> RunningForm:
     draft = program.draft()
     _share_tensors(draft.root, program.root)
     placed, choices, keys = _place(draft, target, choosing)
@@ -221,7 +221,7 @@ def _on_kernels(program: Program, target: str, choosing: Choosing) -> Running:
     _copy_returned_constants(draft)
     forget_unread(draft)
     others = _of_whole(by_table, taken) if is_tuned else {}
-    return Running(_flat(draft.module), tuple(placed.values()), taken, others)
+    return RunningForm(_flat(draft.module), tuple(placed.values()), taken, others)
 
 
 def _copy_returned_constants(draft: Program) -> None:

@@ -22,7 +22,7 @@ IMAGES = {axes + 2: order for axes, order in FORMATS.items()}
 """The other order in memory that tensors may have, by the number of their axes."""
 
 
-class Lookup(Kernel):
+class ByteTranslation(Kernel):
     """Lookup table applied to each byte, in any memory format."""
 
     name: ClassVar[str] = "bytes translated"
@@ -51,7 +51,7 @@ class Lookup(Kernel):
         return made.contiguous() if self.in_order else made
 
 
-class ChannelLookup(Lookup):
+class ChannelLookup(ByteTranslation):
     """Lookup with one table per index of an axis."""
 
     name: ClassVar[str] = "bytes translated by channel"
@@ -81,4 +81,4 @@ def lookup(call: Call) -> Kernel:
     table, dtype = call.tensor("table"), dtype_of(call.node.args[0])
     if dtype not in BYTES or table.dtype not in BYTES:
         raise NoKernelError("the kernel is for bytes")
-    return Lookup(table, dtype) if table.dim() == 1 else ChannelLookup(table, dtype, call["axis"])
+    return ByteTranslation(table, dtype) if table.dim() == 1 else ChannelLookup(table, dtype, call["axis"])

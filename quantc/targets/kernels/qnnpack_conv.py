@@ -16,15 +16,15 @@ from quantc.targets.kernels.conv_window import FORMATS, Window
 from quantc.targets.kernels.int8_conv_transpose import Spreading
 from quantc.targets.kernels.kernel import Kernel, Work
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
-from quantc.targets.kernels.qnnpack_layer import Layer, Product
+from quantc.targets.kernels.qnnpack_layer import QnnpackLayer, QnnpackProduct
 
 
-class Conv(Product):
+class QnnpackConv(QnnpackProduct):
     """Convolution over one, two or three axes, or transposed convolution."""
 
     name: ClassVar[str] = "QNNPACK conv"
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: QnnpackLayer) -> None:
         super().__init__(layer)
         self.axes = layer.levels.dim() - 2
         self.kernel_size = tuple(layer.levels.shape[2:])
@@ -73,7 +73,7 @@ MIN_CHANNELS = 32
 """How many results each place must have for it: they share the copy."""
 
 
-class ConvOfRows(Conv):
+class ConvOfRows(QnnpackConv):
     """Convolution with each window row laid out as channels: they are adjacent in memory, and the kernels read eight
     channels in the time of one.
     """
@@ -101,7 +101,7 @@ class ConvOfRows(Conv):
         return self.multiplied(packed, rows.permute(0, 3, 1, 2))
 
 
-class ConvSpread(Conv):
+class ConvSpread(QnnpackConv):
     """Transposed convolution as an ordinary one, with an output per phase of the stride.
 
     QNNPACK's own take two to four times as long with more than one phase; over three axes they are wrong.
@@ -109,7 +109,7 @@ class ConvSpread(Conv):
 
     name: ClassVar[str] = "QNNPACK conv, spread"
 
-    def __init__(self, layer: Layer, spreading: Spreading) -> None:
+    def __init__(self, layer: QnnpackLayer, spreading: Spreading) -> None:
         ending, bias, outputs = layer.ending, layer.bias, layer.channels
         ordinary = replace(
             layer,
@@ -147,7 +147,7 @@ def conv_of_rows(call: Call) -> Kernel:
     return ConvOfRows(layer)
 
 
-def _pays(layer: Layer) -> bool:
+def _pays(layer: QnnpackLayer) -> bool:
     """True if laying out rows as channels saves more than it costs."""
     made, read, *window = layer.levels.shape
     if layer.op != "conv2d" or layer.window[-1] != 1 or layer.window[2][1] != 1 or made < MIN_CHANNELS:
@@ -162,7 +162,7 @@ def _blocks(channels: int) -> int:
 
 @kernel("qnnpack", "conv")
 def conv(call: Call) -> Kernel:
-    return Conv(conv_layer(call))
+    return QnnpackConv(conv_layer(call))
 
 
 @kernel("qnnpack", "conv_transpose")
@@ -172,7 +172,9 @@ def conv_spread(call: Call) -> Kernel:
         raise NoKernelError("weights with zero points cannot be spread: there are zeros between their taps")
     if spreading.axes in OWN_TRANSPOSED and set(spreading.stride) == {1}:
         raise NoKernelError("nothing is spread with a stride of 1")
-    return ConvSpread(Layer.of(call, f"conv_transpose{spreading.axes}d", weight, None, call["groups"]), spreading)
+    return ConvSpread(
+        QnnpackLayer.of(call, f"conv_transpose{spreading.axes}d", weight, None, call["groups"]), spreading
+    )
 
 
 @kernel("qnnpack", "conv_transpose")
@@ -182,11 +184,11 @@ def conv_transpose(call: Call) -> Kernel:
         raise NoKernelError("QNNPACK's own transposed convolutions over three axes are wrong")
     given = (spreading.stride, spreading.padding, spreading.output_padding, spreading.dilation)
     window = (*map(list, given), spreading.groups)
-    return Conv(Layer.of(call, f"conv_transpose{spreading.axes}d", weight, call["w_zero_point"], *window))
+    return QnnpackConv(QnnpackLayer.of(call, f"conv_transpose{spreading.axes}d", weight, call["w_zero_point"], *window))
 
 
-def conv_layer(call: Call) -> Layer:
+def conv_layer(call: Call) -> QnnpackLayer:
     """Layer of an ordinary convolution."""
     weight = call.tensor("w")
     axes = weight.dim() - 2
-    return Layer.of(call, f"conv{axes}d", weight, call["w_zero_point"], *Window.of(call, axes).arguments)
+    return QnnpackLayer.of(call, f"conv{axes}d", weight, call["w_zero_point"], *Window.of(call, axes).arguments)

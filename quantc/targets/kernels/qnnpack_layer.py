@@ -35,7 +35,7 @@ ROUNDED_BITS = 31
 
 
 @dataclass(frozen=True)
-class Layer:
+class QnnpackLayer:
     """A conv or linear as QNNPACK takes it."""
 
     op: str
@@ -52,7 +52,7 @@ class Layer:
     """Stride, padding and so on, in the order of torch's op that packs."""
 
     @staticmethod
-    def of(call: Call, op: str, levels: Tensor, zero_points: Tensor | None, *window: Any) -> Layer:
+    def of(call: Call, op: str, levels: Tensor, zero_points: Tensor | None, *window: Any) -> QnnpackLayer:
         """Layer of a call; NoKernelError with the reason if QNNPACK does not support it."""
         kind, bias = type_of_first(call), call["bias"]
         if kind is None or kind.dtype not in BYTES:
@@ -71,7 +71,7 @@ class Layer:
             levels = (levels.to(torch.int16) - shift).to(torch.int8)
             zero_points = torch.zeros(()) if zero_points is None else zero_points
         zeros = None if zero_points is None else zero_points.reshape(-1).long() - shift
-        layer = Layer(op, levels, zeros, ending, bias, call["x_zero_point"], kind.dtype, window)
+        layer = QnnpackLayer(op, levels, zeros, ending, bias, call["x_zero_point"], kind.dtype, window)
         layer.check()
         return layer
 
@@ -144,7 +144,7 @@ WITH_RELU = ("linear", "conv1d", "conv2d", "conv3d")
 """The kernels that begin their range at zero where they are asked to."""
 
 
-class Product(Kernel):
+class QnnpackProduct(Kernel):
     """Conv or linear of 8-bit tensors by an 8-bit weight, requantized.
 
     The kernels read and write uint8. Int8 is shifted, which changes no value.
@@ -153,7 +153,7 @@ class Product(Kernel):
     family: ClassVar[str] = "qnnpack"
     any_order: ClassVar[bool] = True
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: QnnpackLayer) -> None:
         super().__init__()
         ending, zeros = layer.ending, layer.zero_points
         self.register_buffer("weight", layer.levels)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from quantc.targets.kernels.kernel import Kernel, Work, check_columns
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernel
-from quantc.targets.kernels.qnnpack_layer import Layer, Product
+from quantc.targets.kernels.qnnpack_layer import QnnpackLayer, QnnpackProduct
 
 
-class Linear(Product):
+class QnnpackLinear(QnnpackProduct):
     """Linear layer: GEMM along the last axis."""
 
     name: ClassVar[str] = "QNNPACK linear"
@@ -31,7 +31,7 @@ class Linear(Product):
 
 @kernel("qnnpack", "linear")
 def linear(call: Call) -> Kernel:
-    return Linear(Layer.of(call, "linear", call.tensor("w"), call["w_zero_point"]))
+    return QnnpackLinear(QnnpackLayer.of(call, "linear", call.tensor("w"), call["w_zero_point"]))
 
 
 @kernel("qnnpack", "matmul")
@@ -40,4 +40,4 @@ def matmul(call: Call) -> Kernel:
     matrix = call.tensor("y")
     if matrix.dim() != 2:
         raise NoKernelError("QNNPACK multiplies with one matrix")
-    return Linear(Layer.of(call, "linear", matrix.t().contiguous(), call["y_zero_point"]))
+    return QnnpackLinear(QnnpackLayer.of(call, "linear", matrix.t().contiguous(), call["y_zero_point"]))

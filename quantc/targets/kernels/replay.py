@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from quantc.errors import QuantcError
 from quantc.targets.kernels.dispatch_trace import (
-    Constant,
-    Given,
     Held,
     Made,
     NoTapeError,
     Operand,
     Several,
     Tape,
+    TraceConstant,
+    TracedInput,
     taped,
 )
 
@@ -274,18 +274,18 @@ class _Drawing:
 
     def _value(self, operand: Operand, kind: Any) -> Any:
         match operand:
-            case Given(index):
+            case TracedInput(index):
                 return self.given[index]
             case Held(index):
                 return self.held[index]
             case Made():
                 return self.made[operand]
-            case Constant():
+            case TraceConstant():
                 return self._constant(operand)
             case Several(items):
                 return self._list(items, kind)
 
-    def _constant(self, constant: Constant) -> Any:
+    def _constant(self, constant: TraceConstant) -> Any:
         found = self.constants.get(constant)
         if found is None:
             value = constant.value

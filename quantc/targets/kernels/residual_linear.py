@@ -16,7 +16,7 @@ from quantc.ir.dialect import is_op
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.targets.kernels.int8_linear import FEW_ROWS, OnOnednn
-from quantc.targets.kernels.kernel import Form, Kernel
+from quantc.targets.kernels.kernel import Kernel, KernelForm
 from quantc.targets.kernels.kernel_fusion import STANDS_FOR, kernels_of, stands_for
 
 BINARY: Any = torch.ops.onednn.qlinear_pointwise.binary
@@ -56,7 +56,7 @@ class LinearSum(OnOnednn):
         after: tuple[Any, ...] = (bias, scale, zero_point, dtype, 1.0, 0, how, 1.0, "none", [], "")
         return lambda levels, other: BINARY(levels.contiguous(), *before, other.contiguous(), *after)
 
-    def bound(self, packed: Any, reads: Form, yields: Form) -> Callable[..., Any]:
+    def bound(self, packed: Any, reads: KernelForm, yields: KernelForm) -> Callable[..., Any]:
         summed, levels_of, most_of_few = self.summed(packed), self.reading.levels, FEW_ROWS * self.shape[1]
 
         def step(x: Tensor, other: Tensor) -> Any:

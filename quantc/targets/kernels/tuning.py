@@ -193,7 +193,7 @@ def _keys(candidates: Sequence[Kernel], inputs: Sequence[Any], times: Times) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TimedArguments:
     """Inputs of one kernel call, and its time."""
 
     inputs: tuple[Any, ...]
@@ -209,9 +209,9 @@ class _Turns(fx.Interpreter):
         self.kernels: dict[fx.Node, Kernel] = {}
         # the processor's time is not disturbed by others, but adds up that of all threads
         self.clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-        self.seen: dict[fx.Node, Given] = {}
+        self.seen: dict[fx.Node, TimedArguments] = {}
 
-    def take(self, kernels: dict[fx.Node, Kernel]) -> dict[fx.Node, Given]:
+    def take(self, kernels: dict[fx.Node, Kernel]) -> dict[fx.Node, TimedArguments]:
         """Run once with these kernels."""
         self.kernels, self.seen = kernels, {}
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.inputs]
@@ -225,7 +225,7 @@ class _Turns(fx.Interpreter):
         inputs = tuple(self.fetch_args_kwargs_from_env(n)[0])
         start = self.clock()
         made = kernel(*inputs)
-        self.seen[n] = Given(inputs, 1e6 * (self.clock() - start))
+        self.seen[n] = TimedArguments(inputs, 1e6 * (self.clock() - start))
         return made
 
 

@@ -17,7 +17,7 @@ from quantc.targets.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """Rows of a kernel's buffer that hold a tensor of the program."""
 
     kernel: Kernel
@@ -35,7 +35,7 @@ class Holdings:
 
     def __init__(self, program: Program, module: fx.GraphModule) -> None:
         self.program, self.module = program, module
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, WeightPart] = {}
         """By the name of the program's tensor."""
 
     @torch.inference_mode(False)
@@ -73,13 +73,13 @@ class Holdings:
         return made
 
 
-def _parts(kernel: Kernel, buffer: str) -> Iterator[tuple[Part, Tensor]]:
+def _parts(kernel: Kernel, buffer: str) -> Iterator[tuple[WeightPart, Tensor]]:
     """The rows of a buffer that came from one kernel each, and the plain tensor they were made of."""
     start = 0
     for one in kernel.made_of or (kernel,):
         plain = one._buffers[buffer]
         if plain is not None:
-            yield Part(kernel, buffer, start, start + plain.shape[0]), plain
+            yield WeightPart(kernel, buffer, start, start + plain.shape[0]), plain
             start += plain.shape[0]
 
 

@@ -13,7 +13,7 @@ from quantc.targets.onnx.dtypes import initializer, onnx_module, onnx_type
 from quantc.text.digests import raw_bytes
 
 
-class Writer:
+class GraphBuilder:
     """Collects nodes and initializers in order of creation. Names are unique."""
 
     def __init__(self) -> None:

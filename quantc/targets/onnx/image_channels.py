@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
 from quantc.ir.types import tensor_type
-from quantc.targets.onnx.op_writers import Call
-from quantc.targets.onnx.quantized_initializers import Stored
-from quantc.targets.onnx.write_qdq import Grid, dequantized
-from quantc.targets.space_to_depth import IMAGE, SQUARE, Window, blocks_of
+from quantc.targets.onnx.op_writers import OpCall
+from quantc.targets.onnx.quantized_initializers import QuantizedInitializer
+from quantc.targets.onnx.write_qdq import OnnxGrid, dequantized
+from quantc.targets.space_to_depth import IMAGE, SQUARE, BlockWindow, blocks_of
 
 CHANNELS = 4
 """How many channels the kernels multiply at a time."""
@@ -26,12 +26,12 @@ LARGEST, PAIR_BITS = 255, 16
 """The largest level of uint8, and the bits in which processors without VNNI add two products."""
 
 
-def wide_conv(call: Call, weight: Stored, window: Window, *bias: str) -> str | None:
+def wide_conv(call: OpCall, weight: QuantizedInitializer, window: BlockWindow, *bias: str) -> str | None:
     """Convolution of quantized images with few channels, written with more. None if it has enough, or cannot be widened."""
     if call.translation.profile.images == "as they are" or (image := tensor_type(call["x"])) is None:
         return None
     has_offsets = weight.zero_point is not None and bool(weight.zero_point.any())
-    if image.rank != IMAGE or has_offsets or Grid.of(_dequantize(call)).dtype is not torch.uint8:
+    if image.rank != IMAGE or has_offsets or OnnxGrid.of(_dequantize(call)).dtype is not torch.uint8:
         return None
     blocks = blocks_of(weight.levels, image, window, SQUARE)
     if blocks is not None and (not can_saturate(blocks.weight) or can_saturate(weight.levels)):
@@ -55,16 +55,16 @@ def can_saturate(levels: Tensor) -> bool:
     return bool(reach.beyond(PAIR_BITS).any())
 
 
-def _conv(call: Call, levels: str, weight: Stored, bias: tuple[str, ...], **settings: list[int]) -> str:
+def _conv(call: OpCall, levels: str, weight: QuantizedInitializer, bias: tuple[str, ...], **settings: list[int]) -> str:
     x, w = dequantized(_dequantize(call), levels), weight.write(call.writer)
     return call.emit("Conv", x, w, *bias, kernel_shape=list(weight.levels.shape[2:]), **settings)
 
 
-def _levels(call: Call) -> str:
+def _levels(call: OpCall) -> str:
     source: Any = call["x"].args[0]
     return call.read(source)
 
 
-def _dequantize(call: Call) -> Call:
+def _dequantize(call: OpCall) -> OpCall:
     """The op that brings the image back to float."""
-    return Call(call.translation, call["x"])
+    return OpCall(call.translation, call["x"])

@@ -14,8 +14,8 @@ from quantc.ir.dialect import argument, is_op
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, dtype_of, tensor_type
 from quantc.targets.onnx.dtypes import onnx_module, onnx_type
-from quantc.targets.onnx.graph_builder import Writer
-from quantc.targets.onnx.op_writers import Call, NoOnnxFormError, Translation, entry_for
+from quantc.targets.onnx.graph_builder import GraphBuilder
+from quantc.targets.onnx.op_writers import NoOnnxFormError, OpCall, Translation, entry_for
 from quantc.targets.onnx.profiles import Profile
 from quantc.targets.onnx.quantized_initializers import stored
 from quantc.targets.provenance import Provenance
@@ -48,7 +48,7 @@ class Literal:
 def export(program: Program, profile: Profile) -> Exported:
     """Export a program for a runtime profile. NoOnnxFormError lists every op without an ONNX form."""
     onnx = onnx_module()
-    translation = Translation(program, Writer(), profile)
+    translation = Translation(program, GraphBuilder(), profile)
     taken, inputs = _inputs(program, translation)
     _write_nodes(program, translation)
     places, outputs = _outputs(program, translation)
@@ -139,7 +139,7 @@ def _write_nodes(program: Program, translation: Translation) -> None:
         try:
             if _leaves_clip(node, translation):
                 continue
-            translation.values[node] = entry_for(node)(Call(translation, node))
+            translation.values[node] = entry_for(node)(OpCall(translation, node))
         except NoOnnxFormError as error:
             if node.target is not getitem or node.args[0] not in parts:
                 refused.append(f"{program.describe(node)}: {error.what}")

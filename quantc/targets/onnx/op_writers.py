@@ -15,9 +15,9 @@ from quantc.errors import RefusedError
 from quantc.ir.dialect import argument, op_name
 from quantc.ir.program import Program
 from quantc.ir.types import ScalarType, TensorType, dtype_of, tensor_type, type_of
-from quantc.targets.onnx.graph_builder import Writer
+from quantc.targets.onnx.graph_builder import GraphBuilder
 from quantc.targets.onnx.profiles import Profile
-from quantc.targets.onnx.quantized_initializers import Stored, stored
+from quantc.targets.onnx.quantized_initializers import QuantizedInitializer, stored
 
 Value = str | tuple[str, ...]
 """The name of a result, or the names of several."""
@@ -32,7 +32,7 @@ class Translation:
     """State of an export: the program, and the ONNX values written so far."""
 
     program: Program
-    writer: Writer
+    writer: GraphBuilder
     profile: Profile
     values: dict[fx.Node, Value] = field(default_factory=dict)
     bounds: dict[fx.Node, tuple[float | None, float | None]] = field(default_factory=dict)
@@ -68,20 +68,20 @@ class Translation:
         levels, scale, zero_point = (self.value(given) for given in node.args[:3])  # type: ignore[arg-type]
         return (levels, scale, zero_point) if dtype_of(node.args[0]) in (torch.int8, torch.uint8) else None
 
-    def stored(self, node: Any) -> Stored | None:
+    def stored(self, node: Any) -> QuantizedInitializer | None:
         """The quantized constant that a node dequantizes; None if there is none."""
         return stored(self.program, node)
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class OpCall:
     """One op with its arguments."""
 
     translation: Translation
     node: fx.Node
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> GraphBuilder:
         return self.translation.writer
 
     def __getitem__(self, name: str) -> Any:
@@ -156,7 +156,7 @@ class Call:
             return self.read(node)
         return self.write_for_float(weight)
 
-    def write_for_float(self, weight: Stored) -> str:
+    def write_for_float(self, weight: QuantizedInitializer) -> str:
         is_folded = self.translation.profile.float_ops == "folded"
         return weight.write_folded(self.writer) if is_folded else weight.write(self.writer)
 
@@ -190,7 +190,7 @@ class Call:
         return NoOnnxFormError(why)
 
 
-Entry = Callable[[Call], Value]
+Entry = Callable[[OpCall], Value]
 ENTRIES: dict[str, Entry] = {}
 """By the name of the op."""
 MODULES = (
@@ -225,7 +225,7 @@ def along_an_axis(entry: Entry) -> Entry:
     """
 
     @wraps(entry)
-    def write(call: Call) -> Value:
+    def write(call: OpCall) -> Value:
         source: Any = call.node.args[0]
         values = call.translation.values
         if call.type(source).rank:

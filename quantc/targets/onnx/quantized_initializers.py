@@ -1,4 +1,4 @@
-"""Quantized constants, dequantized by DequantizeLinear."""
+"""Constants that are stored quantized, and brought back to float by DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from quantc.ir.program import Program
 from quantc.qdq import float_ops as float_formats
 from quantc.spec.granularity import normal_axis
 from quantc.targets.onnx.dtypes import INT8, UINT8, integer_type
-from quantc.targets.onnx.graph_builder import Writer
+from quantc.targets.onnx.graph_builder import GraphBuilder
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """Levels and qparams of a constant. Scales are per tensor, per index of `axis`, or, with a `group`, one per that
-    many elements of `axis`.
-    """
+class QuantizedInitializer:
+    """Levels, and what they stand for. Scales are one number, one for each index of `axis`, or, with a `group`, one for
+    each so many of `axis`."""
 
     name: str
     levels: Tensor
@@ -33,11 +32,11 @@ class Stored:
 
     @property
     def is_bytes(self) -> bool:
-        """True if integer kernels multiply it directly: 8-bit, with one scale for the whole or per column."""
+        """Whether it is multiplied as it is by kernels on integers: bytes, with a scale for the whole or each column."""
         return self.kind in (INT8, UINT8) and self.group is None and self.axis in (None, 1)
 
-    def transposed(self) -> Stored:
-        """The transposed matrix: ONNX matmuls have output channels last."""
+    def transposed(self) -> QuantizedInitializer:
+        """The same for a matrix on its side: products of ONNX have the output channels last."""
         turned = None if self.axis is None else 1 - self.axis
         scale, zero_point = self.scale, self.zero_point
         if self.group is not None:
@@ -52,8 +51,8 @@ class Stored:
             axis=turned,
         )
 
-    def write(self, writer: Writer) -> str:
-        """Name of the dequantized value."""
+    def write(self, writer: GraphBuilder) -> str:
+        """The name of what it stands for, in float."""
         levels = writer.constant(self.levels, self.name, self.kind)
         if self.kind is None:
             return self._from_floats(writer, levels)
@@ -61,8 +60,8 @@ class Stored:
         inputs = (levels, scale) if not zero_point else (levels, scale, zero_point)
         return writer.emit("DequantizeLinear", *inputs, axis=self.axis, block_size=self.group)
 
-    def write_folded(self, writer: Writer) -> str:
-        """Like `write`, in ops that runtimes constant-fold as they load the model."""
+    def write_folded(self, writer: GraphBuilder) -> str:
+        """The same in ops that runtimes compute once, as they load the model."""
         if self.kind is None or self.group is not None or self.scale is None:
             return self.write(writer)
         wide = writer.cast(writer.constant(self.levels, self.name, self.kind), torch.float32)
@@ -70,15 +69,15 @@ class Stored:
             wide = writer.emit("Sub", wide, self._along(writer, self.zero_point.float(), "zero_point"))
         return writer.emit("Mul", wide, self._along(writer, self.scale, "scale"))
 
-    def _along(self, writer: Writer, values: Tensor, what: str) -> str:
-        """Per-index values, shaped to broadcast along the axis."""
+    def _along(self, writer: GraphBuilder, values: Tensor, what: str) -> str:
+        """What each index of the axis has one of, shaped so that it goes with the levels."""
         shape = [1] * self.levels.dim()
         if self.axis is not None:
             shape[self.axis] = -1
         return writer.constant(values.reshape(shape), f"{self.name}_{what}")
 
-    def constants(self, writer: Writer) -> tuple[str, str]:
-        """Names of scale and zero point; an empty name if the zero point is omitted."""
+    def constants(self, writer: GraphBuilder) -> tuple[str, str]:
+        """The names of scale and zero point; an empty one if the zero point is left out."""
         if self.scale is None:
             return "", ""
         scale = writer.constant(self.scale, f"{self.name}_scale")
@@ -87,15 +86,15 @@ class Stored:
         zero_point = self.zero_point.to(self.levels.dtype)
         return scale, writer.constant(zero_point, f"{self.name}_zero_point", self.kind)
 
-    def _from_floats(self, writer: Writer, levels: str) -> str:
+    def _from_floats(self, writer: GraphBuilder, levels: str) -> str:
         wide = writer.cast(levels, torch.float32)
         if self.scale is None:
             return wide
         return writer.emit("Mul", wide, self._along(writer, self.scale, "scale"))
 
 
-def stored(program: Program, node: Any) -> Stored | None:
-    """The constant that a dequantize op reads; None if `node` is not such an op."""
+def stored(program: Program, node: Any) -> QuantizedInitializer | None:
+    """What a dequantize op of a constant brings back; None if `node` is no such op."""
     if not isinstance(node, fx.Node) or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     levels = program.tensor(node.args[0])
@@ -118,31 +117,34 @@ def _title(node: Any) -> str:
     return str(node.args[0].target)
 
 
-def _per_tensor(program: Program, node: fx.Node, levels: Tensor) -> Stored | None:
+def _per_tensor(program: Program, node: fx.Node, levels: Tensor) -> QuantizedInitializer | None:
     scale, zero_point, qmin, qmax, storage = node.args[1:6]
     if not isinstance(scale, float | int):
         return None
     kind = integer_type(int(qmin), int(qmax), storage)  # type: ignore[arg-type]
-    return Stored(_title(node), levels, torch.tensor(float(scale)), torch.tensor(zero_point), kind=kind)
+    return QuantizedInitializer(_title(node), levels, torch.tensor(float(scale)), torch.tensor(zero_point), kind=kind)
 
 
-def _per_channel(program: Program, node: fx.Node, levels: Tensor) -> Stored | None:
+def _per_channel(program: Program, node: fx.Node, levels: Tensor) -> QuantizedInitializer | None:
     scale, zero_point = _tensor(program, node.args[1]), _tensor(program, node.args[2])
     axis, qmin, qmax, storage = node.args[3:7]
     kind = integer_type(int(qmin), int(qmax), storage)  # type: ignore[arg-type]
-    return Stored(_title(node), levels, scale, zero_point, normal_axis(int(axis), levels.dim()), kind=kind)  # type: ignore[arg-type]
+    axis = normal_axis(int(axis), levels.dim())  # type: ignore[arg-type]
+    return QuantizedInitializer(_title(node), levels, scale, zero_point, axis, kind=kind)
 
 
-def _per_group(program: Program, node: fx.Node, levels: Tensor) -> Stored | None:
+def _per_group(program: Program, node: fx.Node, levels: Tensor) -> QuantizedInitializer | None:
     scale, zero_point = _tensor(program, node.args[1]), _tensor(program, node.args[2])
     qmin, qmax, storage, size = node.args[3:7]
     kind = integer_type(int(qmin), int(qmax), storage)  # type: ignore[arg-type]
-    return Stored(_title(node), levels, scale, zero_point, 1, int(size), kind)  # type: ignore[arg-type]
+    return QuantizedInitializer(_title(node), levels, scale, zero_point, 1, int(size), kind)  # type: ignore[arg-type]
 
 
-def _narrow_float(program: Program, node: fx.Node, levels: Tensor) -> Stored | None:
+def _narrow_float(program: Program, node: fx.Node, levels: Tensor) -> QuantizedInitializer | None:
     axis = node.args[2]
-    return Stored(_title(node), levels, _tensor(program, node.args[1]), None, axis if isinstance(axis, int) else None)
+    return QuantizedInitializer(
+        _title(node), levels, _tensor(program, node.args[1]), None, axis if isinstance(axis, int) else None
+    )
 
 
 READERS = {

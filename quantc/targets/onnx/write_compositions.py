@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from quantc.targets.onnx.op_writers import Call, Value, along_an_axis, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, along_an_axis, writes
 from quantc.targets.onnx.write_reductions import variance
 
 
-def _either(op: str, call: Call) -> Value:
+def _either(op: str, call: OpCall) -> Value:
     left, right = (call.read(given, call.result.dtype) for given in call.node.args[:2])
     return call.emit(op, left, right)
 
@@ -22,7 +22,7 @@ writes("aten.min.other")(partial(_either, "Min"))
 writes("aten.pow.Scalar")(partial(_either, "Pow"))
 
 
-def _over_all(op: str, call: Call) -> Value:
+def _over_all(op: str, call: OpCall) -> Value:
     return call.emit(op, call.read(call.node.args[0]), keepdims=0)
 
 
@@ -33,7 +33,7 @@ writes("aten.prod.default")(partial(_over_all, "ReduceProd"))
 
 @writes("aten.prod.dim_int")
 @along_an_axis
-def prod(call: Call) -> Value:
+def prod(call: OpCall) -> Value:
     source, axis = call.node.args[:2]
     axes = call.writer.numbers([call.axis(axis, call.type(source).rank)])  # type: ignore[arg-type]
     return call.emit("ReduceProd", call.read(source, call.result.dtype), axes, keepdims=int(call["keepdim"]))
@@ -41,20 +41,20 @@ def prod(call: Call) -> Value:
 
 @writes("aten.logsumexp.default")
 @along_an_axis
-def logsumexp(call: Call) -> Value:
+def logsumexp(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     axes = call.writer.numbers(call.axes_or_all(call["dim"], call.type(source).rank))
     return call.emit("ReduceLogSumExp", call.read(source), axes, keepdims=int(call["keepdim"]))
 
 
 @writes("aten.std.correction")
-def deviation(call: Call) -> Value:
+def deviation(call: OpCall) -> Value:
     return call.emit("Sqrt", str(variance(call)))
 
 
 @writes("aten.linalg_vector_norm.default")
 @along_an_axis
-def vector_norm(call: Call) -> Value:
+def vector_norm(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     order, dtype = float(call["ord"]), call.result.dtype
     along = {"keepdims": int(call["keepdim"])}
@@ -73,7 +73,7 @@ def vector_norm(call: Call) -> Value:
 
 
 @writes("aten.cosine_similarity.default")
-def cosine_similarity(call: Call) -> Value:
+def cosine_similarity(call: OpCall) -> Value:
     """Each norm is clamped separately."""
     dtype, left, right = call.result.dtype, *call.node.args[:2]
     axes = call.writer.numbers([int(call["dim"])])
@@ -89,12 +89,12 @@ def cosine_similarity(call: Call) -> Value:
 
 
 @writes("aten.log_sigmoid.default")
-def log_sigmoid(call: Call) -> Value:
+def log_sigmoid(call: OpCall) -> Value:
     return call.emit("Neg", call.emit("Softplus", call.emit("Neg", call.read(call.node.args[0]))))
 
 
 @writes("aten.threshold.default")
-def threshold(call: Call) -> Value:
+def threshold(call: OpCall) -> Value:
     source, bound, value = call.node.args[:3]
     dtype = call.result.dtype
     x = call.read(source, dtype)
@@ -102,7 +102,7 @@ def threshold(call: Call) -> Value:
 
 
 @writes("aten.addcmul.default", "aten.addcdiv.default")
-def addcmul(call: Call) -> Value:
+def addcmul(call: OpCall) -> Value:
     x, left, right = (call.read(given, call.result.dtype) for given in call.node.args[:3])
     made = call.emit("Mul" if "addcmul" in str(call.node.target) else "Div", left, right)
     if call["value"] != 1:
@@ -111,19 +111,19 @@ def addcmul(call: Call) -> Value:
 
 
 @writes("aten.lerp.Scalar", "aten.lerp.Tensor")
-def lerp(call: Call) -> Value:
+def lerp(call: OpCall) -> Value:
     start, end, weight = (call.read(given, call.result.dtype) for given in call.node.args[:3])
     return call.emit("Add", start, call.emit("Mul", call.emit("Sub", end, start), weight))
 
 
 @writes("aten.outer.default")
-def outer(call: Call) -> Value:
+def outer(call: OpCall) -> Value:
     left, right = (call.read(given, call.result.dtype) for given in call.node.args[:2])
     return call.emit("Mul", call.emit("Unsqueeze", left, call.writer.numbers([1])), right)
 
 
 @writes("aten.tile.default")
-def tile(call: Call) -> Value:
+def tile(call: OpCall) -> Value:
     source, counts = call.node.args[:2]
     given, rank = list(counts), call.type(source).rank  # type: ignore[arg-type]
     given = [1] * (rank - len(given)) + given
@@ -134,7 +134,7 @@ def tile(call: Call) -> Value:
 
 
 @writes("aten.one_hot.default")
-def one_hot(call: Call) -> Value:
+def one_hot(call: OpCall) -> Value:
     source, count = call.node.args[:2]
     if not isinstance(count, int) or count < 0:
         raise call.refuse(f"how many classes {call.node.name} has depends on its input")
@@ -148,7 +148,7 @@ def one_hot(call: Call) -> Value:
 
 @writes("aten.sort.default", "aten.argsort.default")
 @along_an_axis
-def sort(call: Call) -> Value:
+def sort(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     axis, x = call.axis(call["dim"], call.type(source).rank), call.read(source)
     largest = int(bool(call["descending"]))

@@ -12,7 +12,7 @@ from torch import fx
 from quantc.ir.dialect import is_op
 from quantc.ir.types import ScalarType, dtype_of, type_of
 from quantc.qdq.ops import is_dequantize, is_quantize
-from quantc.targets.onnx.op_writers import Call, Value, along_an_axis, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, along_an_axis, writes
 
 PLAIN: dict[str, tuple[str, ...]] = {
     "Abs": ("abs",),
@@ -48,11 +48,11 @@ BINARY = {
 }
 
 
-def _first(call: Call) -> Any:
+def _first(call: OpCall) -> Any:
     return call.node.args[0]
 
 
-def _plain(op: str, call: Call) -> Value:
+def _plain(op: str, call: OpCall) -> Value:
     source: Any = _first(call)
     if op == "Not" and dtype_of(source) is not torch.bool:
         if "bitwise" in str(call.node.target):
@@ -66,7 +66,7 @@ for op, names in PLAIN.items():
     writes(*names)(partial(_plain, op))
 
 
-def _binary(op: str, call: Call) -> Value:
+def _binary(op: str, call: OpCall) -> Value:
     dtype = call.result.dtype
     return call.emit(op, *(call.read(given, dtype) for given in call.node.args[:2]))
 
@@ -75,7 +75,7 @@ for name, op in BINARY.items():
     writes(name)(partial(_binary, op))
 
 
-def _scaled(call: Call, given: Any) -> str:
+def _scaled(call: OpCall, given: Any) -> str:
     """A second operand times alpha."""
     dtype, alpha = call.result.dtype, call["alpha"]
     value = call.read(given, dtype)
@@ -83,30 +83,30 @@ def _scaled(call: Call, given: Any) -> str:
 
 
 @writes("add")
-def add(call: Call) -> Value:
+def add(call: OpCall) -> Value:
     is_before_norm = any(is_op(user, "layer_norm") for user in call.node.users)
     op = call.translation.profile.before_norm if is_before_norm else "Add"
     return call.emit(op, call.tensor("x", call.result.dtype), _scaled(call, call["y"]))
 
 
 @writes("sub")
-def sub(call: Call) -> Value:
+def sub(call: OpCall) -> Value:
     return call.emit("Sub", call.tensor("x", call.result.dtype), _scaled(call, call["y"]))
 
 
 @writes("rsub")
-def rsub(call: Call) -> Value:
+def rsub(call: OpCall) -> Value:
     return call.emit("Sub", call.tensor("y", call.result.dtype), _scaled(call, call["x"]))
 
 
 @writes("div")
-def div(call: Call) -> Value:
+def div(call: OpCall) -> Value:
     dtype = call.result.dtype
     return call.emit("Div", call.tensor("x", dtype), call.tensor("y", dtype))
 
 
 @writes("aten.div.Tensor_mode", "aten.floor_divide.default")
-def divide_rounding(call: Call) -> Value:
+def divide_rounding(call: OpCall) -> Value:
     dtype = call.result.dtype
     left, right = (call.read(given, dtype) for given in call.node.args[:2])
     mode = call.node.kwargs.get("rounding_mode", "floor")
@@ -118,12 +118,12 @@ def divide_rounding(call: Call) -> Value:
     return divided
 
 
-def floored_integers(call: Call, left: str, right: str) -> str:
+def floored_integers(call: OpCall, left: str, right: str) -> str:
     """Floor division of integers: ONNX's own division truncates."""
     return call.emit("Div", call.emit("Sub", left, call.emit("Mod", left, right)), right)
 
 
-def floored(call: Call, left: str, right: str) -> str:
+def floored(call: OpCall, left: str, right: str) -> str:
     """Floor division of floats as in torch: through the exact remainder, since a rounded quotient may be on the other
     side of an integer.
     """
@@ -138,7 +138,7 @@ def floored(call: Call, left: str, right: str) -> str:
     return call.emit("Where", call.emit("Equal", right, zero), call.emit("Div", left, right), found)
 
 
-def _is_opposite(call: Call, rest: str, right: str) -> str:
+def _is_opposite(call: OpCall, rest: str, right: str) -> str:
     """True where a truncated remainder has the other sign than the divisor."""
     zero = call.writer.scalar(0.0, call.result.dtype)
     is_other = call.emit("Xor", call.emit("Less", rest, zero), call.emit("Less", right, zero))
@@ -146,7 +146,7 @@ def _is_opposite(call: Call, rest: str, right: str) -> str:
 
 
 @writes("aten.remainder.Scalar", "aten.remainder.Tensor")
-def remainder(call: Call) -> Value:
+def remainder(call: OpCall) -> Value:
     dtype = call.result.dtype
     left, right = (call.read(given, dtype) for given in call.node.args[:2])
     if not dtype.is_floating_point:
@@ -155,7 +155,7 @@ def remainder(call: Call) -> Value:
     return call.emit("Where", _is_opposite(call, rest, right), call.emit("Add", rest, right), rest)
 
 
-def _compared(op: str, call: Call) -> Value:
+def _compared(op: str, call: OpCall) -> Value:
     left, right = call.node.args[:2]
     dtype = torch.result_type(_stand_in(call, left), _stand_in(call, right))
     if dtype is torch.bool and op not in ("Equal", "NotEqual"):
@@ -164,7 +164,7 @@ def _compared(op: str, call: Call) -> Value:
     return call.emit("Not", call.emit("Equal", *names)) if op == "NotEqual" else call.emit(op, *names)
 
 
-def _stand_in(call: Call, given: Any) -> Any:
+def _stand_in(call: OpCall, given: Any) -> Any:
     """Something that torch finds the same common type with."""
     if not isinstance(given, fx.Node):
         return given
@@ -179,7 +179,7 @@ for short, op in {**COMPARISONS, "ne": "NotEqual"}.items():
     writes(f"aten.{short}.Tensor", f"aten.{short}.Scalar")(partial(_compared, op))
 
 
-def _logic(op: str, call: Call) -> Value:
+def _logic(op: str, call: OpCall) -> Value:
     left, right = (call.read(given, torch.bool) for given in call.node.args[:2])
     return call.emit(op, left, right)
 
@@ -189,7 +189,7 @@ for short, op in LOGIC.items():
 
 
 @writes("aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor")
-def bitwise(call: Call) -> Value:
+def bitwise(call: OpCall) -> Value:
     op, dtype = "And" if "and" in str(call.node.target) else "Or", call.result.dtype
     if dtype is torch.bool:
         return _logic(op, call)
@@ -197,27 +197,27 @@ def bitwise(call: Call) -> Value:
 
 
 @writes("where")
-def where(call: Call) -> Value:
+def where(call: OpCall) -> Value:
     dtype = call.result.dtype
     return call.emit("Where", call.tensor("condition", torch.bool), call.tensor("x", dtype), call.tensor("y", dtype))
 
 
 @writes("aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
-def where_number(call: Call) -> Value:
+def where_number(call: OpCall) -> Value:
     condition, x, y = call.node.args[:3]
     dtype = call.result.dtype
     return call.emit("Where", call.read(condition, torch.bool), call.read(x, dtype), call.read(y, dtype))
 
 
 @writes("masked_fill", "aten.masked_fill.Tensor")
-def masked_fill(call: Call) -> Value:
+def masked_fill(call: OpCall) -> Value:
     x, mask, value = call.node.args[:3]
     dtype = call.result.dtype
     return call.emit("Where", call.read(mask, torch.bool), call.read(value, dtype), call.read(x, dtype))
 
 
 @writes("cast", "aten._to_copy.default")
-def cast(call: Call) -> Value:
+def cast(call: OpCall) -> Value:
     source: Any = _first(call)
     dtype = call.result.dtype
     name = call.translation.value(source)
@@ -225,7 +225,7 @@ def cast(call: Call) -> Value:
 
 
 @writes("aten.type_as.default")
-def type_as(call: Call) -> Value:
+def type_as(call: OpCall) -> Value:
     return call.read(_first(call), call.result.dtype)
 
 
@@ -233,12 +233,12 @@ def type_as(call: Call) -> Value:
 
 
 @writes("relu")
-def relu(call: Call) -> Value:
+def relu(call: OpCall) -> Value:
     return call.emit("Relu", call.tensor("x"))
 
 
 @writes("clamp")
-def clamp(call: Call) -> Value:
+def clamp(call: OpCall) -> Value:
     dtype = call.result.dtype
     ends = ["" if call[name] is None else call.tensor(name, dtype) for name in ("min", "max")]
     while ends and not ends[-1]:
@@ -247,28 +247,28 @@ def clamp(call: Call) -> Value:
 
 
 @writes("hardsigmoid")
-def hardsigmoid(call: Call) -> Value:
+def hardsigmoid(call: OpCall) -> Value:
     return call.emit("HardSigmoid", call.tensor("x"), alpha=1 / 6, beta=0.5)
 
 
 @writes("silu")
-def silu(call: Call) -> Value:
+def silu(call: OpCall) -> Value:
     x = call.tensor("x")
     return call.emit("Mul", x, call.emit("Sigmoid", x))
 
 
 @writes("gelu")
-def gelu(call: Call) -> Value:
+def gelu(call: OpCall) -> Value:
     return call.emit("Gelu", call.tensor("x"), approximate=call["approximate"])
 
 
 @writes("leaky_relu")
-def leaky_relu(call: Call) -> Value:
+def leaky_relu(call: OpCall) -> Value:
     return call.emit("LeakyRelu", call.tensor("x"), alpha=float(call["negative_slope"]))
 
 
 @writes("elu")
-def elu(call: Call) -> Value:
+def elu(call: OpCall) -> Value:
     x, alpha = call.tensor("x"), float(call["alpha"])
     if (call["scale"], call["input_scale"]) == (1, 1):
         return call.emit("Elu", x, alpha=alpha)
@@ -279,12 +279,12 @@ def elu(call: Call) -> Value:
 
 
 @writes("celu")
-def celu(call: Call) -> Value:
+def celu(call: OpCall) -> Value:
     return call.emit("Celu", call.tensor("x"), alpha=float(call["alpha"]))
 
 
 @writes("prelu")
-def prelu(call: Call) -> Value:
+def prelu(call: OpCall) -> Value:
     along = [-1, *[1] * (call.rank() - 2)] if call.rank() > 1 else [1] * call.rank()
     slopes = call.emit("Reshape", call.tensor("w"), call.writer.numbers(along))
     return call.emit("PRelu", call.tensor("x"), slopes)
@@ -295,7 +295,7 @@ STRAIGHT = 20.0
 
 
 @writes("softplus")
-def softplus(call: Call) -> Value:
+def softplus(call: OpCall) -> Value:
     beta, threshold, x, dtype = float(call["beta"]), float(call["threshold"]), call.tensor("x"), call.result.dtype
     number = call.writer.scalar(beta, dtype)
     scaled = x if beta == 1 else call.emit("Mul", x, number)
@@ -307,19 +307,19 @@ def softplus(call: Call) -> Value:
 
 
 @writes("glu")
-def glu(call: Call) -> Value:
+def glu(call: OpCall) -> Value:
     value, gate = call.many("Split", [call.tensor("x")], 2, axis=call.axis(call["dim"]), num_outputs=2)
     return call.emit("Mul", value, call.emit("Sigmoid", gate))
 
 
 @writes("rsqrt")
-def rsqrt(call: Call) -> Value:
+def rsqrt(call: OpCall) -> Value:
     return call.emit("Reciprocal", call.emit("Sqrt", call.tensor("x")))
 
 
 @writes("softmax", "aten._safe_softmax.default")
 @along_an_axis
-def softmax(call: Call) -> Value:
+def softmax(call: OpCall) -> Value:
     dtype, axis = call.result.dtype, int(call["dim"])
     x = call.read(_first(call), dtype)
     soft = call.emit("Softmax", x, axis=axis)
@@ -340,5 +340,5 @@ def _is_between_levels(node: fx.Node) -> bool:
 
 @writes("log_softmax")
 @along_an_axis
-def log_softmax(call: Call) -> Value:
+def log_softmax(call: OpCall) -> Value:
     return call.emit("LogSoftmax", call.tensor("x", call.result.dtype), axis=int(call["dim"]))

@@ -11,7 +11,7 @@ from torch import fx
 
 from quantc.ir.size_expressions import least
 from quantc.ir.types import TensorType, TupleType, type_of
-from quantc.targets.onnx.op_writers import Call, Value, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, writes
 
 PADDING = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 FAR = 2**63 - 1
@@ -19,7 +19,7 @@ FAR = 2**63 - 1
 
 
 @writes("contiguous", "clone", "detach", "aten.alias.default", "aten.lift_fresh_copy.default", "dropout")
-def same(call: Call) -> Value:
+def same(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     if "dropout" in str(call.node.target) and call["train"]:
         raise call.refuse(f"{call.node.name} drops values")
@@ -30,7 +30,7 @@ def same(call: Call) -> Value:
 
 
 @writes("cat")
-def cat(call: Call) -> Value:
+def cat(call: OpCall) -> Value:
     dtype = call.result.dtype
     parts = [call.read(each, dtype) for each in call["xs"] if call.type(each).shape != (0,)]
     if not parts:
@@ -39,7 +39,7 @@ def cat(call: Call) -> Value:
 
 
 @writes("stack")
-def stack(call: Call) -> Value:
+def stack(call: OpCall) -> Value:
     axis, shape = call.axis(call["dim"], call.result.rank), call.result.shape
     dtype = call.result.dtype
     if axis < call.result.rank - 1 and sum(not isinstance(size, int) for size in shape) <= 1:
@@ -50,7 +50,7 @@ def stack(call: Call) -> Value:
     return call.emit("Concat", *parts, axis=axis)
 
 
-def _parts(call: Call) -> list[TensorType]:
+def _parts(call: OpCall) -> list[TensorType]:
     kind = type_of(call.node)
     if not isinstance(kind, TupleType):
         raise call.refuse(f"how many parts {call.node.name} has is unknown: capture with example inputs")
@@ -58,7 +58,7 @@ def _parts(call: Call) -> list[TensorType]:
 
 
 @writes("split", "split_sizes", "chunk")
-def split(call: Call) -> Value:
+def split(call: OpCall) -> Value:
     parts, axis = _parts(call), call.axis(call["dim"])
     sizes = [part.shape[axis] for part in parts]
     if not all(isinstance(size, int) for size in sizes):
@@ -70,7 +70,7 @@ def split(call: Call) -> Value:
 
 
 @writes("unbind")
-def unbind(call: Call) -> Value:
+def unbind(call: OpCall) -> Value:
     parts, axis = _parts(call), call.axis(call["dim"])
     x = call.tensor("x")
     return tuple(
@@ -82,7 +82,7 @@ def unbind(call: Call) -> Value:
 
 
 @writes("reshape", "aten.view.default", "aten._unsafe_view.default")
-def reshape(call: Call) -> Value:
+def reshape(call: OpCall) -> Value:
     """A single dynamic size is left for ONNX to infer: a constant shape is easier to optimize."""
     source, given = call.node.args[:2]
     shape: list[Any] = list(given)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def _zeros(shape: Sequence[Any]) -> int | None:
 
 
 @writes("flatten", "unflatten")
-def flatten(call: Call) -> Value:
+def flatten(call: OpCall) -> Value:
     """Dynamic sizes are copied by position if they keep it, or inferred by ONNX if there is only one."""
     shape: list[Any] = list(call.result.shape)
     varying = [index for index, size in enumerate(shape) if not isinstance(size, int)]
@@ -118,7 +118,7 @@ def _or_found(size: Any) -> int:
     return size if isinstance(size, int) else -1
 
 
-def _flattened(call: Call, start: int) -> str:
+def _flattened(call: OpCall, start: int) -> str:
     """With the sizes of what is read."""
     x, rank = call.tensor("x"), call.rank()
     if "unflatten" in str(call.node.target):
@@ -130,7 +130,7 @@ def _flattened(call: Call, start: int) -> str:
 
 
 @writes("squeeze", "aten.squeeze.dims", "aten.squeeze.default")
-def squeeze(call: Call) -> Value:
+def squeeze(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     kind = call.type(source)
     given: Any = call.node.args[1] if len(call.node.args) > 1 else range(kind.rank)
@@ -143,7 +143,7 @@ def squeeze(call: Call) -> Value:
     return call.emit("Squeeze", call.read(source), call.writer.numbers(axes)) if axes else call.read(source)
 
 
-def _may_be_one(call: Call, size: int | str) -> bool:
+def _may_be_one(call: OpCall, size: int | str) -> bool:
     """True if a dynamic size can be 1, which torch's squeeze removes."""
     if isinstance(size, int):
         return False
@@ -152,12 +152,12 @@ def _may_be_one(call: Call, size: int | str) -> bool:
 
 
 @writes("unsqueeze")
-def unsqueeze(call: Call) -> Value:
+def unsqueeze(call: OpCall) -> Value:
     return call.emit("Unsqueeze", call.tensor("x"), call.writer.numbers([call.axis(call["dim"], call.result.rank)]))
 
 
 @writes("transpose")
-def transpose(call: Call) -> Value:
+def transpose(call: OpCall) -> Value:
     order = list(range(call.rank()))
     if not order:
         return call.tensor("x")
@@ -167,18 +167,18 @@ def transpose(call: Call) -> Value:
 
 
 @writes("permute")
-def permute(call: Call) -> Value:
+def permute(call: OpCall) -> Value:
     return call.emit("Transpose", call.tensor("x"), perm=call.axes(call["dims"]))
 
 
 @writes("aten.t.default", "aten.numpy_T.default")
-def turned(call: Call) -> Value:
+def turned(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     return call.emit("Transpose", call.read(source))
 
 
 @writes("expand", "aten.expand_as.default")
-def expand(call: Call) -> Value:
+def expand(call: OpCall) -> Value:
     """A size of -1 keeps the tensor's, as 1 does in ONNX."""
     source, size = call.node.args[:2]
     if isinstance(size, fx.Node):
@@ -188,7 +188,7 @@ def expand(call: Call) -> Value:
 
 
 @writes("repeat")
-def repeat(call: Call) -> Value:
+def repeat(call: OpCall) -> Value:
     counts, x = list(call["repeats"]), call.tensor("x")
     if more := len(counts) - call.rank():
         x = call.emit("Unsqueeze", x, call.writer.numbers(range(more)))
@@ -196,7 +196,7 @@ def repeat(call: Call) -> Value:
 
 
 @writes("aten.repeat_interleave.self_int")
-def repeat_interleave(call: Call) -> Value:
+def repeat_interleave(call: OpCall) -> Value:
     source, count = call.node.args[:2]
     kind, x = call.type(source), call.read(source)
     if not isinstance(count, int):
@@ -212,7 +212,7 @@ def repeat_interleave(call: Call) -> Value:
 
 
 @writes("aten.broadcast_to.default")
-def broadcast_to(call: Call) -> Value:
+def broadcast_to(call: OpCall) -> Value:
     return expand(call)
 
 
@@ -220,7 +220,7 @@ def broadcast_to(call: Call) -> Value:
 
 
 @writes("flip")
-def flip(call: Call) -> Value:
+def flip(call: OpCall) -> Value:
     axes = call.axes(call["dims"])
     if not axes or not call.rank():
         return call.tensor("x")
@@ -229,7 +229,7 @@ def flip(call: Call) -> Value:
 
 
 @writes("roll")
-def roll(call: Call) -> Value:
+def roll(call: OpCall) -> Value:
     x, kind = call.tensor("x"), call.type(call["x"])
     if not call["dims"]:
         flat = call.emit("Reshape", x, call.writer.numbers([-1]))
@@ -238,7 +238,7 @@ def roll(call: Call) -> Value:
     return _rolled(call, x, call["shifts"], call.axes(call["dims"]), kind.shape)
 
 
-def _rolled(call: Call, x: str, shifts: Sequence[int], axes: Sequence[int], sizes: Sequence[int | str]) -> str:
+def _rolled(call: OpCall, x: str, shifts: Sequence[int], axes: Sequence[int], sizes: Sequence[int | str]) -> str:
     for shift, axis in zip(shifts, axes, strict=True):
         size = sizes[axis]
         if isinstance(size, int):
@@ -254,7 +254,7 @@ def _rolled(call: Call, x: str, shifts: Sequence[int], axes: Sequence[int], size
 
 
 @writes("pad", "aten.constant_pad_nd.default")
-def pad(call: Call) -> Value:
+def pad(call: OpCall) -> Value:
     amounts, mode = list(call["pad"]), "constant"
     if "constant_pad" not in str(call.node.target):
         mode = PADDING[str(call["mode"])]
@@ -271,7 +271,7 @@ IMAGE = 3
 """Channels, height and width."""
 
 
-def _images(call: Call) -> str:
+def _images(call: OpCall) -> str:
     """The input with one axis before channels, height and width."""
     x, kind = call.tensor("x"), call.type(call["x"])
     if kind.rank == IMAGE + 1:
@@ -281,7 +281,7 @@ def _images(call: Call) -> str:
     return call.emit("Reshape", x, call.writer.numbers([-1, *(int(size) for size in kind.shape[-IMAGE:])]))
 
 
-def _as_before(call: Call, made: str) -> str:
+def _as_before(call: OpCall, made: str) -> str:
     """Images, with the axes in front that those that were read have."""
     result = call.result
     if result.rank == IMAGE + 1:
@@ -292,18 +292,18 @@ def _as_before(call: Call, made: str) -> str:
 
 
 @writes("pixel_shuffle")
-def pixel_shuffle(call: Call) -> Value:
+def pixel_shuffle(call: OpCall) -> Value:
     factor = int(call["upscale_factor"])
     return _as_before(call, call.emit("DepthToSpace", _images(call), blocksize=factor, mode="CRD"))
 
 
-def _regrouped(call: Call, x: str, middle: list[Any], order: list[int], last: list[Any]) -> str:
+def _regrouped(call: OpCall, x: str, middle: list[Any], order: list[int], last: list[Any]) -> str:
     parts = call.emit("Reshape", x, call.writer.numbers(middle))
     return call.emit("Reshape", call.emit("Transpose", parts, perm=order), call.writer.numbers(last))
 
 
 @writes("pixel_unshuffle")
-def pixel_unshuffle(call: Call) -> Value:
+def pixel_unshuffle(call: OpCall) -> Value:
     factor, sizes = int(call["downscale_factor"]), call.type(call["x"]).shape[-IMAGE:]
     if not all(isinstance(size, int) for size in sizes):
         raise call.refuse(f"the sizes of {call['x'].name} vary: {call.type(call['x'])}")
@@ -315,7 +315,7 @@ def pixel_unshuffle(call: Call) -> Value:
 
 
 @writes("channel_shuffle")
-def channel_shuffle(call: Call) -> Value:
+def channel_shuffle(call: OpCall) -> Value:
     groups = int(call["groups"])
     channels, *rest = call.fixed()
     order = [0, 2, 1, *range(3, 3 + len(rest))]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from quantc.ir.types import TensorType, TupleType, type_of
-from quantc.targets.onnx.op_writers import Call, Value, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, writes
 from quantc.targets.onnx.write_products import pair, unbatched
 
 
 @dataclass(frozen=True)
-class Windows:
+class PoolWindows:
     """Windows of a pool along one axis."""
 
     kernel: int
@@ -51,7 +51,7 @@ class Windows:
         return [min(start + self.kernel, last) - max(start, first) for start in starts]
 
 
-def _windows(call: Call, count: int) -> list[Windows]:
+def _windows(call: OpCall, count: int) -> list[PoolWindows]:
     kernel, padding = pair(call["kernel_size"], count), pair(call["padding"], count)
     stride = pair(call["stride"] or kernel, count)
     is_max = "max_pool" in str(call.node.target)
@@ -61,10 +61,10 @@ def _windows(call: Call, count: int) -> list[Windows]:
     result = kind.items[0] if isinstance(kind, TupleType) else kind
     made = result.shape[-count:] if isinstance(result, TensorType) else (None,) * count
     known = [[size if isinstance(size, int) else None for size in each] for each in (sizes, made)]
-    return [Windows(*settings) for settings in zip(kernel, stride, padding, dilation, *known, strict=True)]
+    return [PoolWindows(*settings) for settings in zip(kernel, stride, padding, dilation, *known, strict=True)]
 
 
-def _attributes(call: Call, windows: list[Windows]) -> dict[str, Any]:
+def _attributes(call: OpCall, windows: list[PoolWindows]) -> dict[str, Any]:
     """The windows for ONNX. Where torch rounds their number up, what is beyond the end is written as padding: of
     windows that begin in the padding the two think otherwise."""
     is_up = bool(call["ceil_mode"])
@@ -80,19 +80,19 @@ def _attributes(call: Call, windows: list[Windows]) -> dict[str, Any]:
     }
 
 
-def _axes(call: Call) -> int:
+def _axes(call: OpCall) -> int:
     """Over how many axes an op goes, by the digit in its name."""
     return int(next(letter for letter in str(call.node.target) if letter.isdigit()))
 
 
-def _batched(call: Call) -> tuple[str, bool]:
+def _batched(call: OpCall) -> tuple[str, bool]:
     x, count = call.read(call.node.args[0]), _axes(call)
     is_single = call.type(call.node.args[0]).rank == count + 1
     return (call.emit("Unsqueeze", x, call.writer.numbers([0])), True) if is_single else (x, False)
 
 
 @writes("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices")
-def max_pool(call: Call) -> Value:
+def max_pool(call: OpCall) -> Value:
     windows = _windows(call, _axes(call))
     x, was_single = _batched(call)
     settings = _attributes(call, windows)
@@ -105,7 +105,7 @@ def max_pool(call: Call) -> Value:
 
 
 @writes("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def avg_pool(call: Call) -> Value:
+def avg_pool(call: OpCall) -> Value:
     count = _axes(call)
     windows, includes_padding = _windows(call, count), bool(call["count_include_pad"])
     divisor = call["divisor_override"] if count > 1 else None
@@ -130,18 +130,18 @@ def avg_pool(call: Call) -> Value:
     return unbatched(call, call.emit("Mul", made, call.writer.constant(shares.to(call.result.dtype))), was_single)
 
 
-def _number(call: Call, value: float) -> str:
+def _number(call: OpCall, value: float) -> str:
     return call.writer.scalar(value, call.result.dtype)
 
 
-def _padded(call: Call, x: str, pads: list[int], value: float) -> str:
+def _padded(call: OpCall, x: str, pads: list[int], value: float) -> str:
     """Images with more around them."""
     half = len(pads) // 2
     amounts = [0, 0, *pads[:half], 0, 0, *pads[half:]]
     return call.emit("Pad", x, call.writer.numbers(amounts), _number(call, value))
 
 
-def _adaptive(call: Call, whole: str, part: str) -> Value:
+def _adaptive(call: OpCall, whole: str, part: str) -> Value:
     """Into one cell, or into cells of one size."""
     source: Any = call.node.args[0]
     count = _axes(call)
@@ -165,12 +165,12 @@ def _cell(size: int | str, count: int | None) -> int | None:
 
 
 @writes("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_avg_pool(call: Call) -> Value:
+def adaptive_avg_pool(call: OpCall) -> Value:
     return _adaptive(call, "GlobalAveragePool", "AveragePool")
 
 
 @writes(*(f"aten.adaptive_max_pool{n}d.default" for n in (1, 2, 3)))
-def adaptive_max_pool(call: Call) -> Value:
+def adaptive_max_pool(call: OpCall) -> Value:
     made = _adaptive(call, "GlobalMaxPool", "MaxPool")
     return str(made), ""
 
@@ -182,7 +182,7 @@ def adaptive_max_pool(call: Call) -> Value:
     "upsample_linear1d",
     "upsample_bilinear2d",
 )
-def upsample(call: Call) -> Value:
+def upsample(call: OpCall) -> Value:
     is_nearest = "nearest" in str(call.node.target)
     aligned = not is_nearest and call["align_corners"]
     how = {

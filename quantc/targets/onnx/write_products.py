@@ -12,14 +12,14 @@ from torch import Tensor, fx
 from quantc.qdq.ops import is_dequantize
 from quantc.targets.onnx.dtypes import INT32
 from quantc.targets.onnx.image_channels import wide_conv
-from quantc.targets.onnx.op_writers import Call, Value, writes
-from quantc.targets.onnx.quantized_initializers import Stored
-from quantc.targets.space_to_depth import Window
+from quantc.targets.onnx.op_writers import OpCall, Value, writes
+from quantc.targets.onnx.quantized_initializers import QuantizedInitializer
+from quantc.targets.space_to_depth import BlockWindow
 
 LARGEST = 2**31 - 1
 
 
-def bias_of(call: Call, bias: Any, weight: Stored | None) -> str:
+def bias_of(call: OpCall, bias: Any, weight: QuantizedInitializer | None) -> str:
     """A bias; int32 on the accumulator's scale if input and weight are quantized: integer kernels need it so, and a
     float bias keeps ONNX Runtime from using them. Any other bias is unchanged.
     """
@@ -32,10 +32,12 @@ def bias_of(call: Call, bias: Any, weight: Stored | None) -> str:
     if not bool((levels.abs() <= LARGEST).all()):
         return call.read(bias)
     axis = 0 if step.dim() else None
-    return Stored(f"{bias.target}_quantized", levels.to(torch.int32), step, None, axis, kind=INT32).write(call.writer)
+    return QuantizedInitializer(f"{bias.target}_quantized", levels.to(torch.int32), step, None, axis, kind=INT32).write(
+        call.writer
+    )
 
 
-def _step(node: Any, weight: Stored | None) -> Tensor | None:
+def _step(node: Any, weight: QuantizedInitializer | None) -> Tensor | None:
     """The scale of sums of products: that of the input times those of the weight. None if either has none."""
     scale = _scale_of(node)
     if weight is None or weight.scale is None or weight.group is not None or weight.kind is None or scale is None:
@@ -59,7 +61,7 @@ def pair(given: Any, count: int) -> list[int]:
     return [int(given)] * count if isinstance(given, int) else [int(each) for each in given]
 
 
-def _window(call: Call, count: int) -> dict[str, list[int]]:
+def _window(call: OpCall, count: int) -> dict[str, list[int]]:
     padding = pair(call["padding"], count)
     return {
         "strides": pair(call["stride"], count),
@@ -68,26 +70,26 @@ def _window(call: Call, count: int) -> dict[str, list[int]]:
     }
 
 
-def _batched(call: Call, x: str, count: int) -> tuple[str, bool]:
+def _batched(call: OpCall, x: str, count: int) -> tuple[str, bool]:
     """Input of a convolution, with a batch axis."""
     if call.rank() == count + 2:
         return x, False
     return call.emit("Unsqueeze", x, call.writer.numbers([0])), True
 
 
-def unbatched(call: Call, y: str, was_single: bool) -> str:
+def unbatched(call: OpCall, y: str, was_single: bool) -> str:
     """Result without the batch axis that a single image was given."""
     return call.emit("Squeeze", y, call.writer.numbers([0])) if was_single else y
 
 
 @writes("conv1d", "conv2d", "conv3d")
-def conv(call: Call) -> Value:
+def conv(call: OpCall) -> Value:
     weight = call.translation.stored(call["w"])
     sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
     bias = () if call["b"] is None else (bias_of(call, call["b"], weight),)
     if weight is not None and _step(call["x"], weight) is not None:
         stride, padding, dilation = (pair(call[name], len(sizes)) for name in ("stride", "padding", "dilation"))
-        wide = wide_conv(call, weight, Window(stride, padding, dilation, int(call["groups"])), *bias)
+        wide = wide_conv(call, weight, BlockWindow(stride, padding, dilation, int(call["groups"])), *bias)
         if wide is not None:
             return wide
     x, was_single = _batched(call, call.tensor("x"), len(sizes))
@@ -98,7 +100,7 @@ def conv(call: Call) -> Value:
 
 
 @writes("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def conv_transpose(call: Call) -> Value:
+def conv_transpose(call: OpCall) -> Value:
     sizes = [int(size) for size in call.type(call["w"]).shape[2:]]
     x, was_single = _batched(call, call.tensor("x"), len(sizes))
     bias = () if call["b"] is None else (call.tensor("b"),)
@@ -118,7 +120,7 @@ def conv_transpose(call: Call) -> Value:
 # -- matrices ------------------------------------------------------------------------------------------------------
 
 
-def turned(call: Call, node: Any) -> str:
+def turned(call: OpCall, node: Any) -> str:
     """Linear weight with output channels last; constants are stored transposed."""
     weight = call.translation.stored(node)
     if weight is not None:
@@ -130,7 +132,7 @@ def turned(call: Call, node: Any) -> str:
 
 
 @writes("linear")
-def linear(call: Call) -> Value:
+def linear(call: OpCall) -> Value:
     if call.type(call["w"]).rank == 1:
         product = call.emit("MatMul", call.tensor("x"), call.tensor("w"))
         return product if call["b"] is None else call.emit("Add", product, call.tensor("b"))
@@ -139,7 +141,7 @@ def linear(call: Call) -> Value:
     return _weighted(call, stored, lambda: turned(call, call["w"]), call["b"])
 
 
-def _weighted(call: Call, weight: Stored | None, write: Callable[[], str], bias: Any) -> str:
+def _weighted(call: OpCall, weight: QuantizedInitializer | None, write: Callable[[], str], bias: Any) -> str:
     """x w + b. `weight` is behind what `write` writes, if that is stored quantized; it is written once, in the form needed."""
     levels = call.translation.levels_of(call["x"]) if call.translation.profile.dynamic == "integer" else None
     if weight is not None and weight.is_bytes and levels is not None:
@@ -159,7 +161,7 @@ def _weighted(call: Call, weight: Stored | None, write: Callable[[], str], bias:
     return call.emit("Add", call.emit("MatMul", x, w), b)
 
 
-def _as_matrix(call: Call) -> tuple[list[int], list[int]] | None:
+def _as_matrix(call: OpCall) -> tuple[list[int], list[int]] | None:
     """Shapes to flatten a batch of dynamic size into one matrix and back. With static sizes ONNX Runtime does so
     itself, to add the bias to integer sums.
     """
@@ -169,7 +171,7 @@ def _as_matrix(call: Call) -> tuple[list[int], list[int]] | None:
     return [-1, given[-1]], [size if isinstance(size, int) else -1 for size in made]
 
 
-def _of_integers(call: Call, levels: tuple[str, str, str], weight: Stored) -> str:
+def _of_integers(call: OpCall, levels: tuple[str, str, str], weight: QuantizedInitializer) -> str:
     """The product with what DynamicQuantizeLinear quantized, as ONNX Runtime's kernel for that is made of."""
     x, scale, zero_point = levels
     steps, offsets = weight.constants(call.writer)
@@ -179,7 +181,7 @@ def _of_integers(call: Call, levels: tuple[str, str, str], weight: Stored) -> st
 
 
 @writes("matmul")
-def matmul(call: Call) -> Value:
+def matmul(call: OpCall) -> Value:
     weight = call.translation.stored(call["y"])
     if weight is None or weight.levels.dim() != 2:
         return call.emit("MatMul", call.tensor("x"), call.tensor("y"))
@@ -187,13 +189,13 @@ def matmul(call: Call) -> Value:
 
 
 @writes("aten.bmm.default", "aten.mm.default", "aten.mv.default", "aten.dot.default")
-def plain_matmul(call: Call) -> Value:
+def plain_matmul(call: OpCall) -> Value:
     left, right = call.node.args[:2]
     return call.emit("MatMul", call.read(left), call.read(right))
 
 
 @writes("addmm", "baddbmm")
-def addmm(call: Call) -> Value:
+def addmm(call: OpCall) -> Value:
     weight = call.translation.stored(call["y"])
     if (call["alpha"], call["beta"]) == (1, 1) and weight is not None and weight.levels.dim() == 2:
         return _weighted(call, weight, lambda: call.tensor("y"), call["b"])
@@ -207,19 +209,19 @@ def addmm(call: Call) -> Value:
 
 
 @writes("einsum")
-def einsum(call: Call) -> Value:
+def einsum(call: OpCall) -> Value:
     equation = str(call["equation"]).replace(" ", "")
     return call.emit("Einsum", *(call.read(each) for each in call["operands"]), equation=equation)
 
 
 @writes("bilinear")
-def bilinear(call: Call) -> Value:
+def bilinear(call: OpCall) -> Value:
     made = call.emit("Einsum", call.tensor("x"), call.tensor("w"), call.tensor("y"), equation="...i,oij,...j->...o")
     return made if call["b"] is None else call.emit("Add", made, call.tensor("b"))
 
 
 @writes("sdpa")
-def attention(call: Call) -> Value:
+def attention(call: OpCall) -> Value:
     """softmax(q kᵀ · scale + mask) v."""
     if float(call["dropout_p"]):
         raise call.refuse(f"{call.node.name} drops values")
@@ -239,7 +241,7 @@ def attention(call: Call) -> Value:
     return made if mask is None else _without_masked_rows(call, made, mask)
 
 
-def _without_masked_rows(call: Call, made: str, mask: fx.Node) -> str:
+def _without_masked_rows(call: OpCall, made: str, mask: fx.Node) -> str:
     """Zeros where a mask leaves a query nothing to look at, as torch has it; a softmax of nothing but -inf is NaN. By
     the mask alone, which is smaller than the scores and often a constant."""
     dtype, last = call.type(mask).dtype, call.writer.numbers([-1])
@@ -259,7 +261,7 @@ def _is_masked(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype is torch.bool else mask == -math.inf
 
 
-def _heads(call: Call, name: str) -> str:
+def _heads(call: OpCall, name: str) -> str:
     """Keys or values, each head as often as queries share it."""
     if not call["enable_gqa"] or call.rank(name) < 3:
         return call.tensor(name)
@@ -272,14 +274,14 @@ def _heads(call: Call, name: str) -> str:
     return call.emit("Gather", call.tensor(name), places, axis=call.rank(name) - 3)
 
 
-def _masked(call: Call, scores: str, mask: fx.Node) -> str:
+def _masked(call: OpCall, scores: str, mask: fx.Node) -> str:
     if call.type(mask).dtype is not torch.bool:
         return call.emit("Add", scores, call.read(mask, call.result.dtype))
     lowest = call.writer.scalar(-math.inf, call.result.dtype)
     return call.emit("Where", call.read(mask), scores, lowest)
 
 
-def _causal(call: Call, scores: str, rank: int) -> str:
+def _causal(call: OpCall, scores: str, rank: int) -> str:
     rows = call.emit("Shape", scores, start=rank - 2, end=rank)
     seen = call.emit("Trilu", call.emit("Expand", call.writer.scalar(1.0, torch.float32), rows), upper=0)
     lowest = call.writer.scalar(-math.inf, call.result.dtype)
@@ -287,7 +289,7 @@ def _causal(call: Call, scores: str, rank: int) -> str:
 
 
 @writes("embedding")
-def embedding(call: Call) -> Value:
+def embedding(call: OpCall) -> Value:
     """Rows are gathered in their stored format, and only those are dequantized."""
     weight = call.translation.stored(call["w"])
     indices = call.tensor("indices")
@@ -302,7 +304,7 @@ def embedding(call: Call) -> Value:
     return call.emit("Mul", wide, _row(call, scale, indices, weight))
 
 
-def _row(call: Call, values: str, indices: str, weight: Stored) -> str:
+def _row(call: OpCall, values: str, indices: str, weight: QuantizedInitializer) -> str:
     """Per-row values of the rows that were looked up."""
     if weight.axis is None:
         return values

@@ -14,7 +14,7 @@ from quantc.qdq.registration import decomposed_ops
 from quantc.spec.instruction_sets import SIGN_SHIFT
 from quantc.spec.spec import FLOAT32_EPS
 from quantc.targets.onnx.dtypes import BOUNDS, onnx_type
-from quantc.targets.onnx.op_writers import Call, Value, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, writes
 
 decomposed = decomposed_ops()
 
@@ -35,7 +35,7 @@ def quantized_bounds(
     return levels[0], levels[1]
 
 
-def _clipped(call: Call, levels: str, ends: tuple[int, int], dtype: torch.dtype) -> str:
+def _clipped(call: OpCall, levels: str, ends: tuple[int, int], dtype: torch.dtype) -> str:
     """Levels within a range that is narrower than their type: QuantizeLinear knows the type alone."""
     low, high = BOUNDS[onnx_type(dtype)]
     if ends == (low, high):
@@ -44,7 +44,7 @@ def _clipped(call: Call, levels: str, ends: tuple[int, int], dtype: torch.dtype)
 
 
 @dataclass(frozen=True)
-class Grid:
+class OnnxGrid:
     """Static qparams, as written."""
 
     scale: float
@@ -53,22 +53,22 @@ class Grid:
     dtype: torch.dtype
 
     @staticmethod
-    def of(call: Call) -> Grid:
+    def of(call: OpCall) -> OnnxGrid:
         """Qparams of a quantize or dequantize op; int8 is shifted if the profile wants uint8."""
         scale, zero_point, qmin, qmax, dtype = call.node.args[1:6]
         is_shifted = dtype is torch.int8 and call.translation.profile.activations == "uint8"
         shift = SIGN_SHIFT if is_shifted else 0
         ends = (int(qmin) + shift, int(qmax) + shift)  # type: ignore[arg-type]
         kind = torch.uint8 if is_shifted else dtype
-        return Grid(float(scale), int(zero_point) + shift, ends, kind)  # type: ignore[arg-type]
+        return OnnxGrid(float(scale), int(zero_point) + shift, ends, kind)  # type: ignore[arg-type]
 
-    def constants(self, call: Call) -> tuple[str, str]:
+    def constants(self, call: OpCall) -> tuple[str, str]:
         return call.writer.scalar(self.scale, torch.float32), call.writer.scalar(self.zero_point, self.dtype)
 
 
 @writes(_name("quantize_per_tensor.default"))
-def quantize(call: Call) -> Value:
-    source, grid = call.node.args[0], Grid.of(call)
+def quantize(call: OpCall) -> Value:
+    source, grid = call.node.args[0], OnnxGrid.of(call)
     bounds = call.translation.bounds.get(source, (None, None))  # type: ignore[arg-type]
     ends = quantized_bounds(bounds, grid.scale, grid.zero_point, grid.ends)
     x, qparams = call.read(source, torch.float32), grid.constants(call)
@@ -77,7 +77,7 @@ def quantize(call: Call) -> Value:
     return _clipped(call, call.emit("QuantizeLinear", x, *qparams), ends, grid.dtype)
 
 
-def _clipped_before(call: Call, x: str, ends: tuple[int, int], grid: Grid) -> str:
+def _clipped_before(call: OpCall, x: str, ends: tuple[int, int], grid: OnnxGrid) -> str:
     """Numbers within what a narrower range stands for. An end, divided by the scale, is within one part in 2^22 of its
     level, and rounds to it."""
     if ends == BOUNDS[onnx_type(grid.dtype)]:
@@ -87,22 +87,22 @@ def _clipped_before(call: Call, x: str, ends: tuple[int, int], grid: Grid) -> st
 
 
 @writes(_name("dequantize_per_tensor.default"))
-def dequantize(call: Call) -> Value:
+def dequantize(call: OpCall) -> Value:
     return dequantized(call, call.read(call.node.args[0]))
 
 
-def dequantized(call: Call, levels: str) -> str:
+def dequantized(call: OpCall, levels: str) -> str:
     """Levels dequantized as by a dequantize op. A zero point of zero is omitted: ONNX Runtime 1.31 does not load some
     models with explicit int8 ones.
     """
-    grid = Grid.of(call)
+    grid = OnnxGrid.of(call)
     qparams = grid.constants(call)
     is_plain = grid.dtype is torch.int8 and grid.zero_point == 0
     return call.emit("DequantizeLinear", levels, *(qparams[:1] if is_plain else qparams))
 
 
 @writes(_name("quantize_per_channel.default"))
-def quantize_per_channel(call: Call) -> Value:
+def quantize_per_channel(call: OpCall) -> Value:
     source, scale, zero_point, axis, qmin, qmax, dtype = call.node.args[:7]
     zero = call.read(zero_point, dtype)  # type: ignore[arg-type]
     levels = call.emit("QuantizeLinear", call.read(source, torch.float32), call.read(scale), zero, axis=axis)
@@ -110,7 +110,7 @@ def quantize_per_channel(call: Call) -> Value:
 
 
 @writes(_name("dequantize_per_channel.default"))
-def dequantize_per_channel(call: Call) -> Value:
+def dequantize_per_channel(call: OpCall) -> Value:
     source, scale, zero_point, axis, _, _, dtype = call.node.args[:7]
     zero = () if zero_point is None else (call.read(zero_point, dtype),)  # type: ignore[arg-type]
     return call.emit("DequantizeLinear", call.read(source), call.read(scale), *zero, axis=axis)
@@ -120,7 +120,7 @@ def dequantize_per_channel(call: Call) -> Value:
 
 
 @writes(_name("choose_qparams.tensor"))
-def choose(call: Call) -> Value:
+def choose(call: OpCall) -> Value:
     source, qmin, qmax, eps, dtype = call.node.args[:5]
     x = call.read(source, torch.float32)
     if (qmin, qmax, dtype) == (0, 255, torch.uint8) and float(eps) <= FLOAT32_EPS:  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def choose(call: Call) -> Value:
     return scale, call.writer.cast(zero_point, dtype)  # type: ignore[arg-type]
 
 
-def _extremes(call: Call, x: str, axis: int | None) -> tuple[str, str]:
+def _extremes(call: OpCall, x: str, axis: int | None) -> tuple[str, str]:
     """The smallest and the largest number, zero among them: of all, or along an axis."""
     zero = call.writer.scalar(0.0, torch.float32)
     axes = () if axis is None else (call.writer.numbers([axis]),)
@@ -142,7 +142,7 @@ def _extremes(call: Call, x: str, axis: int | None) -> tuple[str, str]:
     return low, high
 
 
-def _affine(call: Call, low: str, high: str, qmin: int, qmax: int, eps: float) -> tuple[str, str]:
+def _affine(call: OpCall, low: str, high: str, qmin: int, qmax: int, eps: float) -> tuple[str, str]:
     """Scale and zero point, the latter in float."""
     number = call.writer.scalar
     span = call.emit("Div", call.emit("Sub", high, low), number(float(qmax - qmin), torch.float32))
@@ -152,7 +152,7 @@ def _affine(call: Call, low: str, high: str, qmin: int, qmax: int, eps: float) -
     return scale, call.emit("Clip", offset, *ends)
 
 
-def _symmetric(call: Call, low: str, high: str, zero_point: int, span: float, eps: float) -> tuple[str, str]:
+def _symmetric(call: OpCall, low: str, high: str, zero_point: int, span: float, eps: float) -> tuple[str, str]:
     number = call.writer.scalar
     farthest = call.emit("Max", call.emit("Neg", low), high)
     half = call.emit("Div", farthest, number(span / 2, torch.float32))
@@ -160,7 +160,7 @@ def _symmetric(call: Call, low: str, high: str, zero_point: int, span: float, ep
 
 
 @writes(target_name(run_time.CHOOSE))
-def choose_own(call: Call) -> Value:
+def choose_own(call: OpCall) -> Value:
     """A per-token zero point stays float, as the per-token ops compute with it; a per-tensor one has its own type."""
     per_token, zero_point = call["per_token"], call["zero_point"]
     qmin, qmax, eps = int(call["qmin"]), int(call["qmax"]), float(call["eps"])
@@ -173,7 +173,7 @@ def choose_own(call: Call) -> Value:
 
 
 @writes(_name("quantize_per_tensor.tensor"))
-def quantize_chosen(call: Call) -> Value:
+def quantize_chosen(call: OpCall) -> Value:
     source, scale, zero_point, qmin, qmax, dtype = call.node.args[:6]
     choice = scale.args[0] if isinstance(scale, fx.Node) and scale.args else None
     if isinstance(choice, fx.Node) and choice in call.translation.chosen and choice.args[0] is source:
@@ -184,13 +184,13 @@ def quantize_chosen(call: Call) -> Value:
 
 
 @writes(_name("dequantize_per_tensor.tensor"))
-def dequantize_chosen(call: Call) -> Value:
+def dequantize_chosen(call: OpCall) -> Value:
     names = [call.translation.value(given) for given in call.node.args[:3]]  # type: ignore[arg-type]
     return call.emit("DequantizeLinear", *names)
 
 
 @writes(_name("quantize_per_token.default"))
-def quantize_tokens(call: Call) -> Value:
+def quantize_tokens(call: OpCall) -> Value:
     source, scale, zero_point, qmin, qmax, dtype = call.node.args[:6]
     names = [call.translation.value(given) for given in (scale, zero_point)]  # type: ignore[arg-type]
     one = call.writer.scalar(1.0, torch.float32)
@@ -201,7 +201,7 @@ def quantize_tokens(call: Call) -> Value:
 
 
 @writes(_name("dequantize_per_token.default"))
-def dequantize_tokens(call: Call) -> Value:
+def dequantize_tokens(call: OpCall) -> Value:
     source, scale, zero_point = call.node.args[:3]
     names = [call.translation.value(given) for given in (scale, zero_point)]  # type: ignore[arg-type]
     wide = call.writer.cast(call.read(source), torch.float32)
@@ -209,5 +209,5 @@ def dequantize_tokens(call: Call) -> Value:
 
 
 @writes(target_name(float_formats.DEQUANTIZE))
-def dequantize_float(call: Call) -> Value:
+def dequantize_float(call: OpCall) -> Value:
     raise call.refuse("only constants are stored in narrower floats")

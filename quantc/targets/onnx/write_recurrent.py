@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.targets.onnx.op_writers import Call, Value, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, writes
 from quantc.targets.onnx.write_products import turned
 
 
 @dataclass(frozen=True)
-class Kind:
+class OnnxCell:
     """A kind of layer: its ONNX op, and ONNX's position of each of torch's gates."""
 
     op: str
@@ -23,14 +23,14 @@ class Kind:
 
 
 KINDS = {
-    "lstm": Kind("LSTM", (0, 3, 1, 2)),  # torch: i f g o; ONNX: i o f c
-    "gru": Kind("GRU", (1, 0, 2), (("linear_before_reset", 1),)),  # torch: r z n; ONNX: z r h
-    "rnn_tanh": Kind("RNN", (0,)),
-    "rnn_relu": Kind("RNN", (0,)),
+    "lstm": OnnxCell("LSTM", (0, 3, 1, 2)),  # torch: i f g o; ONNX: i o f c
+    "gru": OnnxCell("GRU", (1, 0, 2), (("linear_before_reset", 1),)),  # torch: r z n; ONNX: z r h
+    "rnn_tanh": OnnxCell("RNN", (0,)),
+    "rnn_relu": OnnxCell("RNN", (0,)),
 }
 
 
-def _ordered(call: Call, node: Any, kind: Kind) -> str:
+def _ordered(call: OpCall, node: Any, kind: OnnxCell) -> str:
     """A weight or bias with its gates in the order of ONNX, and an axis for the direction."""
     tensor = call.translation.program.tensor(node)
     weight = call.translation.stored(node)
@@ -50,7 +50,7 @@ def _ordered(call: Call, node: Any, kind: Kind) -> str:
     return call.emit("Unsqueeze", made, call.writer.numbers([0]))
 
 
-def _reordered(call: Call, rows: str, kind: Kind) -> str:
+def _reordered(call: OpCall, rows: str, kind: OnnxCell) -> str:
     """The gates of what is computed."""
     count = len(kind.gates)
     if count == 1:
@@ -59,21 +59,21 @@ def _reordered(call: Call, rows: str, kind: Kind) -> str:
     return call.emit("Concat", *(parts[gate] for gate in kind.gates), axis=0)
 
 
-def _gates(rows: Tensor, kind: Kind) -> Tensor:
+def _gates(rows: Tensor, kind: OnnxCell) -> Tensor:
     parts = rows.chunk(len(kind.gates), 0)
     return torch.cat([parts[gate] for gate in kind.gates], 0)
 
 
-def _per_row(values: Tensor | None, kind: Kind) -> Tensor | None:
+def _per_row(values: Tensor | None, kind: OnnxCell) -> Tensor | None:
     return values if values is None or not values.dim() else _gates(values, kind)
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class OnnxLayer:
     """One layer, all directions."""
 
-    call: Call
-    kind: Kind
+    call: OpCall
+    kind: OnnxCell
     params: Sequence[Sequence[Any]]
     """For each direction: weights and biases."""
 
@@ -106,7 +106,7 @@ class Layer:
 
 
 @writes("lstm", "gru", "rnn_tanh", "rnn_relu")
-def recurrent(call: Call) -> Value:
+def recurrent(call: OpCall) -> Value:
     name = str(call.node.target).split(".")[1]
     kind = KINDS[name]
     if call["train"] and float(call["dropout"]):
@@ -130,7 +130,7 @@ def recurrent(call: Call) -> Value:
         start = index * directions * width
         own = [params[start + side * width : start + (side + 1) * width] for side in range(directions)]
         begun = [_layer_of(call, state, index, directions) for state in states]
-        x, ended = Layer(call, kind, own).run(x, begun, has_biases, **extra)
+        x, ended = OnnxLayer(call, kind, own).run(x, begun, has_biases, **extra)
         for kept, end in zip(last, ended, strict=True):
             kept.append(end)
     if call["batch_first"]:
@@ -138,7 +138,7 @@ def recurrent(call: Call) -> Value:
     return (x, *(call.emit("Concat", *kept, axis=0) if len(kept) > 1 else kept[0] for kept in last))
 
 
-def _layer_of(call: Call, state: str, index: int, directions: int) -> str:
+def _layer_of(call: OpCall, state: str, index: int, directions: int) -> str:
     ends = [index * directions, (index + 1) * directions]
     return call.emit("Slice", state, *(call.writer.numbers([each]) for each in (*ends, 0)))
 
@@ -146,25 +146,25 @@ def _layer_of(call: Call, state: str, index: int, directions: int) -> str:
 # -- cells ---------------------------------------------------------------------------------------------------------
 
 
-def _gate_sums(call: Call, state: Any, prefix: str, x: Any) -> str:
+def _gate_sums(call: OpCall, state: Any, prefix: str, x: Any) -> str:
     """x wᵀ + b."""
     product = call.emit("MatMul", call.read(x), turned(call, call[f"w_{prefix}"]))
     bias = call[f"b_{prefix}"]
     return product if bias is None else call.emit("Add", product, call.read(bias))
 
 
-def _sums(call: Call, state: Any) -> tuple[str, str]:
+def _sums(call: OpCall, state: Any) -> tuple[str, str]:
     return _gate_sums(call, state, "ih", call["x"]), _gate_sums(call, state, "hh", state)
 
 
 @writes("rnn_tanh_cell", "rnn_relu_cell")
-def rnn_cell(call: Call) -> Value:
+def rnn_cell(call: OpCall) -> Value:
     both = call.emit("Add", *_sums(call, call["hx"]))
     return call.emit("Tanh" if "tanh" in str(call.node.target) else "Relu", both)
 
 
 @writes("lstm_cell")
-def lstm_cell(call: Call) -> Value:
+def lstm_cell(call: OpCall) -> Value:
     hidden, cell = call["hx"]
     both = call.emit("Add", *_sums(call, hidden))
     entry, forget, new, out = call.many("Split", [both], 4, axis=1, num_outputs=4)
@@ -175,7 +175,7 @@ def lstm_cell(call: Call) -> Value:
 
 
 @writes("gru_cell")
-def gru_cell(call: Call) -> Value:
+def gru_cell(call: OpCall) -> Value:
     state = call["hx"]
     left, right = (call.many("Split", [each], 3, axis=1, num_outputs=3) for each in _sums(call, state))
     reset, update = (call.emit("Sigmoid", call.emit("Add", left[at], right[at])) for at in (0, 1))

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from quantc.targets.onnx.op_writers import Call, Value, along_an_axis, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, along_an_axis, writes
 
 REDUCTIONS = {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}
 
 
-def _reduced(op: str, call: Call) -> Value:
+def _reduced(op: str, call: OpCall) -> Value:
     axes = call.axes_or_all(call["dim"])
     x = call.tensor("x", call.result.dtype)
     if op == "ReduceMean" and call.rank() == 4 and sorted(axes) == [2, 3]:
@@ -27,14 +27,14 @@ for name, op in REDUCTIONS.items():
 
 
 @writes("aten.sum.default", "aten.mean.default", "aten.amax.default")
-def total(call: Call) -> Value:
+def total(call: OpCall) -> Value:
     op = REDUCTIONS[str(call.node.target).split(".")[1]]
     return call.emit(op, call.read(call.node.args[0], call.result.dtype), keepdims=0)
 
 
 @writes("max", "min")
 @along_an_axis
-def extreme(call: Call) -> Value:
+def extreme(call: OpCall) -> Value:
     """Extreme value and its index."""
     name = "Max" if "max" in str(call.node.target) else "Min"
     axis, kept, x = call.axis(call["dim"]), int(call["keepdim"]), call.tensor("x")
@@ -44,7 +44,7 @@ def extreme(call: Call) -> Value:
 
 @writes("aten.argmax.default", "aten.argmin.default")
 @along_an_axis
-def place(call: Call) -> Value:
+def place(call: OpCall) -> Value:
     op = "ArgMax" if "argmax" in str(call.node.target) else "ArgMin"
     x = call.read(call.node.args[0])
     if call["dim"] is None:
@@ -55,7 +55,7 @@ def place(call: Call) -> Value:
 
 @writes("topk")
 @along_an_axis
-def topk(call: Call) -> Value:
+def topk(call: OpCall) -> Value:
     inputs = [call.tensor("x"), call.number(call["k"])]
     largest, ordered = int(call["largest"]), int(call["sorted"])
     return call.many("TopK", inputs, 2, axis=int(call["dim"]), largest=largest, sorted=ordered)
@@ -63,14 +63,14 @@ def topk(call: Call) -> Value:
 
 @writes("aten.cumsum.default")
 @along_an_axis
-def cumsum(call: Call) -> Value:
+def cumsum(call: OpCall) -> Value:
     source, axis = call.node.args[:2]
     return call.emit("CumSum", call.read(source, call.result.dtype), call.writer.scalar(int(axis), torch.int64))  # type: ignore[arg-type]
 
 
 @writes("aten.any.dim", "aten.any.default", "aten.any.dims")
 @along_an_axis
-def anywhere(call: Call) -> Value:
+def anywhere(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     given = call.node.args[1] if len(call.node.args) > 1 else None
     kept = int(bool(call.node.args[2])) if len(call.node.args) > 2 else 0
@@ -83,7 +83,7 @@ def anywhere(call: Call) -> Value:
 
 
 @writes("batch_norm")
-def batch_norm(call: Call) -> Value:
+def batch_norm(call: OpCall) -> Value:
     if call["training"]:
         raise call.refuse(f"{call.node.name} is in training mode")
     channels = int(call.type(call["x"]).shape[1])
@@ -95,7 +95,7 @@ def batch_norm(call: Call) -> Value:
 
 
 @writes("layer_norm")
-def layer_norm(call: Call) -> Value:
+def layer_norm(call: OpCall) -> Value:
     shape = [int(size) for size in call["normalized_shape"]]
     w = call.writer.constant(torch.ones(shape)) if call["w"] is None else call.tensor("w")
     bias = () if call["b"] is None else (call.tensor("b"),)
@@ -104,7 +104,7 @@ def layer_norm(call: Call) -> Value:
 
 
 @writes("rms_norm")
-def rms_norm(call: Call) -> Value:
+def rms_norm(call: OpCall) -> Value:
     x, dtype = call.tensor("x"), call.result.dtype
     eps = call["eps"] if call["eps"] is not None else torch.finfo(dtype).eps
     axes = call.writer.numbers([-1 - index for index in range(len(call["normalized_shape"]))])
@@ -115,7 +115,7 @@ def rms_norm(call: Call) -> Value:
 
 
 @writes("group_norm", "instance_norm")
-def group_norm(call: Call) -> Value:
+def group_norm(call: OpCall) -> Value:
     """Each group is a channel of InstanceNormalization, which every runtime supports."""
     kind = call.type(call["x"])
     channels, rank = int(kind.shape[1]), kind.rank
@@ -136,7 +136,7 @@ def group_norm(call: Call) -> Value:
 
 @writes("aten.var.correction")
 @along_an_axis
-def variance(call: Call) -> Value:
+def variance(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     kind = call.type(source)
     axes = call.axes_or_all(call["dim"], kind.rank)

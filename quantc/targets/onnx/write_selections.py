@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.targets.onnx.op_writers import Call, Value, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, writes
 from quantc.targets.onnx.write_moves import FAR
 
 
 @writes("select")
-def select(call: Call) -> Value:
+def select(call: OpCall) -> Value:
     axis, index = call.axis(call["dim"]), call["index"]
     x = call.tensor("x")
     if isinstance(index, fx.Node):
@@ -21,7 +21,7 @@ def select(call: Call) -> Value:
 
 
 @writes("slice")
-def cut(call: Call) -> Value:
+def cut(call: OpCall) -> Value:
     start = 0 if call["start"] is None else call["start"]
     end = FAR if call["end"] is None else call["end"]
     if (start, end, call["step"]) == (0, FAR, 1):
@@ -31,7 +31,7 @@ def cut(call: Call) -> Value:
 
 
 @writes("narrow")
-def narrow(call: Call) -> Value:
+def narrow(call: OpCall) -> Value:
     start, length = call["start"], call["length"]
     axis = call.writer.numbers([call.axis(call["dim"])])
     first = call.number(start)
@@ -42,7 +42,7 @@ def narrow(call: Call) -> Value:
 
 
 @writes("index_select")
-def index_select(call: Call) -> Value:
+def index_select(call: OpCall) -> Value:
     index = call.tensor("index")
     if not call.rank("index"):
         index = call.emit("Reshape", index, call.writer.numbers([1]))
@@ -50,14 +50,14 @@ def index_select(call: Call) -> Value:
 
 
 @writes("gather")
-def gather(call: Call) -> Value:
+def gather(call: OpCall) -> Value:
     if not call.rank():
         return call.emit("Expand", call.tensor("x"), call.shape_of(call["index"]))
     return call.emit("GatherElements", call.tensor("x"), call.tensor("index"), axis=call.axis(call["dim"]))
 
 
 @writes("index")
-def index(call: Call) -> Value:
+def index(call: OpCall) -> Value:
     """Indexing by one or several tensors. Indexed axes that are not adjacent move to the front."""
     given = list(call["indices"])
     axes = [axis for axis, each in enumerate(given) if each is not None]
@@ -83,7 +83,7 @@ def index(call: Call) -> Value:
     return call.emit("Transpose", found, perm=back)
 
 
-def _summed(call: Call, parts: list[str]) -> str:
+def _summed(call: OpCall, parts: list[str]) -> str:
     """Something of the shape that tensors have together."""
     total = parts[0]
     for part in parts[1:]:
@@ -96,41 +96,41 @@ def _summed(call: Call, parts: list[str]) -> str:
 FILLS = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 
-def _filled(call: Call, number: Any, shape: str) -> str:
+def _filled(call: OpCall, number: Any, shape: str) -> str:
     return call.emit("Expand", call.read(number, call.result.dtype), shape)
 
 
 @writes("aten.full.default")
-def full(call: Call) -> Value:
+def full(call: OpCall) -> Value:
     return _filled(call, call.node.args[1], call.sizes(list(call.node.args[0])))  # type: ignore[arg-type]
 
 
 @writes("aten.zeros.default", "aten.ones.default")
-def zeros(call: Call) -> Value:
+def zeros(call: OpCall) -> Value:
     number = FILLS[str(call.node.target).split(".")[1]]
     return _filled(call, number, call.sizes(list(call.node.args[0])))  # type: ignore[arg-type]
 
 
 @writes("aten.zeros_like.default", "aten.ones_like.default", "aten.full_like.default")
-def zeros_like(call: Call) -> Value:
+def zeros_like(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     number = FILLS.get(str(call.node.target).split(".")[1], call.node.args[1] if len(call.node.args) > 1 else 0)
     return _filled(call, number, call.shape_of(source))
 
 
 @writes("aten.new_zeros.default", "aten.new_ones.default", "aten.new_full.default")
-def new_zeros(call: Call) -> Value:
+def new_zeros(call: OpCall) -> Value:
     number = FILLS.get(str(call.node.target).split(".")[1], call.node.args[2] if len(call.node.args) > 2 else 0)
     return _filled(call, number, call.sizes(list(call.node.args[1])))  # type: ignore[arg-type]
 
 
 @writes("aten.scalar_tensor.default")
-def scalar_tensor(call: Call) -> Value:
+def scalar_tensor(call: OpCall) -> Value:
     return call.read(call.node.args[0], call.result.dtype)
 
 
 @writes("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
-def arange(call: Call) -> Value:
+def arange(call: OpCall) -> Value:
     given: list[Any] = list(call.node.args)
     start, end, step = {1: [0, *given, 1], 2: [*given, 1], 3: given}[len(given)]
     dtype = call.result.dtype
@@ -144,7 +144,7 @@ def arange(call: Call) -> Value:
 
 
 @writes("aten.tril.default", "aten.triu.default")
-def triangle(call: Call) -> Value:
+def triangle(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     offset = call.node.args[1] if len(call.node.args) > 1 else 0
     is_bool = call.result.dtype is torch.bool

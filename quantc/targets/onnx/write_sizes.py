@@ -10,17 +10,17 @@ import torch
 from torch import fx
 
 from quantc.ir.dialect import target_name
-from quantc.targets.onnx.op_writers import Call, Value, writes
+from quantc.targets.onnx.op_writers import OpCall, Value, writes
 from quantc.targets.onnx.write_elementwise import floored_integers
 
 
 @writes("sym_size")
-def sym_size(call: Call) -> Value:
+def sym_size(call: OpCall) -> Value:
     return call.size(call.tensor("x"), call.axis(call["dim"]))
 
 
 @writes(target_name(operator.getitem))
-def getitem(call: Call) -> Value:
+def getitem(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     found = call.translation.values[source]
     if isinstance(found, str):
@@ -31,11 +31,11 @@ def getitem(call: Call) -> Value:
     return name
 
 
-def _integer(call: Call, given: Any) -> str:
+def _integer(call: OpCall, given: Any) -> str:
     return call.translation.value(given) if isinstance(given, fx.Node) else call.writer.numbers([int(given)])
 
 
-def _binary(op: str, call: Call) -> Value:
+def _binary(op: str, call: OpCall) -> Value:
     left, right = call.node.args[:2]
     return call.emit(op, _integer(call, left), _integer(call, right))
 
@@ -48,15 +48,15 @@ for function, name in {**ARITHMETIC, **ARITHMETIC_ENDS}.items():
 
 
 @writes(target_name(operator.floordiv))
-def floor_divided(call: Call) -> Value:
+def floor_divided(call: OpCall) -> Value:
     return floored_integers(call, *(_integer(call, given) for given in call.node.args[:2]))
 
 
 @writes(target_name(operator.neg))
-def negated(call: Call) -> Value:
+def negated(call: OpCall) -> Value:
     return call.emit("Neg", _integer(call, call.node.args[0]))
 
 
 @writes(target_name(torch.sym_int))
-def as_integer(call: Call) -> Value:
+def as_integer(call: OpCall) -> Value:
     return _integer(call, call.node.args[0])

@@ -21,7 +21,7 @@ from quantc.cli.app import app
 from quantc.cli.example import digits_cnn, digits_data
 from quantc.errors import InputError, LoadError, MissingDependencyError, UnknownNameError
 from quantc.targets import executorch
-from quantc.targets.executorch.delegation import Place
+from quantc.targets.executorch.delegation import RunsOn
 from quantc.targets.executorch.pte_container import SEALED, sealed
 from tests.support.backend_cases import Net
 from tests.support.executorch_models import conv, image, static, steps
@@ -285,7 +285,7 @@ def test_the_delegation_says_what_fell_back_and_why() -> None:
     delegation = lowered.delegation()
     assert delegation.fraction == 0
     assert delegation.delegates == 0
-    assert {row.place for row in delegation.rows} == {Place.PORTABLE}
+    assert {row.place for row in delegation.rows} == {RunsOn.PORTABLE}
     assert all(row.why for row in delegation.rows)
     assert "0 of 2 quantized ops" in str(delegation)
     data = json.loads(delegation.to_json())

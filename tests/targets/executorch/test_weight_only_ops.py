@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.spec.formats import PerGroup
-from quantc.targets.executorch.delegation import Place
+from quantc.targets.executorch.delegation import RunsOn
 from quantc.targets.executorch.unroll_recurrent import looped
 from tests.support.executorch_models import relative, sqnr, without_data
 
@@ -65,7 +65,7 @@ def test_other_groups_are_brought_back_to_float_as_it_runs(case: str) -> None:
     program = quantized(layer(), x, *OTHERS[case])
     lowered = qc.lower(program, "executorch")
     (row,) = lowered.delegation().fallen_back
-    assert row.place is Place.PORTABLE
+    assert row.place is RunsOn.PORTABLE
     assert "a scale for each channel" in row.why
     assert relative(program(x), lowered(x)) < NEAR
     assert len(lowered.content) < 0.9 * 64 * 48 * 4  # levels are stored, and not floats
@@ -85,7 +85,7 @@ def test_a_convolution_with_a_quantized_weight_alone_is_float_in_the_delegate() 
     x = torch.randn(2, 3, 8, 8)
     program = without_data(nn.Conv2d(3, 8, 3), x, mode="weight-only")
     lowered = qc.lower(program, "executorch")
-    assert [row.place for row in lowered.delegation().rows] == [Place.DELEGATE_FLOAT]
+    assert [row.place for row in lowered.delegation().rows] == [RunsOn.DELEGATE_FLOAT]
     assert relative(program(x), lowered(x)) < NEAR
 
 
@@ -114,7 +114,7 @@ def test_an_embedding_is_looked_up_in_int8() -> None:
     lowered = qc.lower(program, "executorch")
     row = lowered.delegation().row("embedding")
     assert row is not None
-    assert row.place is Place.KERNEL
+    assert row.place is RunsOn.KERNEL
     # what is looked up lies on a grid: halfway between two levels of the next one it may go to either
     assert relative(program(ids), lowered(ids)) < 2 / 127
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.targets.kernels import lowered as lowered_module
 from quantc.targets.kernels.codegen import BINDINGS, _Writing, straight_line, why_not_repeated
-from quantc.targets.kernels.kernel import Form, Kernel
+from quantc.targets.kernels.kernel import Kernel, KernelForm
 from quantc.targets.kernels.lowered import Lowered
 from quantc.targets.kernels.placement import Choosing
 from quantc.targets.kernels.residual_linear import LinearSum
@@ -136,7 +136,7 @@ def test_convolutions(family: str) -> None:
     check_line(*of_family(model, family, 2, 4, 8, 8))
 
 
-def forms(lowered: Lowered) -> list[Form]:
+def forms(lowered: Lowered) -> list[KernelForm]:
     return list(_Writing(lowered.module).forms.values())
 
 
@@ -144,11 +144,11 @@ def test_kernels_of_fbgemm_hand_quantized_tensors_on() -> None:
     linear = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
     lowered, x = of_family(linear, "fbgemm", 1, 32)
     lowered(x)
-    assert forms(lowered).count(Form.QUANTIZED) == 2
+    assert forms(lowered).count(KernelForm.QUANTIZED) == 2
     conv = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
     lowered, x = of_family(conv, "fbgemm", 1, 4, 8, 8)
     lowered(x)
-    assert Form.QUANTIZED in forms(lowered)
+    assert KernelForm.QUANTIZED in forms(lowered)
 
 
 def sums(lowered: Lowered) -> list[LinearSum]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.targets.kernels.kernel_agreement import kernel_agreement
-from quantc.targets.kernels.qnnpack_activations import Lookup
+from quantc.targets.kernels.qnnpack_activations import ByteTranslation
 
 
 class Between(nn.Module):
@@ -62,8 +62,8 @@ def lowered(model: nn.Module, x: Tensor, *in_float: str) -> qc.Lowered:
     return qc.lower(qc.convert(prepared), "x86")
 
 
-def tables(module: qc.Lowered) -> list[Lookup]:
-    return [kernel for kernel in module.modules() if isinstance(kernel, Lookup)]
+def tables(module: qc.Lowered) -> list[ByteTranslation]:
+    return [kernel for kernel in module.modules() if isinstance(kernel, ByteTranslation)]
 
 
 @SATURATED
@@ -75,7 +75,7 @@ def test_a_function_between_bytes_is_a_table(name: str) -> None:
     module = lowered(Between(function), x, *ops)
     assert len(tables(module)) == 1
     found = kernel_agreement(module, x)
-    assert [gap.steps for gap in found if gap.kernel == Lookup.name] == [0], "\n".join(map(str, found))
+    assert [gap.steps for gap in found if gap.kernel == ByteTranslation.name] == [0], "\n".join(map(str, found))
     left = {str(node.target) for node in module.module.graph.nodes if node.op == "call_function"}
     assert not left & {f"aten.{op}.default" for op in ops}
 

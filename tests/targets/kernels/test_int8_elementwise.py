@@ -20,7 +20,7 @@ from quantc.integer.ops.integer_norms import eps_of, reciprocal_places
 from quantc.integer.ops.softmax import powers_of
 from quantc.integer.semantics import load
 from quantc.qdq.registration import decomposed_ops
-from quantc.targets.kernels.int8_elementwise import BYTES, Quantize
+from quantc.targets.kernels.int8_elementwise import BYTES, QuantizeKernel
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement, kernels_for
 from quantc.testing.synthesis import Sketch
@@ -481,7 +481,7 @@ def test_what_quantizing_makes_of_what_is_no_number(dtype: torch.dtype) -> None:
     x = torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30, 1.0]).repeat(7)
     grid = (0.1, 3, info.min, info.max, dtype)
     written = decomposed_ops().quantize_per_tensor.default(x, *grid).view(7, 6)
-    made = Quantize(*grid)(x).view(7, 6)
+    made = QuantizeKernel(*grid)(x).view(7, 6)
     assert bool((written == written[0]).all())
     assert bool((made == made[0]).all())
     assert written[0].tolist() == [0, info.max, info.min, info.max, info.min, 13]

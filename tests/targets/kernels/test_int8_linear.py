@@ -23,7 +23,7 @@ from quantc.targets.kernels.dynamic_linear import Weight
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.int8_linear import FEW_ROWS, Linear, OnFbgemm, OnOnednn, Reading
 from quantc.targets.kernels.int8_linear_activation import ALGORITHM, POST_OPS, QUANTIZE
-from quantc.targets.kernels.kernel_agreement import Gap, kernel_agreement
+from quantc.targets.kernels.kernel_agreement import KernelGap, kernel_agreement
 from quantc.targets.kernels.kernel_table import KERNELS, kernels_for
 
 CLOSE = 2e-6
@@ -53,7 +53,7 @@ def lowered(family: str, model: nn.Module, *inputs: Tensor, **options: Any) -> q
         return qc.lower(qc.convert(prepared, reduce_range="weights"), "x86")
 
 
-def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[Gap, ...]:
+def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[KernelGap, ...]:
     found = kernel_agreement(module, *inputs)
     assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
     return found

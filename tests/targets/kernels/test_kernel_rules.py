@@ -21,7 +21,7 @@ from quantc.patterns.table import RuleTable
 from quantc.pipeline.registry import BACKENDS
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.formats import Timing
-from quantc.targets.kernels.int8_elementwise import Quantize
+from quantc.targets.kernels.int8_elementwise import QuantizeKernel
 from quantc.testing import Check, check_backend
 from quantc.testing.kernel_checks import KernelReport, check_kernels, one_for_each_op, specs_taken
 from quantc.testing.loose_pairs import Kind, loose_pairs
@@ -157,8 +157,8 @@ def test_a_backend_without_kernels_may_not_claim_them() -> None:
 
 
 def test_a_kernel_that_is_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Quantize.run
-    monkeypatch.setattr(Quantize, "run", lambda self, packed, *inputs: right(self, packed, *inputs) ^ 2)
+    right = QuantizeKernel.run
+    monkeypatch.setattr(QuantizeKernel, "run", lambda self, packed, *inputs: right(self, packed, *inputs) ^ 2)
     found = check_kernels("x86", rules=["copy"])
     row = found.row("copy")
     assert row is not None
@@ -167,10 +167,10 @@ def test_a_kernel_that_is_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Quantize, packed: Any, *inputs: Tensor) -> Any:
+    def fail(self: QuantizeKernel, packed: Any, *inputs: Tensor) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(Quantize, "run", fail)
+    monkeypatch.setattr(QuantizeKernel, "run", fail)
     row = check_kernels("x86", rules=["copy"]).row("copy")
     assert row is not None
     assert "lowering fails: RuntimeError: broken" in row.why_not

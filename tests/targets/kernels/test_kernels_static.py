@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.errors import InputError
 from quantc.targets.kernels.int8_conv import ConvSum
-from quantc.targets.kernels.kernel_agreement import Gap, kernel_agreement
+from quantc.targets.kernels.kernel_agreement import KernelGap, kernel_agreement
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest: kernels sum in float32 what the integer form has in float64."""
@@ -45,7 +45,7 @@ def lowered(model: nn.Module, *inputs: Tensor, backend: str = "x86", **options: 
     return qc.lower(qc.convert(prepared, reduce_range="weights"), "x86")
 
 
-def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[Gap, ...]:
+def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[KernelGap, ...]:
     found = kernel_agreement(module, *inputs)
     assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
     return found

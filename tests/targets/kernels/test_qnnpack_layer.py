@@ -27,11 +27,11 @@ from quantc.spec.spec import INT8
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.int8_conv_transpose import Spreading
 from quantc.targets.kernels.kernel import Kernel
-from quantc.targets.kernels.kernel_agreement import Gap, kernel_agreement
+from quantc.targets.kernels.kernel_agreement import KernelGap, kernel_agreement
 from quantc.targets.kernels.kernel_table import NoKernelError
-from quantc.targets.kernels.qnnpack_conv import OWN_TRANSPOSED, Conv, ConvOfRows, ConvSpread
-from quantc.targets.kernels.qnnpack_layer import Layer
-from quantc.targets.kernels.qnnpack_linear import Linear
+from quantc.targets.kernels.qnnpack_conv import OWN_TRANSPOSED, ConvOfRows, ConvSpread, QnnpackConv
+from quantc.targets.kernels.qnnpack_layer import QnnpackLayer
+from quantc.targets.kernels.qnnpack_linear import QnnpackLinear
 
 BYTES = (torch.uint8, torch.int8)
 CLOSE = 2e-6
@@ -56,7 +56,7 @@ def integers(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> Ten
 # -- single kernels, on all bytes ----------------------------------------------------------------------------------
 
 
-def layer(op: str, weight: Tensor, seed: int, dtypes: tuple[torch.dtype, torch.dtype], *window: Any) -> Layer:
+def layer(op: str, weight: Tensor, seed: int, dtypes: tuple[torch.dtype, torch.dtype], *window: Any) -> QnnpackLayer:
     """A product whose results fill the range of a byte; half of them have a bias, and half zero points of weights."""
     generator = seeded(seed)
     is_transposed = "transpose" in op
@@ -67,7 +67,7 @@ def layer(op: str, weight: Tensor, seed: int, dtypes: tuple[torch.dtype, torch.d
     multiplier = (torch.rand(scales, generator=generator) + 0.2) / (80 * size**0.5)
     limits = torch.iinfo(dtypes[1])
     zero_point = int(integers(generator, dtypes[1], 1))
-    return Layer(
+    return QnnpackLayer(
         op,
         weight,
         integers(generator, torch.int8, scales).long() if seed % 4 > 1 else None,
@@ -79,7 +79,7 @@ def layer(op: str, weight: Tensor, seed: int, dtypes: tuple[torch.dtype, torch.d
     )
 
 
-def expected(of: Layer, x: Tensor) -> Tensor:
+def expected(of: QnnpackLayer, x: Tensor) -> Tensor:
     """The same with torch's products in float64, in which sums of bytes are exact."""
     axes, ending, axis = of.levels.dim() - 2, of.ending, int(of.is_transposed)
     along = [-1, *[1] * max(axes, 0)]
@@ -102,7 +102,7 @@ def expected(of: Layer, x: Tensor) -> Tensor:
     return steps.clamp(ending.low, ending.high).to(ending.dtype)
 
 
-def bounded(of: Layer, bounds: str) -> Layer:
+def bounded(of: QnnpackLayer, bounds: str) -> QnnpackLayer:
     """A layer whose result begins at zero, as after a relu, or is cut off on both sides."""
     ending = of.ending
     found = {
@@ -118,7 +118,7 @@ def steps_apart(one: Tensor, other: Tensor) -> int:
     return int((one.int() - other.int()).abs().max()) if one.numel() else 0
 
 
-def check(kernel: Kernel, of: Layer, x: Tensor) -> None:
+def check(kernel: Kernel, of: QnnpackLayer, x: Tensor) -> None:
     found = kernel(x)
     assert found.is_contiguous()
     assert steps_apart(found, expected(of, x)) <= 1
@@ -145,7 +145,7 @@ def test_linears(rows: int, read: int, made: int, leading: int, dtypes: Any, bou
     generator = seeded(seed)
     of = bounded(layer("linear", integers(generator, torch.int8, made, read), seed, dtypes), bounds)
     x = integers(generator, dtypes[0], *([], [rows], [2, rows])[leading], read)
-    check(Linear(of), of, x)
+    check(QnnpackLinear(of), of, x)
 
 
 @settings(max_examples=150)
@@ -186,7 +186,7 @@ def test_convolutions(
     window = ([stride] * axes, [padding] * axes, [dilation] * axes, groups)
     of = bounded(layer(f"conv{axes}d", weight, seed, dtypes, *window), bounds)
     x = integers(generator, dtypes[0], *([] if batch is None else [batch]), read * groups, *[size] * axes)
-    check(Conv(of), of, x)
+    check(QnnpackConv(of), of, x)
 
 
 @settings(max_examples=100)
@@ -225,7 +225,7 @@ def test_transposed_convolutions(
     of = bounded(layer(f"conv_transpose{axes}d", weight, seed, dtypes, *window), bounds)
     x = integers(generator, dtypes[0], 2, read * groups, *[5] * axes)
     if axes in OWN_TRANSPOSED:
-        check(Conv(of), of, x)
+        check(QnnpackConv(of), of, x)
     of = replace(of, zero_points=None)
     spreading = Spreading(
         taps=tuple(weight.shape[2:]),
@@ -271,11 +271,11 @@ def test_sums_of_the_largest_products_are_not_cut_off(weight: int, level: int, z
     count = 512
     reach = 255 * 128 * count
     ending = Ending(torch.tensor([120 / reach]), 128, 0, 255, torch.uint8)
-    of = Layer(
+    of = QnnpackLayer(
         "linear", torch.full((8, count), weight, dtype=torch.int8), None, ending, None, zero_point, torch.uint8, ()
     )
     x = torch.full((5, count), level, dtype=torch.uint8)
-    assert torch.equal(Linear(of)(x), expected(of, x))
+    assert torch.equal(QnnpackLinear(of)(x), expected(of, x))
 
 
 # -- what the kernels do not do ------------------------------------------------------------------------------------
@@ -283,11 +283,13 @@ def test_sums_of_the_largest_products_are_not_cut_off(weight: int, level: int, z
 
 def test_channels_are_counted_since_the_kernels_do_not() -> None:
     generator = seeded(0)
-    linear = Linear(layer("linear", integers(generator, torch.int8, 4, 8), 0, (torch.uint8, torch.uint8)))
+    linear = QnnpackLinear(layer("linear", integers(generator, torch.int8, 4, 8), 0, (torch.uint8, torch.uint8)))
     with pytest.raises(InputError, match="8 columns"):
         linear(integers(generator, torch.uint8, 3, 7))
     window = ([1], [0], [1], 1)
-    conv = Conv(layer("conv1d", integers(generator, torch.int8, 4, 8, 3), 0, (torch.uint8, torch.uint8), *window))
+    conv = QnnpackConv(
+        layer("conv1d", integers(generator, torch.int8, 4, 8, 3), 0, (torch.uint8, torch.uint8), *window)
+    )
     for shape in ((2, 7, 9), (8,), (1, 2, 8, 9)):
         with pytest.raises(InputError, match="1 axes of 8 channels"):
             conv(integers(generator, torch.uint8, *shape))
@@ -299,7 +301,7 @@ def test_channels_are_counted_since_the_kernels_do_not() -> None:
 )
 def test_multipliers_beyond_what_kernels_round(multiplier: float, reason: str) -> None:
     ending = Ending(torch.tensor([multiplier]), 0, 0, 255, torch.uint8)
-    of = Layer("linear", torch.full((8, 512), 127, dtype=torch.int8), None, ending, None, 0, torch.uint8, ())
+    of = QnnpackLayer("linear", torch.full((8, 512), 127, dtype=torch.int8), None, ending, None, 0, torch.uint8, ())
     with pytest.raises(NoKernelError, match=reason):
         of.check()
 
@@ -319,7 +321,7 @@ def lowered(model: nn.Module, *inputs: Tensor, **options: Any) -> qc.Lowered:
         return qc.lower(quantized(model, *inputs, **options), "qnnpack")
 
 
-def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[Gap, ...]:
+def gaps(module: qc.Lowered, *inputs: Tensor) -> tuple[KernelGap, ...]:
     found = kernel_agreement(module, *inputs)
     assert found
     assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
@@ -387,7 +389,7 @@ def test_copies_and_state_hold_plain_tensors() -> None:
 def test_weights_that_are_packed_are_not_held_plain_as_well() -> None:
     module = lowered(nn.Linear(300, 200), torch.randn(4, 300, generator=seeded(0)))
     module(torch.randn(4, 300, generator=seeded(1)))
-    (kernel,) = [kernel for kernel in module.modules() if isinstance(kernel, Linear)]
+    (kernel,) = [kernel for kernel in module.modules() if isinstance(kernel, QnnpackLinear)]
     assert kernel.optional_buffer("weight") is None
     assert module.program(torch.randn(4, 300)).shape == (4, 200)
 
