@@ -7,8 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quantc.errors import SaveError
+from quantc.files import sealed_tensors
 from quantc.ir.program import Program
-from quantc.store.file_size import file_size
+from quantc.store.file_versions import PROGRAM, VERSION
+from quantc.store.programs import CONSTANTS, contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +72,23 @@ def size_and_file(before: Program | nn.Module, after: Program) -> Size:
     """Like `size`, with the file size of the second; no file is written."""
     found, on_disk = size(before, after), file_size(after)
     return found if on_disk is None else replace(found, stored=on_disk.constants, file=on_disk.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSize:
+    """Bytes of the constants and of the whole file."""
+
+    constants: int
+    """Of the parameters and buffers, in the form they are stored in."""
+    whole: int
+    """Of the file: text, plan and example inputs as well."""
+
+
+def file_size(program: Program) -> FileSize | None:
+    """Size of the file that `program.save` would write; None if the program cannot be saved."""
+    try:
+        tensors, digests = contents(program)
+    except SaveError:
+        return None
+    stored = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(CONSTANTS))
+    return FileSize(stored, sealed_tensors.file_size(PROGRAM, tensors, VERSION, digests))

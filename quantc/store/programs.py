@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -20,17 +21,19 @@ from quantc.capture.pt2.archive_members import inside
 from quantc.errors import InputError, LoadError, ParseError, QuantcError, SaveError
 from quantc.files.endings import check_ending
 from quantc.files.regular_file import as_path
-from quantc.ir.program import LogEntry, Program, Stage
+from quantc.ir.plan import Plan
+from quantc.ir.program import LogEntry, Program, Stage, attribute
 from quantc.ir.sites import NodeTable, Origin
+from quantc.observe.module import ObserverModule, observer_nodes
 from quantc.observe.observation_registry import absent_allowed
 from quantc.store import file_versions
 from quantc.store.file_versions import ADVICE
 from quantc.store.program_checks import faults, why_not_tensor
-from quantc.store.stored_observers import ObserverData, observer_data, put_observers, with_observed
 from quantc.store.stored_plan import PlanData, plan_data, plan_of
 from quantc.store.stored_tensors import Record, TensorReader, TensorWriter
 from quantc.support.validated import faults_of
 from quantc.text.digests import constants
+from quantc.text.node_printer import OpaqueModule
 from quantc.text.parser import parse
 
 DOCUMENT = "document"
@@ -275,3 +278,42 @@ def _example_inputs(
             leaves.append(tensors.take(f"{INPUTS}{row}") if isinstance(row, str) else row)
     program.signature.check(leaves, program.signature.in_spec)
     return tuple(leaves)
+
+
+class ObserverData(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    group: str
+    where: str
+    enabled: bool
+
+
+def observer_data(program: Program, names: Mapping[fx.Node, str]) -> dict[str, ObserverData]:
+    """Observers of a program, by the names of the nodes that call them."""
+    return {
+        names[node]: ObserverData(group=module.group, where=module.where, enabled=module.enabled)
+        for node, module in observer_nodes(program).items()
+    }
+
+
+def with_observed(program: Program) -> Plan:
+    """The plan with the observers' current statistics."""
+    seen = {module.group: module.observation for module in observer_nodes(program).values()}
+    return replace(program.plan, statistics={**program.plan.statistics, **seen})
+
+
+def put_observers(program: Program, data: Mapping[str, ObserverData], nodes: Mapping[str, fx.Node]) -> None:
+    """Create observers where the text names modules."""
+    for name, row in data.items():
+        where = f"observers.{name[:60]}"
+        node, observation = nodes.get(name), program.plan.statistics.get(row.group)
+        if node is None or node.op != "call_module":
+            raise LoadError("there is no node that calls this observer", where=where, advice=ADVICE)
+        if observation is None:
+            raise LoadError(f"there are no statistics of the group {row.group[:60]!r}", where=where, advice=ADVICE)
+        parent, _, leaf = str(node.target).rpartition(".")
+        holder = program.owner(node.graph).get_submodule(parent)
+        if not isinstance(attribute(holder, leaf), OpaqueModule):
+            raise LoadError(f"two nodes call the observer {node.target!r}", where=where, advice=ADVICE)
+        observer = ObserverModule(row.group, observation, row.where).train(program.training)
+        observer.enabled = row.enabled
+        setattr(holder, leaf, observer)

@@ -29,7 +29,6 @@ from quantc.errors import DataError, LoadError
 from quantc.ir.types import TensorType, parse_type
 from quantc.store.bit_packing import Width, pack, unpack
 from quantc.store.file_versions import ADVICE, digest
-from quantc.store.memory_order import laid_out, order_of
 
 UNFOLDING = 8
 """Bytes in memory for each byte that is stored."""
@@ -284,3 +283,30 @@ def _exact(whole: Tensor, dtype: torch.dtype) -> Tensor | None:
         if not torch.equal(part.to(dtype).to(flat.dtype).view(bits), part.view(bits)):
             return None
     return whole.to(dtype) if flat.numel() else None
+
+
+def order_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """Dimensions from the outermost to the innermost; None if the tensor is contiguous or not dense."""
+    usual = tuple(range(tensor.dim()))
+    if tensor.stride() == _strides(tensor.shape, usual):
+        return None
+    sizes, strides = tuple(tensor.shape), tensor.stride()
+    order = tuple(sorted(usual, key=lambda dim: (-strides[dim], -sizes[dim])))
+    return order if tensor.stride() == _strides(tensor.shape, order) else None
+
+
+def laid_out(plain: Tensor, order: tuple[int, ...]) -> Tensor:
+    """A tensor with that memory order. ValueError if it is not an order of its dimensions."""
+    if sorted(order) != list(range(plain.dim())):
+        raise ValueError(f"{list(order)[:16]} is not an order of {plain.dim()} dimensions")
+    made = torch.empty_strided(plain.shape, _strides(plain.shape, order), dtype=plain.dtype)
+    return made.copy_(plain)
+
+
+def _strides(shape: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [0] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)

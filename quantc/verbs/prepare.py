@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from quantc import pipelines
 from quantc.annotate.quantizer import Backend, Quantizer
 from quantc.config.config import QuantConfig
-from quantc.errors import ModeError, QuantcError
+from quantc.errors import ModeError, QuantcError, SpecError
+from quantc.ir.decisions import Quantize
 from quantc.ir.program import Program, Stage, check_program
-from quantc.qat.learned import refuse_learned
+from quantc.observe.trained import LEARNED
 from quantc.support.gc_pause import paused_collector
 
 
@@ -61,3 +62,15 @@ def check_stage(program: Program, stage: Stage, done: str) -> None:
             where=f"its stage is {program.stage.label}",
             advice="start again from the program that qc.capture gave",
         )
+
+
+def refuse_learned(program: Program) -> Program:
+    """The program, prepared for calibration; SpecError if a scale is to be learned, since no data can give it."""
+    for group in program.plan.groups:
+        if isinstance(group.outcome, Quantize) and group.outcome.spec.observe.name in LEARNED:
+            raise SpecError(
+                f"{group.name} is to have a learned scale ({group.outcome.spec.observe}), and nothing is trained",
+                where=", ".join(map(str, group.places)),
+                advice="give qc.prepare qat=True, or observe it with minmax, mse or percentile",
+            )
+    return program

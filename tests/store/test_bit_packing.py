@@ -21,11 +21,10 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.backends.x86 import X86
-from quantc.inspect.size import size, size_and_file
+from quantc.inspect.size import file_size, size, size_and_file
 from quantc.ir.program import Program
 from quantc.spec.capability import Capability
 from quantc.spec.spec import QuantSpec
-from quantc.store.file_size import file_size
 from quantc.text.digests import constants
 from tests.support.paths import TESTS
 from tests.support.store_files import calibrated, images, small_model, taken_apart

@@ -17,7 +17,6 @@ from quantc.spec.formats import Timing
 from quantc.support.terminal import plain_rows
 from quantc.targets.executorch.legalize_xnnpack import is_mean_of_any_number
 from quantc.targets.executorch.partitioning import is_implicit, name_of
-from quantc.targets.executorch.qdq_context import is_constant, is_scaling
 from quantc.targets.executorch.unroll_recurrent import STEPS
 
 MAX_ROWS = 40
@@ -231,3 +230,19 @@ def _places(graph: fx.Graph) -> Iterator[tuple[str, RunsOn]]:
         if read and (has_weight or all(source in on_integers or source in levels for source in read)):
             on_integers.add(node)
         yield name_of(node), RunsOn.DELEGATE if node in on_integers else RunsOn.DELEGATE_FLOAT
+
+
+WORDS = ("quantize_per_", "quantize_affine", "choose_qparams")
+
+
+def is_scaling(node: fx.Node) -> bool:
+    """True for quantize, dequantize and choose-qparams ops, in any dialect."""
+    if node.op != "call_function":
+        return False
+    if "getitem" in str(node.target):
+        return is_scaling(node.all_input_nodes[0])
+    return any(word in str(node.target) for word in WORDS)
+
+
+def is_constant(node: fx.Node) -> bool:
+    return node.op in ("get_attr", "placeholder")
