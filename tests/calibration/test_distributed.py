@@ -17,6 +17,7 @@ import pytest
 from torch import Tensor
 
 import quantc as qc
+from quantc.calibration import loop
 from quantc.calibration.calibration_report import CalibrationReport
 from quantc.calibration.distributed import Shard, Team, team_for
 from quantc.errors import CalibrationError, DataError, ObservationError, UnknownNameError
@@ -125,8 +126,7 @@ def in_threads(
     def team_of_threads(shard: Shard) -> Iterator[Team]:
         yield Threads(rank.number, len(programs), "split", meeting)
 
-    # by way of sys.modules: the package's attribute of this name is the function
-    monkeypatch.setattr(sys.modules["quantc.calibrate"], "team_for", team_of_threads)
+    monkeypatch.setattr(loop, "team_for", team_of_threads)
 
     def member(number: int) -> CalibrationReport | Exception:
         rank.number = number

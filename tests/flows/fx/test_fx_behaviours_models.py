@@ -185,7 +185,7 @@ def test_reshape_fp16() -> None:
             self.w = torch.randn(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            x = torch.sigmoid(functional.linear(x, self.w).reshape(-1, 4))
+            x = torch.sigmoid(functional.linear(x, self.w).reshape(-1, 1, 4))
             return functional.linear(x, self.w)
 
     mapping = {"": float16_static_qconfig, "object_type": [(functional.linear, default_qconfig)]}

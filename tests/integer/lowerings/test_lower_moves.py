@@ -36,7 +36,7 @@ MOVED = sorted(
     {
         name
         for name in SEMANTICS
-        if SEMANTICS[name].write.__module__.rpartition(".")[2] in ("moves", "joins") and name not in JOINS
+        if SEMANTICS[name].write.__module__.rpartition(".")[2] in ("lower_moves", "lower_joins") and name not in JOINS
     }
 )
 
