@@ -1,5 +1,5 @@
 """The user's config: rules, selectors, and their resolution on a program."""
 
-from quantc.config.config import QuantConfig
+from quantc.config.config import ConfigRule, QuantConfig
 
-__all__ = ["QuantConfig"]
+__all__ = ["ConfigRule", "QuantConfig"]

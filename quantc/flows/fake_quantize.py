@@ -5,6 +5,7 @@ from quantc.nn.fake_quantize import (
     FakeQuantizeBase,
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
+    _make_room,  # noqa: F401 - pickled models name it
     default_affine_fixed_qparams_fake_quant,
     default_dynamic_fake_quant,
     default_embedding_fake_quant,

@@ -1,6 +1,7 @@
 """Files that earlier versions wrote, and what is made of them: `tests/data/kept/`, written by `python -m tests.support.kept_files`.
 
-They are never written again: a later version reads what an earlier one wrote.
+They are never written again: a later version reads what an earlier one wrote. `pickles.pt` holds models and values of each
+flow, pickled by the last version whose modules lay flat.
 """
 
 from __future__ import annotations

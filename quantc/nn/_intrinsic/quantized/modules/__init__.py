@@ -1,4 +1,0 @@
-"""An older name of `quantc.nn.intrinsic.quantized.modules`."""
-
-from quantc.nn.intrinsic.quantized.modules import *
-from quantc.nn.intrinsic.quantized.modules import __all__ as __all__
