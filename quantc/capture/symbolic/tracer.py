@@ -103,7 +103,7 @@ class AtenTracer(AtenLowering):
             # made in `forward`, so it has no name; its code is that of the module that made it
             return forward(*args, **kwargs)
         if _is_compiled(m):
-            return m._orig_mod(*args, **kwargs)
+            return m._orig_mod(*args, **kwargs)  # type: ignore[operator]
         if isinstance(m, nn.modules.batchnorm._BatchNorm) and not _rank_known(args):
             # only the check of the rank stands in the way, and without shapes there is none to check
             with patch.object(m, "_check_input_dim", lambda _: None):
