@@ -58,7 +58,7 @@ TAKES = (
     Capability(role=Role.ACT, dtypes=(DType.UINT8,)),
     Capability(
         role=Role.ACT,
-        dtypes=(DType.UINT8, DType.INT8),  # kernels quantize what they read: int8 is uint8 shifted by 128
+        dtypes=(DType.UINT8, DType.INT8),  # kernels quantize their inputs: int8 is uint8 shifted by 128
         granularities=("per-tensor", "per-token"),
         timings=(Timing.DYNAMIC,),
     ),

@@ -54,7 +54,7 @@ class Canonicalize(Pass):
             _canonicalize(program, graph, done)
         if was_trainable and program.inference_only:
             for _, graph in program.graphs():
-                _canonicalize(program, graph, done)  # what only training needed can go now
+                _canonicalize(program, graph, done)  # ops needed only in training can be removed now
         notes = [f"{count} {what}" for what, count in done.items() if count]
         opaque = [program.describe(node) for node in program.opaque()]
         if opaque:
@@ -116,7 +116,7 @@ class _Writes:
 
     def _rewrite(self, node: fx.Node, target: fx.Node) -> None:
         if node.target is aten.copy_.default and node.args[1] is target:
-            # `self.count += 1` assigns the buffer what it already is
+            # `self.count += 1` assigns the buffer its own value
             self.substitution.forward(node, target)
             self.done["copies and no-ops dropped"] += 1
             return

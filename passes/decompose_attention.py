@@ -171,7 +171,7 @@ def _take_apart(program: Program, node: fx.Node, causal: _CausalMasks, dropout: 
         scores = calls.elementwise("masked_fill", scores, causal.at(calls, q, k), -math.inf)
     if mask is not None:
         scores = _masked(calls, scores, mask)
-    # a mask may take out a whole row, which a plain softmax would turn into NaN; a causal one cannot
+    # a mask may remove a whole row, which a plain softmax would turn into NaN; a causal one cannot
     softmax = aten.softmax.int if mask is None else aten._safe_softmax.default
     kind = known_type(scores)
     weights = calls.call(softmax, scores, kind.rank - 1, kind=kind)

@@ -46,7 +46,7 @@ class EliminateDead(Pass):
         effects = Effects(program)
         removed: dict[str, int] = {}
         for _, graph in program.graphs():
-            # users come after what they use, so one walk backwards sees each node when all its users are decided
+            # in reverse topological order, each node is visited after all its users
             for node in reversed(graph.nodes):
                 if node.users or effects.at(node):
                     continue
@@ -65,7 +65,7 @@ class Effects:
         """The ids of nested graphs without effects."""
         nested = [graph for path, graph in program.graphs() if path]
         for graph in reversed(nested):
-            # innermost first; a graph met again further in counts as having effects, which is safe
+            # innermost first; a graph met again deeper counts as having effects, which is conservative
             if not any(self.at(node) for node in graph.nodes if node.op not in ("placeholder", "output")):
                 self.pure.add(id(graph))
 

@@ -43,7 +43,7 @@ class FoldConstants(Pass):
         was_trainable = not program.inference_only
         folded = self._fold(program)
         if was_trainable and program.inference_only:
-            folded += self._fold(program)  # what only training needed can be folded now
+            folded += self._fold(program)  # ops needed only in training can be folded now
         return Outcome(folded > 0, (f"folded {folded} calls",) if folded else ())
 
     def _fold(self, program: Program) -> int:

@@ -59,7 +59,7 @@ class LowerInteger(Pass):
                 reasons |= dict.fromkeys(nodes, reason)
         _rescale(program, self.multiplier)
         _note_float(program, {node for nodes in found for node in nodes}, reasons)
-        EliminateDead().run(program)  # what was replaced need not be spelled out
+        EliminateDead().run(program)  # replaced ops need not be decomposed
         opened = open_boundaries(program) if self.boundaries == "spelled" else 0
         forget_unread(program)
         return Outcome(written + opened > 0, (f"{written} matches compute on integers", *dict.fromkeys(notes)))

@@ -194,7 +194,7 @@ def _embedding(program: Program, node: fx.Node) -> bool:
 def _embedding_bag(program: Program, node: fx.Node) -> bool:
     found = stored(program, argument(node, "w"), node)
     items = list(node.users)
-    # the other items say which bag an index went to
+    # the other results are the bag of each index
     if found is None or not found.is_plain or any(item.target is not getitem or item.args[1] != 0 for item in items):
         return False
     names = ("indices", "offsets", "mode", "per_sample_weights", "include_last_offset", "padding_idx")

@@ -57,7 +57,7 @@ class SinkConstants(Pass):
         refused = _written(program, families)
         moved: Counter[str] = Counter()
         while sum(_sink(program, family, refused, moved) for family in families):
-            pass  # what reaches a graph now may be handed on to the graphs it calls: once a level of nesting
+            pass  # constants propagate to nested graphs: one iteration per level of nesting
         if (
             moved
             and self.purpose == "inference"
@@ -142,7 +142,7 @@ def _written(program: Program, families: list[_Family]) -> dict[int, str]:
     found: dict[int, str] = {}
     for node in touched:
         _refuse(program, node, found)
-    for family in reversed(families):  # innermost first: a write comes out through the operands
+    for family in reversed(families):  # innermost first: writes propagate outward through the operands
         for operand in list(family.given_for(touched)):
             touched.add(operand)
             _refuse(program, operand, found)

@@ -66,7 +66,7 @@ def measure(
                 tell(f"{task.name}: timing the ops of {name}")
                 floors[name] = kernel_floor(made.lowered, *task.unseen[0])
     del built
-    torch.compiler.reset()  # what was compiled is of no use to the next model
+    torch.compiler.reset()  # compiled code is of no use to the next model
     gc.collect()
     return Outcome(tuple(rows.values()), floors)
 
@@ -75,7 +75,7 @@ def _entered(task: Task, name: str, contender: Contender) -> tuple[Row, Built | 
     """A contender that was built and has run, with its SQNR; or a row that says why it could not."""
     begin = time.perf_counter()
     try:
-        with redirect_stdout(sys.stderr):  # tools print what they do; standard output is for results
+        with redirect_stdout(sys.stderr):  # tools print progress; standard output is for results
             made = contender.make(task)
             seconds = time.perf_counter() - begin
             close = closeness(task.model, made.run, task.unseen)

@@ -63,7 +63,7 @@ def xnnpack(**settings: bool) -> Callable[[Task], Built]:
 
         def run(
             *given: Any, kept: Any = program
-        ) -> Any:  # a method reads what its program holds, and does not hold that itself
+        ) -> Any:  # a method refers to its program's memory without keeping it alive
             made = method.execute(given)
             return made[0] if len(made) == 1 else tuple(made)
 

@@ -67,7 +67,7 @@ class Seat:
         self.part = self.empty()
 
     def begin(self, total: Observation) -> None:
-        # an observation that follows the order of the data cannot be merged, so a copy of it goes on
+        # an order-dependent observation cannot be merged, so a copy of it continues
         self.part = self.empty() if total.order is Order.FREE else copy.deepcopy(total)
 
     def added_to(self, total: Observation) -> Observation:

@@ -214,7 +214,7 @@ def _callee(node: fx.Node, owner: nn.Module, watch: Mapping[fx.Node, Watch]) -> 
             return IN_PLACE[node.target]
     if node.op == "call_module":
         module = attribute(owner, str(node.target))
-        # an observer is for those who run the module itself; here the watchers see its input already
+        # observers are for direct runs of the module; here the watchers already see its input
         return _same if isinstance(module, ObserverModule) else cast("nn.Module", module)
     if node.op == "call_method":
         name = str(node.target)

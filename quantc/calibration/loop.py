@@ -92,7 +92,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         statistics = self.program.plan.statistics
-        # what the order matters for goes on from where it was; all else is collected apart and merged at the end
+        # order-dependent observations continue from their state; all others are collected separately and merged at the end
         before = {name: seen for name, seen in statistics.items() if seen.order is Order.MATTERS}
         self.tally = Tally(self.program, before)
         self.runner = Runner(self.program, self.tally.watchers())
@@ -127,7 +127,7 @@ class _Run:
         try:
             self._feed(batches)
         except BaseException:
-            # whole batches count; but what a checkpoint holds is added when the calibration goes on
+            # whole batches count; but those in a checkpoint are added when the calibration is resumed
             if self.checkpoint is None and self.team.size == 1:
                 self._into_plan(self.tally.whole)
             raise

@@ -108,7 +108,7 @@ def _observed(program: Program, group: Group, places: Places, spec: QuantSpec, w
         total = start(spec)
         total.update(torch.zeros(1), where=where)  # whatever the scale, there is nothing to round
     if total is not None or any(constant.numel() for constant in constants.values()):
-        # a cache that holds nothing yet has no say in a range that others have
+        # an empty cache does not contribute to a range that others have
         constants = {name: constant for name, constant in constants.items() if constant.numel()}
     if constants:
         own = start(spec)

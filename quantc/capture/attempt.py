@@ -63,7 +63,7 @@ def _changed_by_a_run(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> li
     """The attributes that a call changes, where the model cannot be watched while it is captured."""
     runnable = twin(model, Tensors.COPIED)
     changed = watch(runnable)
-    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # the capture reports what it raises
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # capture reports its errors
         given, named = cloned_inputs((args, kwargs))
         runnable(*given, **named)
     return changed

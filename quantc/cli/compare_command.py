@@ -137,7 +137,7 @@ def _show_structure(screen: Screen, structure: Structure, most_lines: int | None
             screen.text(f"  … and {len(structure.decisions) - MAX_ROWS} more: --json has them all")
     *body, counts = str(structure.diff).splitlines()
     screen.text(f"structure: {counts}")
-    # that one is quantized and the other is not says the first table; its lines are for those who ask
+    # the first table already shows that only one is quantized; the lines are printed on request
     shown = body[: 0 if most_lines is not None and structure.is_quantizing else most_lines]
     if shown:
         screen.diff("\n".join(shown))

@@ -138,7 +138,7 @@ class Last:
         yield from self._before
 
     def __iter__(self) -> Iterator[Any]:
-        for _ in self._before:  # where nothing was calibrated, nobody has gone through them
+        for _ in self._before:  # without calibration they have not been consumed yet
             pass
         return iter(self._last)
 

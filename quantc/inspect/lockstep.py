@@ -176,7 +176,7 @@ def twins(reference: Program, quantized: Program) -> tuple[dict[fx.Node, fx.Node
             continue  # it computes on integers, or is a step to or from them
         twin = named.get(node.name)
         is_same = twin is not None and op_name(twin) == op_name(node) and _may_be_alike(twin, node)
-        # what an op in integer form reads has other names; it keeps its own
+        # operands of integer ops have other names; the ops keep theirs
         if twin is not None and is_same and (on_integers or _reads(twin) == _reads(node)):
             found[node] = twin
         else:

@@ -101,7 +101,7 @@ def _softplus(node: fx.Node) -> Curve | None:
     def function(x: Tensor) -> Tensor:
         return torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta)
 
-    # beyond the threshold torch leaves out the logarithm, and the curve drops by what it was above x
+    # beyond the threshold torch omits the logarithm, and the curve drops to x
     return Curve(function, (Piece(rises=True, until=_last_within(beta, threshold)), Piece(rises=True)))
 
 

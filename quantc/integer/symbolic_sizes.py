@@ -47,7 +47,7 @@ class Sizes:
     def run(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Result of an op on such tensors."""
         if self._fakes is None:
-            # what is made of numbers alone is a tensor that has them
+            # results computed from numbers alone are real tensors
             return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), target(*args, **kwargs))
         with self._fakes, enable_python_dispatcher():
             return target(*args, **kwargs)

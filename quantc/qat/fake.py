@@ -320,7 +320,7 @@ class LearnedScale(FakeQuantizer):
 @outside_graphs  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def _first_scale(fake: LearnedScale, x: Tensor) -> None:
-    if bool(fake.started):  # by who has copied the tensors of another, as torch.optim.swa_utils.AveragedModel does
+    if bool(fake.started):  # initialized by a copy of another's tensors, as by torch.optim.swa_utils.AveragedModel
         return
     spec = fake.spec.but(observe=None)
     if spec.role is Role.WEIGHT and spec.dtype.bits <= FITTED_BITS:

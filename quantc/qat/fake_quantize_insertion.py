@@ -141,7 +141,7 @@ class FakeWriter(PlanWriter):
 
     def note(self, site: Site, value: fx.Node, scales: Scales) -> None:
         reader, operand = self.places.node(site), site.operand
-        # what a single reader gets through dropout is rounded before it: what is dropped makes the rest larger
+        # an operand read through dropout is rounded before it: dropout scales up the rest
         claims = self.program.plan.claims
         while (
             operand is not None

@@ -75,7 +75,7 @@ class _Rounded(torch.autograd.Function):
         grad = grads[0]
         if ctx.clips:
             qmin, qmax = ctx.ends
-            # integers lie within the ends, or at least half a step beyond them
+            # integers are within the bounds, or at least half a step beyond them
             grad = torch.ops.aten.hardtanh_backward(grad, levels(*ctx.saved_tensors), qmin - 0.5, qmax + 0.5)
         return grad, None, None, None, None, None
 

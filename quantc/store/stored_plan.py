@@ -139,7 +139,7 @@ def _is_installed(quantizer: Quantizer) -> bool:
         return False
     try:
         return bool(BACKENDS[quantizer.name] == quantizer.backend)
-    except PluginError:  # somebody else's of the same name, and it does not import
+    except PluginError:  # a third-party backend of the same name that cannot be imported
         return False
 
 

@@ -169,7 +169,7 @@ def _whole_slices(same: Tensor) -> Tensor:
 def batches(trial: Trial) -> list[Fault] | None:
     """The quantized model runs on batches of other sizes, and on an empty one, where the float model does."""
     if not trial.model.claimed:
-        return None  # where the batch is in a model that was given, nobody knows
+        return None  # the batch axis of a given model is unknown
     faults: list[Fault] = []
     for size in (1, 3, 0):
         inputs = [_cut(value, size) for value in trial.inputs]

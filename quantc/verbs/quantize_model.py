@@ -201,7 +201,7 @@ def quantize_program(
     with steps("compare"):
         coverage, comparison = prepared.coverage(), _compared(prepared, program, measured)
         if to == "integer" and comparison is not None:
-            # what an op costs is told of the Q/DQ form, whose ops are those of the float program
+            # per-op errors are reported for the Q/DQ form, whose ops are those of the float program
             in_float = compare(prepared, convert(prepared, reduce_range=reduce_range), measured)
             notes = (*comparison.notes, "what each op costs was measured in Q/DQ form")
             coverage, comparison = program.coverage(), replace(comparison, layers=in_float.layers, notes=notes)

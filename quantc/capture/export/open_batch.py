@@ -203,7 +203,7 @@ class _Trial:
             with undisturbed(program, 0):
                 args, kwargs = cloned_inputs(inputs)
                 made = pytree.tree_leaves(program(*args, **kwargs))
-                # a result may be a buffer of the program, which gets its numbers back
+                # a result may be a buffer of the program, which is restored
                 actual = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in made]
         except Exception as error:  # noqa: BLE001 - so may the program, which was captured with another one
             return f"{FAILS} ({first_line(error)})"

@@ -237,7 +237,7 @@ class AtenTracer(AtenLowering):
         if target is aten._pack_padded_sequence.default:
             raise RefusedError("packed sequences have sizes that depend on the data")
         if (view := reshaping_form(target)) is not None:
-            # `x.unsqueeze_(0)` gives the object x another shape, and leaves its memory as it is
+            # `x.unsqueeze_(0)` changes the shape of the object x, and keeps its memory
             viewed = self.call(view, args, kwargs)
             if isinstance(args[0], ProxyValue):
                 args[0].node = viewed.node

@@ -46,7 +46,7 @@ def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends
         value=_retyped(made.node, torch.float32),
     )
     task.stand_in(old, read)
-    task.program.plan.claims.drop(read)  # what is claimed computes; this only dequantizes
+    task.program.plan.claims.drop(read)  # claims are for ops that compute; this only dequantizes
 
 
 def requantized(task: Task, value: Quantized, grid: Grid, bounds: Bounds | None = None) -> fx.Node:

@@ -26,7 +26,7 @@ class Move:
         if task.tail:
             raise NotIntegerError(f"{task.tail[0].name} follows it in the match")
         self.task = task
-        self.dequantize: Any = task.core.args[0]  # `x`; ops outside the dialect call it otherwise
+        self.dequantize: Any = task.core.args[0]  # `x`; ops outside the dialect name it differently
         self.source = task.whole(self.dequantize)
         self.ends: dict[fx.Node, list[End]] = {item: ends_of(task, item) for item in outputs_of(task.core)}
         where = [item.name for item in self.ends if op_name(task.core) in INDICES and item.args[1] == 1]

@@ -233,7 +233,7 @@ class _Out:
         """Write the result of sums, given in float64, which are used up."""
         is_float = self.dtype.is_floating_point
         if self.bias is not None or is_float:
-            total.add_(0.0 if self.bias is None else self.bias)  # -0.0 becomes 0.0, as it is among integers
+            total.add_(0.0 if self.bias is None else self.bias)  # -0.0 becomes 0.0, as for integers
         if self.multiplier is None:
             result.copy_(total)
         elif is_float:

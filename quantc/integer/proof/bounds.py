@@ -135,7 +135,7 @@ def _largest_pair(rows: Tensor) -> Tensor:
     """The sum of the two largest numbers of each row, none of which is below zero."""
     if rows.shape[1] > DECISIVE:
         return rows.topk(2, dim=1).values.sum(dim=1)
-    # two against two, which is quicker: the two largest have won both, or are the winner and the better of the losers
+    # tournament, which is faster: the two largest are both winners, or the winner and the better loser
     left, right = functional.pad(rows, (0, DECISIVE - rows.shape[1])).chunk(2, dim=1)
     won, lost = torch.maximum(left, right), torch.minimum(left, right)
     return torch.maximum(won.sum(dim=1), won.amax(dim=1) + lost.amax(dim=1))

@@ -18,7 +18,7 @@ def largest_activation(found: Factors, sums: PairSums) -> int | None:
     """Largest quantized activation for which no pair sum overflows; None if such a grid would not hold zero and a value above it."""
     smallest, largest = max(found.x.qmin, 0), found.x.qmax
     multiplied_low, multiplied_high = sums.multiplied(found.x.qmin, largest, found.x.signed)
-    if multiplied_low >= 0:  # then sums grow with the largest activation, and one division tells
+    if multiplied_low >= 0:  # then sums are monotone in the largest activation, and one division suffices
         farthest = 2 ** (sums.bits - 1) - 1
         up, down = (int(_two_largest(weights).max()) for weights in (found.decisive(sums), -found.decisive(sums)))
         most = min(farthest // up if up else multiplied_high, (farthest + 1) // down if down else multiplied_high)

@@ -62,7 +62,7 @@ class PairFit:
         """
         if self.sums.neighbours == "any":
             return self._least(decisive(self.weights), scale, "any")  # rounding keeps the order, so they decide
-        # rounding does not keep the order of sums of two, but hardly ever do any others decide than the largest few
+        # rounding does not preserve the order of pair sums, but the largest few almost always decide
         least = self._least(_largest_pairs(self.weights), scale, "adjacent")
         left = ~self._fits(self.weights, least, "adjacent")
         if not bool(left.any()):

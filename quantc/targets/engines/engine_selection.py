@@ -128,7 +128,7 @@ def _built(make: Callable[[], nn.Module]) -> nn.Module | str:
     """A module, or why there is none."""
     try:
         return make()
-    except (QuantcError, RuntimeError) as error:  # engines raise what they like; the reason is shown
+    except (QuantcError, RuntimeError) as error:  # engines raise arbitrary errors; the reason is shown
         return str(error).partition("\n")[0]
 
 

@@ -181,7 +181,7 @@ class Pte:
             return size == expected
         ranges = self.metadata.ranges if self.metadata is not None else {}
         if expected not in ranges:
-            return True  # an expression: ExecuTorch checks it against what was planned
+            return True  # an expression: ExecuTorch checks it against its memory plan
         low, high = ranges[expected]
         return sizes.setdefault(expected, size) == size and low <= size <= high
 

@@ -53,7 +53,7 @@ def as_pte(
     """Lower a program to ExecuTorch, quantized or not."""
     exir = package("executorch.exir")
     package("executorch.kernels.quantized")
-    package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops takes
+    package("executorch.exir.passes._quant_patterns_and_replacements")  # registers what exporting its ops needs
     given = _partitioners(partitioners) if partitioners is not None else [xnnpack_partitioner()]
     source, own = program, program.clone()
     fixed = fix_opened(own) if largest is None else None

@@ -78,7 +78,7 @@ def keeps_state(program: ExportedProgram) -> bool:
     targets = [node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)]
     if not any(target._schema.is_mutable for target in targets):
         return False
-    with quiet():  # what is written to is known once no op writes in place
+    with quiet():  # written inputs are known once the program is functional
         signature = program.run_decompositions({}).graph_signature
     for name in signature.user_inputs_to_mutate.values():
         raise RefusedError(

@@ -77,7 +77,7 @@ def looped(op: str) -> Callable[..., tuple[Tensor, ...]]:
                 place = layer * directions + direction
                 own = params[place * each : (place + 1) * each]
                 start = tuple(state[place] for state in states)
-                # the products come first: they are to read what was quantized, and nothing that was made of it
+                # input GEMMs come first: they read the quantized tensors directly
                 given = _given(op, y, own)
                 given = given.transpose(0, 1) if batch_first and layer == 0 else given
                 out, end = _one_direction(op, given.flip(0) if direction else given, start, own)

@@ -141,7 +141,7 @@ class _Writing:
             return None
         for own, rest in (summands, reversed(summands)):
             if own is not node.args[0] and is_image(node):
-                continue  # a sum lies in memory as its first summand does, and what adds it up goes by that
+                continue  # a sum has the strides of its first summand, and reductions depend on them
             kernel = self.kernels.get(own)
             if kernel is not None and kernel.makes_memory and len(own.users) == 1:
                 return own, rest

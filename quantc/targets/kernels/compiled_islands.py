@@ -81,7 +81,7 @@ class Island:
         taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         results: list[Tensor] = []
         for tensor, made in zip(self.line(*given), self.yields, strict=True):
-            # what an op yields must be memory of its own, in the order that the compiler was told
+            # results must own their memory, in the memory format that the compiler was told
             laid = tensor.contiguous(memory_format=made.order)
             results.append(laid.clone() if laid.untyped_storage().data_ptr() in taken else laid)
             taken.add(results[-1].untyped_storage().data_ptr())

@@ -63,6 +63,6 @@ def measured(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
 def nearest(target: str, work: Work) -> Measured | None:
     """Measurement at the nearest shape; None if the table has no row of this kind."""
     table, channels = measured(target), len(work.channels)
-    # what is done to results on the way takes all families about as long
+    # epilogues take all families about equally long
     rows = table.get((work.kind, channels)) or table.get((work.kind.partition(" + ")[0], channels))
     return min(rows, key=lambda row: row.distance(work)) if rows else None

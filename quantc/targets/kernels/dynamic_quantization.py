@@ -50,7 +50,7 @@ class RunTimeGrid:
     def of_whole(self, x: Tensor) -> tuple[float, int] | None:
         """Scale and zero point of a non-empty float32 tensor; None if it is not finite."""
         lowest, highest = torch.aminmax(x)
-        # NaN stays NaN, since it is compared with what comes second
+        # NaN propagates: min and max return their first argument if the comparison is false
         low, high = min(lowest.item(), 0.0), max(highest.item(), 0.0)
         if self.middle is None:
             scale = max(float32(float32(high - low) / self.span), self.eps)

@@ -177,7 +177,7 @@ class FloatSum(Rounding):
 
     def pack(self) -> Any:
         multipliers = [self.get_buffer(f"multiplier_{index}") for index in range(len(self.zeros))]
-        # one number goes into the scale; others are multiplied with
+        # a single number is folded into the scale; others are multiplied
         terms = [(float(item), zero, None) if item.numel() == 1 else (1.0, zero, item) for item, zero in zip(
             multipliers, self.zeros, strict=True
         )]  # fmt: skip
@@ -206,7 +206,7 @@ def sum_in_float(call: Call) -> Placement:
     multipliers = [factor for factor in factors if factor is not None]
     if len(multipliers) < len(xs) or result is None:
         raise NoKernelError("a multiplier is not a constant")
-    # what has the shape of the result comes first: the others are added to it in place
+    # operands with the result's shape come first: the others are added in place
     order = sorted(range(len(xs)), key=lambda index: _shape(kinds[index]) != result.shape)
     if not all(_fits(multiplier, kind) for multiplier, kind in zip(multipliers, kinds, strict=True)):
         raise NoKernelError("a multiplier has more axes than its summand")

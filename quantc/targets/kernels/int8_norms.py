@@ -43,7 +43,7 @@ class Normalize(Rounding):
     def __init__(self, rows: NormKernelRows, eps: float, factor: Tensor, offset: Tensor | None, ending: Ending) -> None:
         super().__init__(ending)
         self.rows, self.eps = rows, eps
-        # torch takes one number for each element of a row, or for each channel
+        # torch takes one number per element of a row, or per channel
         self.register_buffer("factor", self._spread(factor))
         self.register_buffer("offset", None if offset is None else self._spread(offset))
 
@@ -61,7 +61,7 @@ class Normalize(Rounding):
         levels = inputs[0].float()  # a zero point would go with the mean
         if rows.shape:
             return self.settled(functional.layer_norm(levels, rows.shape, factor, offset, self.eps))
-        # where channels lie side by side, torch too has the variance as the difference of two large numbers
+        # for channels-last inputs torch too computes the variance as a difference of two large numbers
         in_order = levels.contiguous(memory_format=torch.contiguous_format)
         return self.settled(functional.group_norm(in_order, rows.groups, factor, offset, self.eps))
 

@@ -218,7 +218,7 @@ def adaptive_pool(call: Call) -> Placement:
         if start is None or end is None or not isinstance(size, int) or not _is_even(size, start, end):
             raise NoKernelError("its windows are not those of torch's adaptive pools")
         counts = counts.unsqueeze(-1) * (end - start)
-    # a multiplier is divided by the number of elements, which the pool divides by itself
+    # the multiplier includes the division by the number of elements, which the pool does itself
     scales = call.tensor("multiplier") * counts
     scale = float(scales.flatten()[0])
     if not bool(torch.isclose(scales, torch.tensor(scale, dtype=torch.float64), rtol=1e-12, atol=0).all()):

@@ -113,7 +113,7 @@ class Kernel(nn.Module, ABC):
         with self._packing:  # several threads may come here at once
             if self._packed is None:
                 hush()
-                # what is made in inference mode could be used in no other
+                # tensors made in inference mode cannot be used outside it
                 with torch.inference_mode(False), torch.no_grad():
                     self._packed = self.pack_for(*inputs)
             return self._packed

@@ -90,7 +90,7 @@ def _kernel_nodes(module: fx.GraphModule) -> list[fx.Node]:
 def _gap(node: fx.Node, lowered: Lowered, values: _Values) -> KernelGap:
     kernel: Any = lowered.module.get_submodule(str(node.target))
     read = [stands_for(item) for item in node.args if isinstance(item, fx.Node)]
-    # a kernel may write over what it is given
+    # a kernel may overwrite its inputs
     inputs = [_copied(values.by_name[name]) for name in read]
     names = stands_for(node) if isinstance(stands_for(node), tuple) else (stands_for(node),)
     levels: Tensor | None = kernel.levels_read(*inputs)

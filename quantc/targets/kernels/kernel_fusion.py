@@ -113,7 +113,7 @@ def in_usual_order(program: Program) -> None:
     """
     for _, graph in program.graphs():
         for node in [node for node in graph.nodes if node.target in BY_MEMORY or node.op == "output"]:
-            # what is read by its memory is the first argument; sizes may be values too
+            # only the first argument's memory matters; sizes may be nodes too
             for source in node.all_input_nodes if node.op == "output" else node.all_input_nodes[:1]:
                 if node.op == "output" and _keeps_views(program, source):
                     continue

@@ -137,7 +137,7 @@ class Lowered(nn.Module):
             signature.check(leaves, spec)
             check_device(leaves, signature)
             if any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in leaves):
-                return self.program(*args, **kwargs)  # not every kernel knows what nothing is
+                return self.program(*args, **kwargs)  # not every kernel supports empty inputs
             if not kwargs and None not in shapes and len(self._checked) < MAX_SHAPES:
                 self._checked.add(shapes)
         if torch.is_grad_enabled():
@@ -211,7 +211,7 @@ class Lowered(nn.Module):
             found = self.module.load_state_dict(own, strict=False)
             self._line = None
             if self.is_compiled:
-                self._run = compiled(self._program, self.module)  # what was compiled has the old weights
+                self._run = compiled(self._program, self.module)  # compiled code has the old weights
         missing_keys.extend(f"{inner}{name}" for name in found.missing_keys)
         if strict:
             others = {name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)}

@@ -67,7 +67,7 @@ def _all_inputs(program: Program, tensors: Sequence[Tensor]) -> list[Any]:
 def _run(inputs: Sequence[Tensor], key: str) -> list[Tensor]:
     lowered = _module(key)
     made = lowered.run_flat(_all_inputs(lowered._program, inputs))
-    # what an op yields must be memory of its own, in order: compilers rely on both
+    # results must be contiguous and own their memory: compilers rely on both
     taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     results: list[Tensor] = []
     for tensor in made:

@@ -286,7 +286,7 @@ def _place(
             if not found:
                 placed[node] = Placed(node.name, call.op, "", reason)
                 continue
-            # kernels that do the work of other ops too come first, and are not compared with those that do not
+            # kernels that absorb other ops come first, and are not compared with those that do not
             alike = [item.kernel for item in found if item.inputs == found[0].inputs]
             key = f"{path}/{node.name}" if path else node.name
             choice = _as_saved(by_table(target, alike, found[0].inputs, sizes), choosing.saved.get(key), key)
@@ -352,7 +352,7 @@ def _put(draft: Program, graph: fx.Graph, call: Call, placement: Placement) -> f
     graph.erase_node(call.node)
     for node in before:
         is_kernel = node.op == "call_module" and isinstance(draft.owner(graph).get_submodule(str(node.target)), Kernel)
-        if is_kernel and not node.users:  # made a weight that the new kernel reads as it is stored
+        if is_kernel and not node.users:  # dequantized a weight that the new kernel reads as stored
             graph.erase_node(node)
     draft.touch()
     return made

@@ -24,7 +24,7 @@ MARGIN = 0.98
 
 def race(forms: Mapping[str, Run], inputs: Sequence[Any], turns: int = TURNS) -> dict[str, float]:
     """Times of variants in microseconds, interleaved on copies of the same inputs."""
-    # the processor's time is not disturbed by others, but adds up that of all threads
+    # CPU time is not affected by other processes, but sums over all threads
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     spent: dict[str, list[float]] = {name: [] for name in forms}
     with torch.no_grad():

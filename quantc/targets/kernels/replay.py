@@ -176,7 +176,7 @@ def replay(line: Run, leaves: Sequence[Tensor]) -> Run:
             return _replay(line, leaves)
     except NoTapeError:
         raise
-    except Exception as error:  # whatever it is, the function itself goes on, and will say so if it is its own
+    except Exception as error:  # fall back to the function itself, which reports its own errors
         raise NoTapeError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
@@ -227,7 +227,7 @@ def interpreted(tape: Tape) -> Run:
 
     def replayed(*leaves: Tensor) -> Sequence[Any]:
         before = is_optimized()
-        optimize(False)  # or torch would look for what it could fuse, and run the graph more slowly for it
+        optimize(False)  # otherwise torch's fusion passes make the graph slower
         try:
             return cast("Sequence[Any]", run(*leaves, *held))
         finally:

@@ -207,7 +207,7 @@ class _Turns(fx.Interpreter):
         super().__init__(module)
         self.choices, self.inputs = choices, inputs
         self.kernels: dict[fx.Node, Kernel] = {}
-        # the processor's time is not disturbed by others, but adds up that of all threads
+        # CPU time is not affected by other processes, but sums over all threads
         self.clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         self.seen: dict[fx.Node, TimedArguments] = {}
 

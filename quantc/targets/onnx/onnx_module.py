@@ -74,7 +74,7 @@ class OnnxModel(Deployed):
         """Write the model to one file and its weights to another, each whole or not at all; the weights first."""
         beside = data_file(target)
         copy = type(self.proto)()
-        copy.CopyFrom(self.proto)  # what is written apart is taken out of the model
+        copy.CopyFrom(self.proto)  # externally stored tensors are removed from the model
         with whole_file(target) as draft, whole_file(beside) as data, TemporaryDirectory(dir=data.parent) as folder:
             place = Path(folder) / target.name
             onnx_module().save(copy, str(place), save_as_external_data=True, location=beside.name)

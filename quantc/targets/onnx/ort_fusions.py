@@ -78,7 +78,7 @@ def fusions_of(model: Any) -> Fusions:
     integer = Counter(node.op_type for node in graph.node if node.op_type in ON_INTEGERS)
     left: Counter[str] = Counter()
     dequantized: set[str] = set()
-    for node in graph.node:  # in an order in which they can run
+    for node in graph.node:  # in topological order
         reads = any(name in dequantized for name in node.input)
         if node.op_type == "DequantizeLinear" or (reads and node.op_type in MOVES):
             dequantized.update(node.output)

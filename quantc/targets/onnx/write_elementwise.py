@@ -329,7 +329,7 @@ def softmax(call: OpCall) -> Value:
         return soft
     zero, lowest = (call.writer.scalar(number, dtype) for number in (0.0, -math.inf))
     highest = call.emit("ReduceMax", x, call.writer.numbers([axis]), keepdims=1)
-    return call.emit("Where", call.emit("Equal", highest, lowest), zero, soft)  # rows in which all is masked
+    return call.emit("Where", call.emit("Equal", highest, lowest), zero, soft)  # fully masked rows
 
 
 def _is_between_levels(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ def _reduced(op: str, call: OpCall) -> Value:
     axes = call.axes_or_all(call["dim"])
     x = call.tensor("x", call.result.dtype)
     if op == "ReduceMean" and call.rank() == 4 and sorted(axes) == [2, 3]:
-        pooled = call.emit("GlobalAveragePool", x)  # which runtimes have on integers
+        pooled = call.emit("GlobalAveragePool", x)  # runtimes have integer kernels for it
         return pooled if call["keepdim"] else call.emit("Squeeze", pooled, call.writer.numbers([2, 3]))
     return call.emit(op, x, call.writer.numbers(axes), keepdims=int(call["keepdim"]))
 
