@@ -382,7 +382,7 @@ def test_what_only_training_calls_is_a_leaf_by_the_advice(aux: nn.Module, in_one
     results, plain = prepared(ROWS), model(ROWS)
     for one, other in zip(results, plain, strict=True):
         assert (one - other).norm() < 0.05 * other.norm()
-    torch.cat([row.flatten() for row in results]).sum().backward()
+    torch.cat([row.flatten() for row in results]).sum().backward()  # type: ignore[no-untyped-call]
     assert all(row.grad is not None for row in prepared.parameters())
     with torch.no_grad():
         (before,) = prepared.eval()(ROWS)
