@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -130,3 +131,21 @@ def test_files_are_written_in_one_place() -> None:
                 # `write_text(path, text)` is ours, and `path.write_text(text)` is not, but to a draft
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)[:60]}")
     assert not wrong, "\n".join(wrong)
+
+
+MIN_FOUND = 139
+"""Modules whose tests are found by their path. It only grows; 9 of 10 is the aim."""
+
+
+def test_tests_are_found_by_path() -> None:
+    modules = [path for path in library_files() if not path.stem.startswith("__")]
+    homes = [path.relative_to(ROOT) for path in modules]
+    inner = [home.relative_to("quantc") if home.parts[0] == "quantc" else home for home in homes]
+    found = [home for home in inner if (ROOT / "tests" / home.parent / f"test_{home.name}").is_file()]
+    assert len(found) >= MIN_FOUND, f"{len(found)} of {len(inner)}"
+
+
+def test_no_engine_module_has_the_name_of_another() -> None:
+    engine = [path for path in library_files() if not path.stem.startswith("__")]
+    stems = [path.stem for path in engine if not {"flows", "nn"} & {*path.relative_to(ROOT).parts[:2]}]
+    assert [stem for stem, count in Counter(stems).items() if count > 1] == []
