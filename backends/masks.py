@@ -102,7 +102,7 @@ def _added(match: Match) -> list[fx.Node]:
 
 
 def _back(value: fx.Node) -> Iterator[_Step]:
-    """A tensor and what it is made of, through ops that would hand a mask on."""
+    """A tensor and its sources, through ops that propagate a mask."""
     layer = [_Step(value, False)]
     seen = {value}
     for _ in range(MAX_STEPS):

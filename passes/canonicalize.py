@@ -64,7 +64,7 @@ class Canonicalize(Pass):
 
 
 def _canonicalize(program: Program, graph: fx.Graph, done: Counter[str]) -> None:
-    """Once is enough, unless writes stay: what a round drops may have been all that kept a write in place."""
+    """One round suffices, unless writes stay: a dropped op may have been the only one that kept a write in place."""
     before = -1
     while before != done.total():
         before = done.total()
@@ -80,7 +80,7 @@ def _canonicalize(program: Program, graph: fx.Graph, done: Counter[str]) -> None
 
 
 def _sweep(program: Program, graph: fx.Graph, done: Counter[str]) -> None:
-    """One walk back for dead code. What is dead must not count as a reader of what is written in place."""
+    """One backward walk for dead code. Dead nodes must not count as users of tensors that are written in place."""
     effects = Effects(program)
     for node in reversed(graph.nodes):
         if node.target in CHECKS:

@@ -206,7 +206,7 @@ def _repeat(calls: Calls, x: fx.Node, q: fx.Node) -> fx.Node:
 
 
 class _CausalMasks:
-    """The positions that lie ahead: made once for each size in a graph."""
+    """Causal masks: made once per size in a graph."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -69,7 +69,7 @@ def _written(node: fx.Node, op: IntegerOp, writer: OpWriter) -> Any:
 
 
 def _stand(walk: Substitution, node: fx.Node, made: fx.Node, inputs: list[fx.Node]) -> None:
-    """Let a node that was written stand for an op, or for an item of what it yields."""
+    """Replace an op, or an item of its results, by a new node."""
     expected, found = tensor_type(node), tensor_type(made)
     if expected is not None and found is not None and (why := _why_not(expected, found)) is not None:
         raise QuantcError(

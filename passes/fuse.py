@@ -143,7 +143,7 @@ def _rewire(program: Program, match: Match, producer: fx.Node, weight: Tensor, b
 
 
 class _Store:
-    """Writes new constants: over the old one where nobody else reads it, under a new name otherwise."""
+    """Writes new constants: over the old one if it has no other user, under a new name otherwise."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -80,9 +80,9 @@ def _rescale(program: Program, multiplier: MultiplierForm) -> None:
 
 
 def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, str]) -> None:
-    """Say why each op that is still in float is so; `claimed` are those that were to be quantized.
+    """Record why each op that is still in float is so; `claimed` are those that were to be quantized.
 
-    What is then neither claimed nor noted is a step: of an integer op, or of a quantize or dequantize op.
+    Nodes that are then neither claimed nor noted are steps: of an integer op, or of a quantize or dequantize op.
     """
     plan = program.plan
     for node in program.nodes():

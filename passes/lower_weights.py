@@ -113,7 +113,7 @@ def _counted(axis: Any, w: fx.Node) -> int | None:
 
 
 def _constant(program: Program, w: fx.Node, name: str, value: Any, before: fx.Node) -> fx.Node | None:
-    """A number as a constant; what is one already as it is."""
+    """A number as a constant; existing constants are unchanged."""
     if value is None or isinstance(value, fx.Node):
         return value
     dtype = torch.float32 if isinstance(value, float) else torch.int64
@@ -205,7 +205,7 @@ def _embedding_bag(program: Program, node: fx.Node) -> bool:
 
 
 def _replace(program: Program, core: fx.Node, old: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
-    """Write an op in the place of `old`, what the op `core` yields; it has the claim and the name of the core."""
+    """Write an op in place of `old`, the result of the op `core`; it takes the claim and the name of the core."""
     made = program.emit(target, arguments, before=old, like=old)
     claim = program.plan.claims.get(core)
     if claim is not None:

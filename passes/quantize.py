@@ -24,8 +24,8 @@ class QuantizePass(Pass):
     for them alone. A user that wants other qparams than the tensor has gets it requantized. Scales come from
     calibration statistics, and from the weights themselves.
 
-    With `reduce_range` weight scales grow, or activation ranges shrink, wherever two products could otherwise overflow
-    the 16 bits in which the backend's instruction set adds them: see docs/overflow.md.
+    With `reduce_range` weight scales grow, or the highest activation level is lowered, wherever two products could
+    otherwise overflow the 16 bits in which the backend's instruction set adds them: see docs/overflow.md.
     """
 
     name: ClassVar[str] = "quantize"

@@ -128,8 +128,9 @@ def _references(program: Program) -> Iterator[tuple[str, fx.Node, fx.GraphModule
 
 
 def _written(program: Program, families: list[_Family]) -> dict[int, str]:
-    """The tensors that some graph writes to (by id) with the reason to leave them. Calls themselves write nothing:
-    what a graph does to its inputs is seen where it does it."""
+    """Tensors that some graph writes to (by id), with the reason to leave them. Calls themselves write nothing: a
+    graph's writes to its inputs are seen in the graph.
+    """
     touched: set[fx.Node] = set()
     for _, graph in program.graphs():
         aliasing = Aliasing(graph, program.owner(graph))
@@ -195,7 +196,7 @@ def _lost(program: Program, module: fx.GraphModule) -> bool:
 
 
 def _drop(program: Program, call: fx.Node, indices: set[int]) -> None:
-    """Let a call go without some of its operands, and the constants with them that nobody else reads."""
+    """Remove some operands of a call, and their constants if they have no other user."""
     form = form_of(call)
     if form is None:
         return

@@ -120,7 +120,7 @@ def _place(node: fx.Node) -> tuple[str, ...]:
 
 
 class _Timing(fx.Interpreter):
-    """Runs a module node by node, and times each on what it is given."""
+    """Runs a module node by node, and times each on its inputs."""
 
     def __init__(self, lowered: Lowered, tuned: dict[tuple[str, ...], Kernel]) -> None:
         super().__init__(lowered.module)
@@ -157,7 +157,7 @@ class _Timing(fx.Interpreter):
 
 
 def _microseconds(step: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    """A tight loop; where the op writes over what it reads, single calls on copies."""
+    """A tight loop; if the op overwrites its inputs, single calls on copies."""
 
     def call(*given: Any) -> Any:
         return step(*given, **kwargs)

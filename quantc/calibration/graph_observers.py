@@ -33,7 +33,7 @@ def show_observers(program: Program) -> None:
     for observer in observers_in(program.root):
         known = program.plan.statistics.get(observer.group)
         if known is not None:
-            # a copy: observers change theirs in place, and somebody may hold what the plan has
+            # a copy: observers modify theirs in place, and the plan's may be shared
             if observer.group not in copies:
                 copies[observer.group] = copy.deepcopy(known)
             observer.observation = copies[observer.group]

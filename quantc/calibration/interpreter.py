@@ -108,7 +108,7 @@ class CompiledGraph:
             tuple(named),
             slot,
             watch,
-            # what nobody reads at all goes at once
+            # an unused result is dropped at once
             tuple(self._slots[value] for value in (*done, *(() if node.users else (node,)))),
         )
 

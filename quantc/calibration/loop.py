@@ -99,7 +99,7 @@ class _Run:
         self.isolation = Isolation(self.program)
 
     def all_of(self, batches: Iterable[Any]) -> Whole:
-        """Go through the data, and put what was seen into the plan."""
+        """Run all data, and store the statistics in the plan."""
         try:
             self._resume()
             self._feed_and_keep(batches)

@@ -112,7 +112,7 @@ class _Index:
         return total
 
     def _fitting(self, names: Sequence[str], spec: QuantSpec) -> str:
-        """Of several groups, one that can give what is asked for; if none can, the first, which will say why."""
+        """Of several groups, one that can give the requested statistics; if none can, the first, whose refusal gives the reason."""
         return next((name for name in names if why_not_derived(self.saved.sites[name], spec) is None), names[0])
 
     def _missing(self, group: str, tensor: str, wanted: set[str]) -> CalibrationError:

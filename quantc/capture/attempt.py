@@ -75,10 +75,11 @@ def _strictness(method: str) -> str:
 
 @contextmanager
 def _surroundings_kept() -> Iterator[None]:
-    """No autocast of the caller's around the capture, and refuse a model that draws numbers while it is followed.
+    """Disable the caller's autocast during capture, and refuse a model that draws random numbers while it is traced.
 
-    Tracing computes nothing, so a generator that moved was used by Python code: what it drew would be in the program
-    as a constant."""
+    Tracing computes nothing, so a generator that advanced was used by Python code: the drawn number would be a constant
+    of the program.
+    """
     with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
         before = _generators()
         state, numbers = torch.get_rng_state(), random.getstate()

@@ -131,9 +131,9 @@ def _tasks(
 
 @contextmanager
 def _telling() -> Iterator[Callable[[str], None]]:
-    """Say what is going on: on a terminal in one line that changes, in a pipe in lines.
+    """Progress messages: one changing line on a terminal, separate lines in a pipe.
 
-    Nothing moves in between: a thread that turns a wheel would be timed along with the contenders.
+    Nothing is animated in between: a spinner thread would be timed along with the contenders.
     """
     from rich.console import Console
     from rich.live import Live

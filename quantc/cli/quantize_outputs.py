@@ -127,7 +127,7 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
 
 
 def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
-    """Write what was planned, but for an artifact that there is not."""
+    """Write the planned files, except an artifact that does not exist."""
     done, artifact = delivered.done, delivered.artifact
     outputs = planned(out, target)
     check_outputs(outputs, f"--out {out}")  # the work took its time
@@ -147,7 +147,7 @@ def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
 
 
 def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
-    """The time of a call of the float program, and of what the quantized one was lowered to, in turns."""
+    """Time per call of the float program, and of the quantized one's artifact, interleaved."""
     captured = done.result.captured
     if captured.example_inputs is None:
         return done, "speed not measured: there are no example inputs"

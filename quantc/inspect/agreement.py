@@ -162,7 +162,7 @@ def _check_twins(qdq: Program, integer: Program) -> None:
 
 
 class _Integer(NodeByNode):
-    """Runs the integer program and keeps what it computes in place of nodes of the Q/DQ form, by their names."""
+    """Runs the integer program and keeps its values for nodes of the Q/DQ form, by name."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)

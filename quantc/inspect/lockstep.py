@@ -141,7 +141,7 @@ class Lockstep:
         return getattr(self.quantized, node.op)(node.target, args, kwargs)
 
     def _compare_outputs(self, expected: Any, value: Any) -> None:
-        """An output node's value is the list of what the program yields."""
+        """Compare outputs: an output node's value is the list of the program's results."""
         check_alike(expected, value, (self.reference.program.name, self.quantized.program.name))
         add_outputs(expected, value, self.outputs, self.largest)
 

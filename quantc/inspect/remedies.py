@@ -106,7 +106,7 @@ class Remedies:
     # -- by what it is given, and who reads it -------------------------------------------------------------------
 
     def _feeding(self, match: Match) -> Iterator[Change[Any]]:
-        """A rule that hands on waits for what it is given, and otherwise for those who read its result."""
+        """A propagating rule depends on its inputs, and otherwise on the users of its result."""
         givers, readers = self._upstream(match), self._downstream(match)
         changes: list[Change[Any]] = []
         for giver in (givers or ())[:MAX_BLAMED]:
@@ -135,7 +135,7 @@ class Remedies:
         return list(found)
 
     def _downstream(self, match: Match) -> list[fx.Node]:
-        """The float ops that read what a match yields, looking through others that wait."""
+        """Float users of a match's result, through others that depend on it."""
         found: dict[fx.Node, None] = {}
         pending, seen = [match.root], {match.root}
         while pending and len(seen) < MAX_WAITING:
@@ -149,7 +149,7 @@ class Remedies:
         return list(found)
 
     def _waiting(self, node: fx.Node) -> Match | None:
-        """The match of a node that hands on and was not fed."""
+        """Match of a propagating node whose inputs are not quantized."""
         if node in self.program.plan.claims:
             return None
         return next((match for trial in self.reasons.trials.tables if (match := trial.follower(node))), None)

@@ -62,7 +62,7 @@ class Speed:
     """Why the float program was not measured there."""
 
     def __post_init__(self) -> None:
-        """Times are kept as they are shown, so that what is shown is their quotient."""
+        """Times are stored as displayed, so that the displayed speedup is their quotient."""
         for name in ("before", "after", "runtime_before"):
             spent = getattr(self, name)
             object.__setattr__(self, name, None if spent is None else float(f"{spent:.{DIGITS}g}"))

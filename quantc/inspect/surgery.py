@@ -61,7 +61,7 @@ def _set(node: fx.Node, target: OpOverload, name: str, value: Any) -> None:
 
 
 def _check_type(program: Program, node: fx.Node, values: Mapping[str, Any]) -> None:
-    """The rest of the program counts on what the node yields."""
+    """The rest of the program depends on the node's type."""
     sizes = example_sizes(program)
     known = tensor_type(node)
     try:

@@ -72,7 +72,7 @@ def integer_op(
 
 
 def _contiguous(function: Function) -> Function:
-    """A function whose results lie in memory in order: kernel and reference must not differ in that either."""
+    """A function with contiguous results: kernel and reference must not differ in strides either."""
 
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -63,7 +63,7 @@ def _open(program: Program, graph: fx.Graph, writer: OpWriter) -> int:
 
 
 def _spelled(writer: OpWriter, node: fx.Node) -> Any:
-    """The node, or nodes, that yield what an op of the Q/DQ form does."""
+    """Node or nodes of a decomposed Q/DQ op."""
     spelled = SPELLED[str(node.target).removeprefix("quantized_decomposed.")]
     made = writer.write(spelled, node.args, node, **node.kwargs)
     if isinstance(made, fx.Node) and "val" in node.meta:

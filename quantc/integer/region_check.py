@@ -309,7 +309,7 @@ def _schema(node: fx.Node) -> str:
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:
-    """The dtype of what a node yields; of several tensors, that of the first."""
+    """Dtype of a node's value; of several tensors, that of the first."""
     kind = type_of(node)
     if isinstance(kind, TupleType) and kind.items:
         kind = kind.items[0]

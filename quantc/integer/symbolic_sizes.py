@@ -60,7 +60,7 @@ class Sizes:
         return int(expression) if expression.is_number else str(expression.xreplace(self.names))
 
     def _value(self, text: str) -> Any:
-        """The size that an expression comes to."""
+        """Value of a size expression."""
         names = {name: self._symbol(name) for name in _names(text)}
         found: Any = evaluate(text, names)  # type: ignore[arg-type] # symbols calculate as numbers do
         return self._symbol(text) if found is None else found

@@ -96,7 +96,7 @@ def passed_through(x: Tensor, value: Tensor) -> Tensor:
 
 
 class _Learned(torch.autograd.Function):
-    """LSQ and LSQ+: rounding counts as the identity on the way back, and clipping as what it is."""
+    """LSQ and LSQ+: in the backward pass rounding counts as the identity, and clipping as clipping."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int, factor: float) -> Tensor:

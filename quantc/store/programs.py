@@ -171,7 +171,7 @@ def _origins(program: Program, names: Mapping[fx.Node, str]) -> _Origins:
     known: dict[tuple[str, str, str, int], int] = {}
     nodes: dict[str, int] = {}
     for node, origin in program.origins.rows.items():
-        # only the name of the source file: where it lay on this machine is nobody's business
+        # only the name of the source file: its path on this machine is private
         file = origin.source.rpartition(":")[0]
         row = (origin.module_path, origin.module_type, file, origin.line)
         nodes[names[node]] = known.setdefault(row, len(known))

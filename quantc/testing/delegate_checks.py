@@ -97,7 +97,7 @@ def _fallen_back(trial: Trial, lowered: Pte) -> Iterator[Fault]:
 
 
 def _apart(trial: Trial, quantized: Program, lowered: Pte) -> Iterator[Fault]:
-    """Outputs that are not what the Q/DQ form gives, on inputs of several sizes."""
+    """Outputs that differ from the Q/DQ form's, on inputs of several sizes."""
     (output,) = quantized.graph.find_nodes(op="output")
     for factor in FACTORS:
         inputs = scaled(trial.inputs, factor)

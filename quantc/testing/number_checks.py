@@ -59,7 +59,7 @@ def fixed_range(trial: Trial) -> list[Fault] | None:
 
 
 def ties(trial: Trial) -> list[Fault] | None:
-    """An output that shares qparams with one operand is not clipped when the other operands grow."""
+    """An output that shares qparams with one operand keeps its SQNR when the other operands grow."""
     role = trial.rule.roles.get("out", "")
     if not role.startswith(LIKE) or trial.match is None:
         return None

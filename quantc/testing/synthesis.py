@@ -128,7 +128,7 @@ class _Maker:
     # -- patterns ------------------------------------------------------------------------------------------------
 
     def settle(self, item: Operand, feed: Settled, rank: int | None, *, shared: bool = False) -> Settled:
-        """Make what an operand stands for, its own first operand taken from `feed` if there is one."""
+        """Build an operand, its own first operand taken from `feed` if there is one."""
         if not isinstance(item, Pattern):
             return item.value if isinstance(item, LiteralValue) else item
         key = (item, feed, shared)
@@ -226,7 +226,7 @@ def _open(pattern: Operand) -> Operand:
 
 @dataclass
 class _Call:
-    """The arguments of one call, on their way from what a pattern says to nodes."""
+    """Arguments of one call, from pattern to nodes."""
 
     maker: _Maker
     op: str

@@ -135,7 +135,7 @@ def quantize(
 
 
 def _warned(result: Result) -> Result:
-    """With a warning for what is bad about it."""
+    """The result, with a warning if it is bad."""
     for text in result.report.warnings:
         warnings.warn(f"{result.report.name}: {text}", stacklevel=3)
     return result

@@ -177,7 +177,7 @@ def upper_bound(bound: Any) -> int | None:
 
 
 def _check_sizes(dims: Mapping[tuple[int, int], DynamicDim], tensors: Sequence[Any], names: Sequence[str]) -> None:
-    """The example inputs themselves must fit what is said of them."""
+    """The example inputs themselves must fit their declared dimensions."""
     sizes: dict[str, int] = {}
     for (leaf, dim), mark in dims.items():
         size = tensors[leaf].shape[dim]

@@ -61,9 +61,10 @@ def export(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings about plain attributes: quantc looks itself for those that matter, and refuses them.
+    """Suppress the warnings about plain attributes: quantc itself checks for those that matter, and refuses them.
 
-    Nor does export print what it had when it failed: the error says what there is to say."""
+    Nor does export print its partial graph when it fails: the error is sufficient.
+    """
     loggers = [logging.getLogger(name) for name in CHATTY]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), patch.object(torch.export._trace, "print", lambda *_, **__: None, create=True):

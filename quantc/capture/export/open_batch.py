@@ -262,7 +262,7 @@ def _varied(x: Tensor, turn: int) -> Tensor:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """The model, the random generator and the caller's settings stay as they are. Attention goes by its Python code."""
+    """Preserve the model, the random generator and the caller's settings. Attention uses its Python code."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with kept(model), warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")

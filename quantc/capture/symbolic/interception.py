@@ -69,9 +69,10 @@ _enter: Any = torch.autocast.__enter__
 
 
 def _is_instance(value: Any, classes: Any) -> bool:
-    """`isinstance`, by which a traced value is what it stands for: a model that asks must get eager's answer.
+    """`isinstance` for traced values: a model that asks must get eager's answer.
 
-    Only Python code asks here. A `__class__` that says Tensor would reach C++ code too, which reads the memory."""
+    Only Python code asks here. A `__class__` of Tensor would reach C++ code too, which reads the memory.
+    """
     if _original_isinstance(value, classes):
         return True
     return (

@@ -77,7 +77,7 @@ class TracedInputs:
         return self.fakes.from_tensor(leaf.detach(), symbolic_context=context, source=ConstantSource(self.names[index]))
 
     def _state_known(self) -> None:
-        """Tell the trace what the user said: ranges, equal sizes, and sizes computed from others."""
+        """Pass the user's constraints to the trace: ranges, equal sizes, and sizes computed from others."""
         first: dict[str, Any] = {}
         for (leaf, dim), mark in self.marks.items():
             size = self.leaves[leaf].shape[dim]

@@ -174,10 +174,10 @@ def _vector(task: Task, addend: Addend) -> Tensor | None:
 
 
 def _write(task: Task, product: StaticProduct) -> None:
-    """Write a product with what is added to it and what follows it.
+    """Lower a conv or matmul with its addend and epilogue.
 
-    A constant vector is the bias. Anything else that is added is a second term of a sum that is rounded once, if it
-    comes quantized and the result is quantized; otherwise it is added in float, to a product that yields float.
+    A constant vector is the bias. Any other addend is a second term of a sum that is rounded once, if it and the result
+    are quantized; otherwise it is added in float, to a float result.
     """
     addend = product.addend
     vector = None if addend is None else _vector(task, addend)

@@ -79,7 +79,7 @@ def steps_of(task: Task, scale: Tensor, activation: fx.Node, quantizer: fx.Node)
 
 
 def _curve_on_axis(task: Task, scale: Tensor, activation: fx.Node) -> tuple[Curve, int]:
-    """The curve of an activation, and the axis its rows and those of the scales lie on, counted from the end."""
+    """The curve of an activation, and the axis of its rows and of the scales, counted from the end."""
     wide = [index - scale.dim() for index, size in enumerate(scale.shape) if size > 1]
     if len(wide) > 1:
         raise NotIntegerError("the scales of its accumulator lie along several axes")
@@ -116,7 +116,7 @@ def step_table(curve: Curve, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]
 
 
 def _thresholds(curve: Curve, grid: Grid, farthest: float) -> tuple[Tensor, Tensor]:
-    """Where, from left to right, a curve comes to another level: for each row the least number, for all the level."""
+    """Inputs, from left to right, at which a curve reaches another level: per row the smallest input, for all rows the level."""
     begin = torch.full((curve.rows, 1), -farthest, dtype=torch.float64)
     reached, levels = [], []
     for piece in curve.pieces:
@@ -139,11 +139,11 @@ def _run(curve: Curve, grid: Grid, begin: Tensor, end: Tensor, rises: bool) -> T
 
 
 def _bisect(curve: Curve, grid: Grid, begin: Tensor, end: Tensor, run: Tensor, rises: bool) -> Tensor:
-    """The least numbers between `begin` and `end` at which each level of `run` is reached; beyond the end if none is.
+    """Smallest inputs between `begin` and `end` at which each level of `run` is reached; beyond the end if none is.
 
-    Neighbours among the float64 numbers have neighbouring ranks, so 64 halvings leave one number. Should the curve's
-    own rounding make it waver around a level, one of the crossings is found: what is found is not reached just before
-    and reached there.
+    Neighbouring float64 numbers have neighbouring ranks, so 64 bisections leave one number. Should the curve's own
+    rounding make it waver around a level, one of the crossings is found: the level is not reached just before, and is
+    reached there.
     """
     low = _rank(begin).expand(-1, len(run)).clone()
     high = torch.maximum(low, _rank(end).expand(-1, len(run)) + 1)

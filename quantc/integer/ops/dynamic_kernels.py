@@ -131,7 +131,7 @@ def matmul_both(x: Tensor, y: Tensor, bias: Tensor | None, *grids: Any) -> Tenso
 
 
 def _given(arguments: Sequence[Any], count: int, *defaults: Any) -> tuple[Any, ...]:
-    """`count` arguments and those that may be left out; torch does not hand on what has its default."""
+    """`count` arguments and the optional ones; torch omits arguments that have their default."""
     return (*arguments, *defaults[len(arguments) - count :])
 
 

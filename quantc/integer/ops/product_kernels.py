@@ -280,7 +280,7 @@ def _by_channel(values: Tensor | None, channels: int, trailing: int) -> Tensor |
 
 
 def _blocks(count: int, channels: int, length: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Where the blocks of `[count, channels, length]` elements lie, none of them of more than `BLOCK` elements."""
+    """Ranges of the blocks of `[count, channels, length]` elements, each of at most `BLOCK` elements."""
     across = max(1, min(length, BLOCK))
     down = max(1, min(channels, BLOCK // across))
     deep = max(1, BLOCK // (across * down))

@@ -196,7 +196,7 @@ def _convolved(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[in
 
 
 def _spaced(x: Tensor, steps: Sequence[int]) -> Tensor:
-    """`x` with zeros between its elements, so that they lie `steps` apart on its last axes."""
+    """`x` with zeros between its elements, which are then `steps` apart on its last axes."""
     for place, step in enumerate(steps):
         axis = x.dim() - len(steps) + place
         if step == 1:

@@ -255,7 +255,7 @@ def _of_all_weights(program: Program, node: fx.Node) -> Factors | None:
 
 
 def _comes(node: fx.Node, side: str) -> Levels | None:
-    """The integers of a factor that an op quantizes as it comes; None if it comes as integers."""
+    """Integers of a factor that an op quantizes at run time; None if it is an integer operand."""
     target: Any = node.target
     prefix = next((prefix for prefix in (f"{side}_", "") if position(target, f"{prefix}eps") >= 0), None)
     if prefix is None:

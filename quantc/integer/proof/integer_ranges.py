@@ -75,7 +75,7 @@ def levels_of(program: Program, node: fx.Node, zero_point: Any) -> Levels:
 
 
 def _limits(program: Program, node: fx.Node, dtype: torch.dtype) -> tuple[int, int]:
-    """The smallest and the largest integer a node can yield: those of whatever made what it hands on."""
+    """Smallest and largest integer of a node; value-preserving ops are looked through."""
     ends: list[tuple[int, int]] = []
     seen, waiting = {node}, [node]
     while waiting:

@@ -130,7 +130,7 @@ class Pte:
         return self._running
 
     def _check(self, inputs: Sequence[Any]) -> None:
-        """InputError unless the tensors are such as the file says: the runtime believes what it is told."""
+        """InputError unless the tensors match the file's metadata: the runtime does not check them."""
         for place, value in enumerate(inputs):
             if not isinstance(value, Tensor):
                 raise InputError(

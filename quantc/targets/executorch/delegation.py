@@ -172,7 +172,7 @@ def _worst(places: Iterable[RunsOn]) -> RunsOn:
 
 
 def _why(program: Program, node: fx.Node, claim: Claim, reasons: Mapping[str, str]) -> str:
-    """The partitioner's own reason, or else what is plain to see."""
+    """The partitioner's own reason, or else an evident one."""
     if op_name(node) in STEPS:
         return "its products with the input are taken; its state is float, and so is what is made of it"
     if claim.timing is Timing.WEIGHT_ONLY:

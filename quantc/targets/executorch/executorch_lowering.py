@@ -158,8 +158,9 @@ def _begin_states(manager: Any) -> None:
 
 
 def _restore_ranges(manager: Any) -> None:
-    """Sizes may be what the export says. On the way torch asks which convolution is fastest for the sizes at hand, and
-    notes the answer as if it were a bound: memory would be set aside for no more than 15 images."""
+    """Restore the exported size ranges. Meanwhile torch asks for the fastest convolution at the example sizes, and
+    records the answer as a bound: memory would be reserved for no more than 15 images.
+    """
     program = manager.exported_program()
     for node in program.graph.find_nodes(op="placeholder"):
         for size in getattr(node.meta.get("val"), "shape", ()):

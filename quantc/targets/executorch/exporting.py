@@ -113,7 +113,7 @@ def _flat_module(program: Program) -> fx.GraphModule:
 
 
 def _order_constants(module: nn.Module) -> None:
-    """Constants that lie in memory as their axes come: XNNPACK's passes fail on weights that have channels last already."""
+    """Make constants contiguous: XNNPACK's passes fail on weights that are channels last already."""
     done: dict[int, Any] = {}
     """By the id of a tensor: those that go by several names stay one."""
     names = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
@@ -142,7 +142,7 @@ def examples_of(program: Program) -> tuple[Tensor, ...]:
             advice="capture the model with example inputs: qc.capture(model, example_inputs)",
         )
     pairs = zip(program.example_inputs, program.signature.inputs, strict=True)
-    # how they lie in memory would be written into the program, which is then called with others: they lie in order
+    # contiguous: export bakes in the memory format, and the program is then called with other inputs
     return tuple(in_order(leaf) for leaf, item in pairs if not item.is_constant)
 
 

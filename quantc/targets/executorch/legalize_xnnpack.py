@@ -260,7 +260,7 @@ def _is_lookup(node: fx.Node) -> bool:
 
 
 def _rows_looked_up(program: Program, node: fx.Node) -> None:
-    """ExecuTorch has a kernel that brings back to float the rows it looks up, and no others."""
+    """ExecuTorch has a kernel that dequantizes only the rows it looks up."""
     levels, scales, zero_points, _, low, high, _ = argument(node, "w").args
     offsets = program.tensor(zero_points)
     given = None

@@ -61,10 +61,10 @@ def _is_number(node: fx.Node) -> bool:
 
 
 class _Careful:
-    """A check of constraints that leaves nothing behind if it fails.
+    """A constraint check without side effects if it fails.
 
-    What is in a branch or a loop is left to ExecuTorch's own kernels: the check takes it, the delegate does not look
-    there, and the op would be left without a kernel.
+    Ops in a branch or a loop are left to ExecuTorch's own kernels: the check accepts them, but the delegate does not
+    look there, and the op would be left without a kernel.
     """
 
     def __init__(self, check: Any) -> None:

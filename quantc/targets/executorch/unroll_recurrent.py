@@ -91,7 +91,7 @@ def looped(op: str) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _given(op: str, x: Tensor, params: Sequence[Tensor]) -> Tensor:
-    """The products with the inputs, and what is added to them, at all steps."""
+    """Input GEMMs with their biases, for all steps."""
     product = nn.functional.linear(x, params[0])
     if len(params) == 2:
         return product

@@ -138,7 +138,7 @@ class CompiledIslands:
 
 
 class _Seen(fx.Interpreter):
-    """Runs a module and notes how tensors lie in memory."""
+    """Runs a module and records the memory format of tensors."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -237,7 +237,7 @@ class _Drawing:
         return kind
 
     def _that_have_sizes(self, sources: list[fx.Node], yields: Sequence[Yield]) -> Iterator[fx.Node]:
-        """Inputs of the module whose sizes tell those of results, where what the island reads does not."""
+        """Inputs of the module that determine the sizes of results, where the island's own inputs do not."""
         known = {size for source in sources for size in self._kind(source).shape}
         wanted = {size for made in yields for size in made.kind.shape if isinstance(size, str)}
         if all(_is_symbol(size) and size in known for size in wanted):

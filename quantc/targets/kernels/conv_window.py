@@ -136,7 +136,7 @@ def shape_to_pack_for(window: Window, weight: Sequence[int], x: Tensor) -> list[
 
 
 def _sizes(x: Any, axes: int) -> list[int | None]:
-    """The sizes of what is read on the axes that a window goes over; None for those that are not known."""
+    """Sizes of the input on the spatial axes; None for unknown ones."""
     kind = tensor_type(x) if isinstance(x, fx.Node) else None
     shape = [None] * axes if kind is None else kind.shape[-axes:]
     return [size if isinstance(size, int) else None for size in shape]

@@ -45,7 +45,7 @@ def on_large_pages(make: Callable[[], T], size: int) -> T:
 
 @cache
 def _advise() -> Callable[[int, int, int], int] | None:
-    """The call of the system that takes such a hint; None if there is none, or nobody listens to it."""
+    """The system call for the hint (madvise); None if it is unavailable or ignored."""
     if sys.platform != "linux" or not MAPS.is_file() or not MODE.is_file() or "[never]" in MODE.read_text("ascii"):
         return None
     call: Any = getattr(ctypes.CDLL(None), "madvise", None)

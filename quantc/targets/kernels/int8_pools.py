@@ -37,9 +37,9 @@ def turned(x: Tensor) -> Tensor:
 
 
 def _plainly(x: Tensor) -> Tensor:
-    """Images that lie channels last, with strides that say so.
+    """Channels-last images with canonical channels-last strides.
 
-    An axis of one place has any stride. Going by that alone, some of torch's pools take such images to lie in order.
+    An axis of size 1 may have any stride. By that alone, some of torch's pools take such images for contiguous.
     """
     strides, step = [0] * x.dim(), 1
     for axis in (1, *range(x.dim() - 1, 1, -1), 0):

@@ -153,7 +153,7 @@ class Kernel(nn.Module, ABC):
     # -- what the choice among kernels is made by ------------------------------------------------------------------
 
     def work(self, *inputs: Tensor) -> Work | None:
-        """Workload for inputs of these shapes, which may be meta tensors; None if the kernel is not timed by shape."""
+        """Workload for inputs of these shapes, which may be meta tensors; None if the kernel states none."""
         return None
 
     # -- what a kernel may do beyond its own op --------------------------------------------------------------------

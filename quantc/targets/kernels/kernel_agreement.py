@@ -73,7 +73,7 @@ class _Values(fx.Interpreter):
 
 
 def _roundings(values: _Values, names: Sequence[str], read: Sequence[str]) -> list[str]:
-    """The nodes that round to levels what a kernel reads, between that and what it yields."""
+    """Nodes that quantize a kernel's inputs, between those and its result."""
     ahead = [values.nodes[name] for name in names]
     found: list[str] = []
     for node in ahead:

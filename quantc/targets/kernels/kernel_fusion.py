@@ -1,6 +1,6 @@
 """Kernel fusion: absorb activation epilogues; merge sibling layers that share an input; fix memory formats.
 
-Queries, keys and values are three GEMMs of one tensor. Merged, its input is quantized and packed once.
+Queries, keys and values are three GEMMs of one tensor. Merged, its input is scanned and packed once.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def in_usual_order(program: Program) -> None:
 
 
 def _keeps_views(program: Program, result: fx.Node) -> bool:
-    """Have a kernel that yields a result leave it as views have turned what it reads, as the op it runs would: the
-    tensor below the views is put in order, not the result. False if it is no such kernel, or reads no view."""
+    """Make a kernel that yields a result preserve the views of its input, as its op would: the tensor below the views
+    is made contiguous, not the result. False if it is not such a kernel, or reads no view.
+    """
     kernel = attribute(program.owner(result.graph), str(result.target)) if result.op == "call_module" else None
     source = result.args[0] if result.args else None
     if not isinstance(kernel, Kernel) or not kernel.keeps_order or not isinstance(source, fx.Node):

@@ -225,9 +225,9 @@ def _on_kernels(program: Program, target: str, choosing: Choosing) -> RunningFor
 
 
 def _copy_returned_constants(draft: Program) -> None:
-    """Have results be memory of the caller's own where they would be constants, or parts of them: whoever then writes
-    to a result would change what later calls compute. What a program writes to itself stays shared, as it is in the
-    model."""
+    """Copy results that would be constants, or views of them: a caller who writes to a result would otherwise change
+    later calls. Buffers that a program writes to itself stay shared, as in the model.
+    """
     if why_not_repeated(draft.module) is not None:
         return
     (output,) = draft.graph.find_nodes(op="output")
@@ -271,7 +271,7 @@ def _leaves(program: Program, inputs: tuple[Any, ...]) -> list[Any]:
 def _place(
     draft: Program, target: str, choosing: Choosing
 ) -> tuple[dict[fx.Node, Placed], dict[fx.Node, Choice], dict[fx.Node, str]]:
-    """Put kernels in the place of ops; what became of each, by the node that now computes it, and what it was called."""
+    """Replace ops by kernels; the placement of each, by the node that now computes it, and its former name."""
     makers = kernels_for(target)
     sizes = example_sizes(draft)
     placed: dict[fx.Node, Placed] = {}
@@ -319,7 +319,7 @@ def _exchange(draft: Program, node: fx.Node, kernel: Kernel) -> None:
 
 
 def _share_tensors(copy: nn.Module, root: nn.Module) -> None:
-    """Let a copy have the tensors of what it was copied from: there is no need to hold weights twice."""
+    """Let a copy share the tensors of its source: weights need not be held twice."""
     for (_, to), (_, source) in zip(copy.named_modules(), root.named_modules(), strict=True):
         to._buffers.update(source._buffers)
         to._parameters.update(source._parameters)

@@ -141,7 +141,7 @@ class Replayed:
 
 
 def _with_own_errors(run: Run, line: Run) -> Run:
-    """A recording that has the function itself tell what is wrong: that has the better words for it."""
+    """A recording that falls back to the function on errors: its messages are better."""
 
     def told(*leaves: Any) -> Sequence[Any]:
         try:
@@ -199,8 +199,7 @@ def _copied(leaf: Tensor) -> Tensor:
 
 
 def _turned(leaf: Tensor) -> Tensor:
-    """The same numbers elsewhere in another order, lying in memory as they do. What is not float may be a place in
-    another tensor, or a length, and stays in order."""
+    """The same values in reversed order, with the same strides. Non-float tensors may be indices or lengths, and are unchanged."""
     turned = _copied(leaf)
     if not leaf.is_floating_point():
         return turned
@@ -237,7 +236,7 @@ def interpreted(tape: Tape) -> Run:
 
 
 class _Drawing:
-    """A tape as one of torch's graphs: inputs first, then what is held."""
+    """A tape as a TorchScript graph: inputs first, then captured values."""
 
     def __init__(self, tape: Tape) -> None:
         self.graph: Any = C.Graph()

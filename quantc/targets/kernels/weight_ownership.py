@@ -88,7 +88,7 @@ def _place(tensor: Tensor) -> tuple[int, torch.Size]:
 
 
 def _by_storage(root: nn.Module) -> dict[tuple[int, torch.Size], list[str]]:
-    """The names of a program's tensors, by where they lie in memory."""
+    """Names of a program's tensors, by storage."""
     found: dict[tuple[int, torch.Size], list[str]] = {}
     tensors = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
     for name, tensor in tensors:

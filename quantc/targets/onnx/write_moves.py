@@ -119,7 +119,7 @@ def _or_found(size: Any) -> int:
 
 
 def _flattened(call: OpCall, start: int) -> str:
-    """With the sizes of what is read."""
+    """Flatten with the sizes of the input."""
     x, rank = call.tensor("x"), call.rank()
     if "unflatten" in str(call.node.target):
         inside, stop = call.sizes(list(call["sizes"])), start + 1

@@ -65,8 +65,9 @@ def _windows(call: OpCall, count: int) -> list[PoolWindows]:
 
 
 def _attributes(call: OpCall, windows: list[PoolWindows]) -> dict[str, Any]:
-    """The windows for ONNX. Where torch rounds their number up, what is beyond the end is written as padding: of
-    windows that begin in the padding the two think otherwise."""
+    """ONNX attributes of the windows. With ceil_mode, elements beyond the end are written as padding: torch and ONNX
+    disagree on windows that start in the padding.
+    """
     is_up = bool(call["ceil_mode"])
     is_fixed = all(each.count is not None and each.size is not None for each in windows)
     if is_up and not is_fixed and not all(each.follows_onnx for each in windows):

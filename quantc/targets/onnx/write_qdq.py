@@ -78,8 +78,7 @@ def quantize(call: OpCall) -> Value:
 
 
 def _clipped_before(call: OpCall, x: str, ends: tuple[int, int], grid: OnnxGrid) -> str:
-    """Numbers within what a narrower range stands for. An end, divided by the scale, is within one part in 2^22 of its
-    level, and rounds to it."""
+    """Values clamped to a narrower range. A bound, divided by the scale, is within one part in 2^22 of its level, and rounds to it."""
     if ends == BOUNDS[onnx_type(grid.dtype)]:
         return x
     bounds = (call.writer.scalar((end - grid.zero_point) * grid.scale, torch.float32) for end in ends)
