@@ -62,7 +62,7 @@ def _sliced(tracer: ValueTracer, x: Any, dim: int, part: slice) -> Any:
         return x
     step = () if part.step is None else (part.step,)
     if isinstance(part.start, ProxyValue) or isinstance(part.stop, ProxyValue):
-        # as PyTorch spells slices with symbolic bounds: what was left out stays out
+        # like PyTorch's slices with symbolic bounds: omitted bounds stay omitted
         return tracer.call(aten.slice.Tensor, (x, dim, part.start, part.stop, *step))
     start = 0 if part.start is None else part.start
     stop = END if part.stop is None else part.stop

@@ -198,7 +198,7 @@ class _Drawing:
     def _open_form(self, node: fx.Node) -> fx.Node | None:
         """The program's node for a quantize or dequantize kernel: the compiler fuses it with its neighbours."""
         if not isinstance(self._kernel(node), QuantizeKernel | Dequantize):
-            return None  # others may stand for a quantize op, and do the work of ops before it too
+            return None  # other kernels may replace a quantize op together with ops before it
         found = self.written_in.get(str(stands_for(node)))
         is_grid = found is not None and (is_quantize(found) or is_dequantize(found))
         return found if is_grid and found is not None and len(found.all_input_nodes) == 1 else None
