@@ -108,7 +108,7 @@ def stored(program: Program, value: Any, before: fx.Node) -> Stored | None:
 
 
 def _counted(axis: Any, w: fx.Node) -> int | None:
-    """An axis counted from the front."""
+    """A non-negative axis."""
     return None if axis is None else axis % max(1, len(_shape(w)))
 
 

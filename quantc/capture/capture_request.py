@@ -1,4 +1,4 @@
-"""What the caller of capture gave besides the model."""
+"""Arguments of a capture besides the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller of capture gave besides the model; `args` is None where there are no example inputs."""
+    """Arguments of capture besides the model; `args` is None without example inputs."""
 
     args: tuple[Any, ...] | None
     kwargs: dict[str, Any]
@@ -20,5 +20,5 @@ class Request:
 
     @property
     def is_auto(self) -> bool:
-        """Whether capture may choose which sizes are open."""
+        """True if capture may choose the dynamic dimensions."""
         return isinstance(self.dynamic_shapes, str) and self.dynamic_shapes == AUTO

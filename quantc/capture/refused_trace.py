@@ -1,7 +1,7 @@
-"""What is raised where a model cannot be followed."""
+"""Exception for models that cannot be traced."""
 
 from __future__ import annotations
 
 
 class RefusedError(Exception):
-    """Raised inside a trace where the model cannot be followed; becomes a CaptureError with the user's line."""
+    """Raised inside a trace where the model cannot be traced; becomes a CaptureError with the user's line."""

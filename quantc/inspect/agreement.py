@@ -296,7 +296,7 @@ def _note_levels(row: AgreementRow, value: Tensor, twin: Tensor, exact: Tensor) 
 
 
 def _along(grid: Grid, x: Tensor, values: Tensor) -> Tensor:
-    """Scales or zero points shaped to go with a tensor."""
+    """Scales or zero points, shaped to broadcast to a tensor."""
     return values if grid.axis is None else values.reshape([-1 if dim == grid.axis else 1 for dim in range(x.dim())])
 
 

@@ -94,7 +94,7 @@ def parted(
 
 
 def sound(held_out: Iterable[Any], captured: Program) -> list[Any]:
-    """Batches to measure a program on, as they are; there is one at least, and none holds NaN or infinity."""
+    """Validated batches to measure on: at least one, and none with NaN or infinity."""
     found, watch = list(held_out), Watch.of(captured.graph, captured.signature)
     if not found:
         raise _none_held_out()

@@ -218,7 +218,7 @@ class Report:
             screen.text(f"note: {note}")
 
     def to_html(self, extra: Mapping[str, str] | None = None) -> str:
-        """A page that a browser opens, with every row of every table."""
+        """HTML page with every row of every table."""
         return page(self.title, self.fields(extra or {}), self.sections(), self.warnings, self.notes)
 
     @property

@@ -42,7 +42,7 @@ QUERIES = frozenset({"size", "dim", "numel", "ndimension", "nelement", "item", "
 
 
 class AtenLowering(ValueTracer):
-    """Decides, call by call, which overload is meant. The tracer records what it decides."""
+    """Selects the overload of each call; the tracer records it."""
 
     @abstractmethod
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: ArgumentKind) -> Any:

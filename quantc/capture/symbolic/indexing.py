@@ -20,7 +20,7 @@ def _consumes(part: Any) -> bool:
 
 
 def view_of(tracer: ValueTracer, x: Any, index: Any) -> tuple[Any, list[Any] | None]:
-    """Apply the ints, slices, Nones and ellipses of an index; what is left are tensor indices, or None."""
+    """Apply the ints, slices, Nones and ellipses of an index; the remaining tensor indices, or None."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(part, bool) for part in parts):
         raise RefusedError("indexing with a Python bool is not supported; use a tensor mask or None")

@@ -31,7 +31,7 @@ OPENED = (torch.nn.functional, torch.functional, torch._tensor)
 
 @contextmanager
 def intercepted(tracer: ValueTracer) -> Iterator[None]:
-    """Everything a trace needs, undone afterwards."""
+    """Context manager with all patches of a trace."""
     with ExitStack() as stack:
         for module in OPENED:
             for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):

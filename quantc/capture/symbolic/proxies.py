@@ -1,7 +1,7 @@
 """Proxies: the values that flow through a model while it is traced.
 
-A `ProxyValue` stands for one node. Where shapes are known (example inputs were given) questions about them are answered with
-plain Python numbers, so shape arithmetic never enters the graph; where they are not, a size is a node of its own,
+A `ProxyValue` stands for one node. Where shapes are known (example inputs were given) questions about them are answered
+with plain Python numbers, so shape arithmetic never enters the graph; where they are not, a size is a node of its own,
 marked as a number, so that it cannot be taken for a tensor.
 """
 
@@ -30,7 +30,7 @@ A_TENSOR = torch.empty(0)
 
 
 class ValueTracer(fx.Tracer, ABC):
-    """What values, and those who intercept calls, ask of the tracer."""
+    """Interface of the tracer for proxies and interceptors."""
 
     kinds: dict[fx.Node, ArgumentKind]
     state: TensorState
@@ -41,11 +41,11 @@ class ValueTracer(fx.Tracer, ABC):
 
     @abstractmethod
     def call(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Record a call of an overload and give what it returns."""
+        """Record a call of an overload; its traced result."""
 
     @abstractmethod
     def size(self, target: OpOverload, args: tuple[Any, ...], size: Any) -> Any:
-        """The traced value of a symbolic size, which `target` would read from a tensor."""
+        """Traced value of a symbolic size, which `target` would read from a tensor."""
 
     @abstractmethod
     def constant_like(self, value: Any, x: ProxyValue) -> torch.Tensor:
@@ -77,7 +77,7 @@ class ValueTracer(fx.Tracer, ABC):
 
     @abstractmethod
     def decide(self, x: fx.Proxy) -> bool:
-        """The truth of a value, where shapes alone decide it."""
+        """Truth of a value, where shapes alone decide it."""
 
     @abstractmethod
     def assign_buffer(self, module: nn.Module, name: str, value: ProxyValue) -> bool:

@@ -44,7 +44,7 @@ def tensor_attribute(tracer: ValueTracer, x: ProxyValue, name: str) -> Any:
 
 
 def shape_of(tracer: ValueTracer, x: ProxyValue) -> Any:
-    """Numbers where they are known; nodes for the dynamic ones; one node for the whole where the rank is unknown."""
+    """Numbers where sizes are static; nodes for dynamic ones; one node for the whole shape if the rank is unknown."""
     fake = x.fake if x.fake is not None else tracer.state.real(x.node)
     if isinstance(fake, torch.Tensor):
         sizes = [

@@ -48,7 +48,7 @@ Entry = tuple[Callable[..., Any], list[Any]]
 
 
 class AtenTracer(AtenLowering):
-    """Traces a module into ATen. `fakes` is the mode that computes shapes, or None when there are none."""
+    """Traces a module into ATen. `fakes` is the fake tensor mode that computes shapes, or None."""
 
     proxy_buffer_attributes = True
     traced_func_name = "__call__"
@@ -402,6 +402,6 @@ def _type_name(kind: Any, root: nn.Module) -> str:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile made a module. Where nothing is compiled, `torch._dynamo` is not imported."""
+    """True if torch.compile made a module. If nothing is compiled, `torch._dynamo` is not imported."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)

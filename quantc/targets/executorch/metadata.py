@@ -71,7 +71,7 @@ class Metadata(BaseModel):
 def metadata_of(
     program: Program, ranges: dict[str, tuple[int, int]], *, has_state: bool = False, source: Program | None = None
 ) -> Metadata:
-    """What the file of a program says of itself; `source` is what was given, if some of its sizes were fixed."""
+    """Metadata of a program's file; `source` is the given program, if some of its sizes were fixed."""
     watched = {item.place: item for item in Watch.of(program.graph, program.signature).inputs}
     return Metadata(
         **asdict(Provenance.of(program if source is None else source)),

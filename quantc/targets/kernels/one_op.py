@@ -25,7 +25,7 @@ RUN_LOWERED: Any = torch.ops.quantc.run_lowered.default
 
 
 class Lowered(Protocol):
-    """What the op asks of a lowered module."""
+    """Interface of a lowered module that the op needs."""
 
     target: str
     _program: Program

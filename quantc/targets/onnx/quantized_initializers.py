@@ -1,4 +1,4 @@
-"""Constants that are stored quantized, and brought back to float by DequantizeLinear."""
+"""Quantized constants, dequantized by DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from quantc.targets.onnx.graph_builder import GraphBuilder
 
 @dataclass(frozen=True, eq=False)
 class QuantizedInitializer:
-    """Levels, and what they stand for. Scales are one number, one for each index of `axis`, or, with a `group`, one for
-    each so many of `axis`."""
+    """Levels and qparams of a constant. Scales are per tensor, per index of `axis`, or, with a `group`, one per that
+    many elements of `axis`.
+    """
 
     name: str
     levels: Tensor
@@ -32,11 +33,11 @@ class QuantizedInitializer:
 
     @property
     def is_bytes(self) -> bool:
-        """Whether it is multiplied as it is by kernels on integers: bytes, with a scale for the whole or each column."""
+        """True if integer kernels multiply it directly: 8-bit, with one scale for the whole or per column."""
         return self.kind in (INT8, UINT8) and self.group is None and self.axis in (None, 1)
 
     def transposed(self) -> QuantizedInitializer:
-        """The same for a matrix on its side: products of ONNX have the output channels last."""
+        """The transposed matrix: ONNX matmuls have output channels last."""
         turned = None if self.axis is None else 1 - self.axis
         scale, zero_point = self.scale, self.zero_point
         if self.group is not None:
@@ -52,7 +53,7 @@ class QuantizedInitializer:
         )
 
     def write(self, writer: GraphBuilder) -> str:
-        """The name of what it stands for, in float."""
+        """Name of the dequantized value."""
         levels = writer.constant(self.levels, self.name, self.kind)
         if self.kind is None:
             return self._from_floats(writer, levels)
@@ -61,7 +62,7 @@ class QuantizedInitializer:
         return writer.emit("DequantizeLinear", *inputs, axis=self.axis, block_size=self.group)
 
     def write_folded(self, writer: GraphBuilder) -> str:
-        """The same in ops that runtimes compute once, as they load the model."""
+        """Like `write`, in ops that runtimes constant-fold as they load the model."""
         if self.kind is None or self.group is not None or self.scale is None:
             return self.write(writer)
         wide = writer.cast(writer.constant(self.levels, self.name, self.kind), torch.float32)
@@ -70,14 +71,14 @@ class QuantizedInitializer:
         return writer.emit("Mul", wide, self._along(writer, self.scale, "scale"))
 
     def _along(self, writer: GraphBuilder, values: Tensor, what: str) -> str:
-        """What each index of the axis has one of, shaped so that it goes with the levels."""
+        """Per-index values, shaped to broadcast along the axis."""
         shape = [1] * self.levels.dim()
         if self.axis is not None:
             shape[self.axis] = -1
         return writer.constant(values.reshape(shape), f"{self.name}_{what}")
 
     def constants(self, writer: GraphBuilder) -> tuple[str, str]:
-        """The names of scale and zero point; an empty one if the zero point is left out."""
+        """Names of scale and zero point; an empty name if the zero point is omitted."""
         if self.scale is None:
             return "", ""
         scale = writer.constant(self.scale, f"{self.name}_scale")
@@ -94,7 +95,7 @@ class QuantizedInitializer:
 
 
 def stored(program: Program, node: Any) -> QuantizedInitializer | None:
-    """What a dequantize op of a constant brings back; None if `node` is no such op."""
+    """The constant that a dequantize op reads; None if `node` is not such an op."""
     if not isinstance(node, fx.Node) or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     levels = program.tensor(node.args[0])
