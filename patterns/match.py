@@ -1,4 +1,4 @@
-"""Trying rules on the nodes of a program."""
+"""Trying rules on nodes: a `Match` if one fits, else a `Refusal` with its reason."""
 
 from __future__ import annotations
 

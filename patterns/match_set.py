@@ -16,9 +16,9 @@ from quantc.patterns.rule import Match, Refusal, Rule, Rules
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """The calls of one graph, sorted by what they call and what feeds them.
+    """The calls of one graph, grouped by their target and the targets that feed them.
 
-    Rules are held against these few kinds, not against each node: most are ruled out for a whole kind at once.
+    Rules are tested against these groups, not against each node: most are ruled out for a whole group at once.
     """
 
     kinds: dict[Any, dict[frozenset[Any], list[fx.Node]]]
@@ -78,12 +78,12 @@ class MatchSet:
         return tuple(match for match in self.matches if match.rule.name in rules)
 
     def counts(self) -> dict[str, int]:
-        """How often each rule matched, in the order of the table."""
+        """The number of matches of each rule, in the order of the table."""
         counts = Counter(match.rule.name for match in self.matches)
         return {name: counts[name] for name in self.table.names}
 
     def refusals(self, rules: Iterable[str] | None = None) -> Iterator[Refusal]:
-        """Why rules did not match where their root op stands unclaimed. Computed as you iterate, never stored."""
+        """The reasons why rules did not match where their root op is unclaimed. Computed lazily, never stored."""
         names = self.table.names if rules is None else tuple(rules)
         self.table.check_known(*names)
         matcher = Matcher(self.program, self.admission, dict(self._claims))

@@ -38,7 +38,7 @@ def predicate(name: str) -> Callable[[P], P]:
 
 
 def _place(function: AnyPredicate) -> str:
-    """Where a function is defined: a module that is loaded again may register its predicates again."""
+    """The place of definition of a function: a reloaded module may register its predicates again."""
     module = getattr(function, "__module__", "")
     return f"{module}.{getattr(function, '__qualname__', repr(function))}"
 

@@ -20,11 +20,12 @@ from quantc.patterns.refusals import Cause, Claimed, Condition
 from quantc.spec.formats import Offer
 
 SUPPORTS = frozenset({"qdq", "integer", "kernel", "delegate", "onnx"})
-"""The levels a rule can be carried out at."""
+"""The levels a rule can be supported at."""
 
 
 class Predicate(Protocol):
-    """Says why a match is not wanted, in words or as a cause that `explain` can act on; None if it is."""
+    """A condition on a match: the reason against it, as text or as a cause that `explain` can act on; None if it
+    holds."""
 
     def __call__(self, match: Match, /) -> str | Cause | None: ...
 
@@ -34,7 +35,7 @@ When: TypeAlias = "Test | Sequence[Test]"
 
 
 class Roles(Mapping[str, str]):
-    """What each name of a pattern is for: `{"x": "act", "w": "weight", "out": "act"}`. Cannot be changed."""
+    """The role of each name of a pattern: `{"x": "act", "w": "weight", "out": "act"}`. Immutable."""
 
     __slots__ = ("_rows",)
 
@@ -59,11 +60,11 @@ class Roles(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern with a name, the roles of what it binds, and the conditions on which it is taken.
+    """A named pattern, with the roles of its bindings, and conditions.
 
-    `when` is the name of a registered predicate, a function, or several of these; each says why not, or None.
-    `supports` are the levels at which the rule can be carried out. `static` says whether scales may be those that are
-    known beforehand, `dynamic` whether they may be found as the program runs: always, where a config names the op, or not.
+    `when` is the name of a registered predicate, a function, or several of these; each returns the reason against a
+    match, or None. `supports` are the levels at which the rule can be carried out. `static` and `dynamic` say whether
+    the rule supports that technique: by default, only where a config names the op, or never.
     """
 
     name: str
@@ -97,7 +98,7 @@ class Rule:
             )
 
     def _registered(self, condition: Test) -> Test:
-        """A registered function goes by its name, so that a rule is the same however it was written."""
+        """Replace a registered function by its name, so that a rule is equal however it was written."""
         if isinstance(condition, str):
             predicates.find(condition)
             return condition
@@ -115,7 +116,7 @@ class Rule:
             raise PatternError(error.what, where=f"rule {self.name!r}", advice=error.advice) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: the rule as written, not as compiled."""
+        """The state for copying and pickling: the rule as written, not as compiled."""
         return {name: item for name, item in self.__dict__.items() if name != "compiled"}
 
     @property
@@ -124,7 +125,7 @@ class Rule:
         return self.when if isinstance(self.when, tuple) else ()
 
     def why_not(self, match: Match) -> Cause | None:
-        """Why the conditions refuse a match; None if they do not."""
+        """The reason why the conditions refuse a match; None if they do not."""
         for condition in self.conditions:
             function = predicates.find(condition) if isinstance(condition, str) else condition
             try:
@@ -146,11 +147,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A rule that fits: where, and what its names stand for.
+    """A rule that fits, with its bindings.
 
-    `match["w"]` is what `w` is bound to: a node, a number, a tuple of nodes for `xs*`, or None for what is absent;
-    `match["out"]` is the root. `nodes` are the nodes the match claims, in graph order. Bindings say how the graph
-    was when it was matched; a pass that rewrites as it goes takes the matches in reverse, or reads operands anew.
+    `match["w"]` is the binding of `w`: a node, a number, a tuple of nodes for `xs*`, or None if absent; `match["out"]`
+    is the root. `nodes` are the nodes the match claims, in graph order. Bindings reflect the graph at the time of
+    matching; a pass that rewrites as it goes takes the matches in reverse, or reads operands anew.
     """
 
     rule: Rule = field(hash=False)
@@ -170,7 +171,7 @@ class Match:
             ) from None
 
     def node(self, name: str) -> fx.Node:
-        """What `name` is bound to, if that is a node."""
+        """The binding of `name`, if that is a node."""
         value = self[name]
         if isinstance(value, fx.Node):
             return value
@@ -186,7 +187,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A rule that does not fit, and why: `progress` nodes fitted before `cause` came up at the node `at`."""
+    """A rule that does not fit, with the reason: `progress` nodes fitted before `cause` came up at the node `at`."""
 
     rule: Rule = field(hash=False)
     node: fx.Node
@@ -198,7 +199,7 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        """The cause in words."""
+        """The cause as text."""
         return str(self.cause)
 
     def __str__(self) -> str:
@@ -206,7 +207,7 @@ class Refusal:
 
 
 def claimed(node: fx.Node, match: Match, before: str = "") -> Claimed:
-    """The cause of a node that another match has taken."""
+    """The cause for a node that another match has claimed."""
     text = f"{before}{node.name} is claimed by {match.rule.name} at {match.root.name}"
     return Claimed(node, match.rule.name, match.root, text)
 

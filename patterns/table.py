@@ -1,4 +1,4 @@
-"""Tables of rules. A table is a value: it can be added to, cut down, printed, and sent as JSON.
+"""Rules and rule tables. A table is a value: it can be extended, filtered, printed, and serialized to JSON.
 
 **Precedence.** `RuleTable.match` walks each graph once to index its nodes by op. Then the rules are tried, the largest
 first: most required nodes, then most nodes in all, then the order of the table. A rule tries its roots from the end of
@@ -29,7 +29,7 @@ class RuleTable(Rules):
         return RuleTable(f"{self.name}+{other.name}", (*self.rules, *other.rules))
 
     def without(self, *names: str) -> RuleTable:
-        """This table less the named rules."""
+        """This table without the named rules."""
         self.check_known(*names)
         return replace(self, rules=tuple(rule for rule in self.rules if rule.name not in names))
 
@@ -57,7 +57,7 @@ class RuleTable(Rules):
         return MatchSet(self, program, tuple(found), matcher.claims, admission)
 
     def explain(self, program: Program, node: fx.Node | str, admission: Admission = EVERYTHING) -> Explanation:
-        """Every rule that could have taken a node, and why it did or did not; the nearest first."""
+        """Every rule that could have taken a node, with the reason why it did or did not; the nearest first."""
         return explain_among(self.match(program, admission), node)
 
     def to_json(self) -> str:
@@ -66,7 +66,7 @@ class RuleTable(Rules):
 
     @staticmethod
     def from_json(text: str | bytes) -> RuleTable:
-        """Read what `to_json` wrote. PatternError names the field that is wrong."""
+        """The inverse of `to_json`. PatternError names the field that is wrong."""
         return from_json(text, RuleTable)
 
     def __str__(self) -> str:

@@ -29,22 +29,22 @@ ON_DEMAND = "?"
 
 @dataclass(frozen=True)
 class Backend:
-    """What a target can run, as data: a rule table, what its roles are, and which specs its kernels take."""
+    """The capabilities of a target, as data: a rule table, the spec of each role, and the specs its kernels accept."""
 
     name: str
     table: RuleTable
     roles: Mapping[str, QuantSpec | Quantize | Fixed]
     takes: tuple[Capability, ...] = ()
-    """Which specs a config may ask for; without any, those of `roles` alone."""
+    """The specs that a config may request; if empty, those of `roles` alone."""
     modes: Mapping[str, QuantSpec] = field(default_factory=dict)
-    """What a mode of `qc.quantize` asks of every op: a spec for "dynamic", and one for "weight-only"."""
+    """The spec that a mode of `qc.quantize` requests for every op: one for "dynamic", and one for "weight-only"."""
     before: tuple[Pass, ...] = ()
     """Passes to run before annotating."""
     after: tuple[Pass, ...] = ()
     """Passes to run at the end of convert."""
     summary: str = ""
     instruction_set: str = ""
-    """Whose sums the numbers are for, by name (`quantc.instruction_sets`); empty if that is not known."""
+    """The instruction set whose accumulation the numbers are for (`quantc.spec.instruction_sets`); empty if unknown."""
 
     def __post_init__(self) -> None:
         if self.instruction_set:
@@ -69,20 +69,20 @@ class Backend:
             )
 
     def outcome(self, role: str) -> Quantize | Fixed:
-        """What a role stands for."""
+        """The quantization of a role."""
         found = self.roles[role.removesuffix(ON_DEMAND)]
         return found if isinstance(found, Quantize | Fixed) else Quantize(found)
 
     @cached_property
     def capabilities(self) -> tuple[Capability, ...]:
-        """Which specs can be run."""
+        """The specs that can be run."""
         if self.takes:
             return self.takes
         outcomes = (self.outcome(role) for role in self.roles)
         return tuple(dict.fromkeys(Capability.of(outcome.spec) for outcome in outcomes))
 
     def why_not(self, spec: QuantSpec) -> str | None:
-        """Why the backend cannot run a spec; None if it can."""
+        """The reason why the backend cannot run a spec; None if it can."""
         return refusal(self.capabilities, spec)
 
     def but(self, **roles: QuantSpec | Quantize | Fixed) -> Backend:

@@ -1,4 +1,12 @@
-"""Quantizers decide how a program is quantized. A `Backend` is data; `TableQuantizer` reads its table."""
+"""Quantizers decide how a program is quantized. A `Backend` is data; `TableQuantizer` applies its rule table.
+
+The role of a name that a rule binds:
+
+    "act", "weight", ...   the backend's `roles` give a spec, or fixed qparams
+    "like x"               the qparams of `x`
+    "pass"                 propagated: the rule applies where `x` comes quantized
+    "act?" (for `out`)     on demand: quantized if a value-moving follower asks for it, else float
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from quantc.spec.spec import QuantSpec, name_of
 
 
 def refuse_unmet(program: Program, config: Resolution) -> None:
-    """A rule of the config that asks for run-time scales, or for weights alone, must come to just that somewhere."""
+    """Raise AnnotationError for a dynamic or weight-only rule of the config that takes effect nowhere."""
     claims = program.plan.claims
     for rule, nodes in _places(config).items():
         asked = rule.timing
@@ -38,8 +38,8 @@ def refuse_unmet(program: Program, config: Resolution) -> None:
 
 
 def refuse_unheeded(program: Program, config: Resolution) -> None:
-    """Quantizers that go by no table may do what they like, but not unsaid: where they take an op for which the config asks
-    for something, some tensor of that role comes to just that."""
+    """Raise AnnotationError if a quantizer without a table silently ignores the config: on each op it claims, some
+    tensor of the role of a setting must have the requested spec."""
     by_table = {member.name for member in members_of(program.plan.quantizer) if isinstance(member, TableQuantizer)}
     decided: dict[fx.Node, list[QuantSpec]] = {}
     places = Places(program)
@@ -67,7 +67,7 @@ def _is_as_asked(spec: QuantSpec, use: Quantize | Fixed | Float) -> bool:
 
 
 def _places(config: Resolution) -> dict[ConfigRule, list[fx.Node]]:
-    """Where the rules that are for more than scales known beforehand have the last word; not those for everything."""
+    """The nodes where each dynamic or weight-only rule is in effect; without rules for everything."""
     settings = [(node, setting) for node, roles in config.nodes.items() for setting in roles.values()]
     settings += [(consumer, setting) for (_, consumer), setting in config.edges.items()]
     rules: dict[int, ConfigRule] = {}  # a rule is dear to hash, and there is one object of each
@@ -85,7 +85,7 @@ def _why_not(program: Program, node: fx.Node) -> str:
 
 
 def _is_in_force(rule: ConfigRule, nodes: Iterable[fx.Node], program: Program) -> bool:
-    """Whether a rule has the last word wherever it matches."""
+    """True if a rule is in effect wherever it matches."""
     alone = QuantConfig(rules=(rule,)).resolve(program)
     return {*alone.nodes, *(consumer for _, consumer in alone.edges)} <= set(nodes)
 

@@ -83,7 +83,7 @@ class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
     # -- using -----------------------------------------------------------------------------------------------
 
     def resolve(self, program: Program) -> Resolution:
-        """What the rules say for each node of a program. ConfigError if one matches nothing."""
+        """The settings of each node of a program. ConfigError if a rule matches nothing."""
         return resolve(self.rules, program)
 
     # -- files -----------------------------------------------------------------------------------------------

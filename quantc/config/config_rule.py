@@ -14,7 +14,7 @@ from quantc.spec.spec import NAMED, QuantSpec, name_of
 from quantc.support.validated import Frozen
 
 Use = Quantize | Fixed | Float
-"""What a rule may ask for."""
+"""The settings a rule may request."""
 
 
 def _use(value: Any) -> Any:
@@ -49,7 +49,7 @@ USE_SCHEMA: dict[str, Any] = {
 
 
 class ConfigRule(Frozen, frozen=True):
-    """One setting: what it is for, and what happens there."""
+    """One rule: a selector and a setting."""
 
     noun: ClassVar[str] = "rule"
     fault = ConfigError
@@ -69,7 +69,7 @@ class ConfigRule(Frozen, frozen=True):
 
     @property
     def settings(self) -> dict[Role, Use]:
-        """What the rule says for each role."""
+        """The setting for each role."""
         if isinstance(self.use, Float):
             return dict.fromkeys([self.role] if self.role is not None else Role, self.use)
         if self.use.spec.timing is Timing.WEIGHT_ONLY:
@@ -79,7 +79,7 @@ class ConfigRule(Frozen, frozen=True):
 
     @property
     def timing(self) -> Timing:
-        """The technique it is part of; static for FLOAT."""
+        """The technique it belongs to; static for FLOAT."""
         return Timing.STATIC if isinstance(self.use, Float) else self.use.spec.timing
 
     @property

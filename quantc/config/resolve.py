@@ -1,4 +1,4 @@
-"""The rules of a config against a program: what they say for each node, each role and each edge.
+"""Resolution of a config on a program: the setting of each node, role and edge.
 
 Rules by node, op and type are looked up, and rules by path are matched once a module, not once a node, so the cost does
 not grow with nodes times rules.
@@ -73,7 +73,7 @@ class Resolution:
 
 
 def resolve(rules: Sequence[ConfigRule], program: Program, *, must_match: bool = True) -> Resolution:
-    """Apply the rules of a config to a program. ConfigError if a rule matches nothing and `must_match`."""
+    """Apply a config to a program. ConfigError if a rule matches nothing and `must_match`."""
     index = _Index(rules)
     index.learn_types(program)
     nodes: dict[fx.Node, dict[Role, Setting]] = {}

@@ -81,7 +81,7 @@ def not_finite(what: str, why: str) -> InputError:
 
 
 def check_has_numbers(name: str, root: nn.Module, leaves: Iterable[Any]) -> None:
-    """Refuse inputs, or a program, on the meta device, where tensors have sizes and no numbers. Both are well."""
+    """Raise InputError if only one of inputs and program is on the meta device, where tensors have no data."""
     no_numbers = {leaf.is_meta for leaf in leaves if isinstance(leaf, torch.Tensor)}
     is_hollow = any(tensor.is_meta for tensor in (*root.parameters(), *root.buffers()))
     if is_hollow and no_numbers != {True}:
@@ -99,7 +99,7 @@ def check_has_numbers(name: str, root: nn.Module, leaves: Iterable[Any]) -> None
 
 
 def why_no_range(name: str, nodes: Iterable[fx.Node], error: RuntimeError) -> InputError | None:
-    """What to say where torch's op was to find the scale of an empty tensor; None if that is not what happened."""
+    """The error for dynamic quantization of an empty tensor by torch's op; None if `error` has another cause."""
     if "aminmax" not in str(error) or not any(_finds_scales(node) for node in nodes):
         return None
     return InputError(

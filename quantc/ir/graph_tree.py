@@ -49,7 +49,7 @@ class GraphTree:
 
 
 def attribute(root: nn.Module, target: str) -> Any:
-    """What a get_attr target refers to, or None if there is no such thing."""
+    """The value that a get_attr target refers to, or None if it does not exist."""
     value: Any = root
     for part in target.split("."):
         value = getattr(value, part, None)

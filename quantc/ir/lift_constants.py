@@ -24,10 +24,10 @@ ANY_SIZE = 2
 
 
 def lift_constants(tree: GraphTree, learns: bool) -> tuple[fx.Graph, dict[str, Any]]:
-    """A copy of the top graph in which calls hand over what their graphs refer to, and all it refers to by name.
+    """A copy of the top graph in which calls pass the constants of their graphs as operands, and the attributes it
+    refers to.
 
-    The tensors are the program's own. A graph that several calls run, or one run in an unknown way, stays as it is.
-    Where a program `learns`, its norms are checked as in `with_checked_norms`.
+    The tensors are the program's own. A graph with several calls, or with a call of unknown form, is left unchanged.
     """
     modules = {id(module): module for path, graph in tree.graphs() if path and (module := graph.owning_module)}
     calls: Counter[int] = Counter()
@@ -45,7 +45,7 @@ def lift_constants(tree: GraphTree, learns: bool) -> tuple[fx.Graph, dict[str, A
 
 
 def with_checked_norms(graph: fx.Graph) -> fx.Graph:
-    """A copy of a graph whose norms refuse, as torch's modules do, what they cannot learn from."""
+    """A copy of the top graph whose norms raise, as torch's modules do, on input they cannot compute a variance of."""
     new, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
     new.output(new.graph_copy(graph, nodes))
     for old, copied in nodes.items():

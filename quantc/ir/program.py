@@ -186,7 +186,8 @@ class Program(GraphTree):
         return module
 
     def _as_given(self) -> tuple[fx.Graph, nn.Module | dict[str, Any]]:
-        """The graph to build the module from, and what it refers to: nested graphs are given their constants."""
+        """The graph to build the module from, and the attributes it refers to; constants of nested graphs are
+        lifted."""
         learns = self.training or self.is_live
         if any(path for path, _ in self.graphs()):
             return lift_constants(self, learns)

@@ -75,7 +75,7 @@ def form_of(node: fx.Node) -> Form | None:
 
 
 def called_graphs(tree: GraphTree, node: fx.Node) -> tuple[fx.GraphModule, ...]:
-    """The graphs a call of a known form runs."""
+    """The graphs that a call of a known op runs."""
     form = form_of(node)
     if form is None:
         return ()
@@ -86,7 +86,7 @@ def called_graphs(tree: GraphTree, node: fx.Node) -> tuple[fx.GraphModule, ...]:
 
 
 def run_in_unknown_ways(tree: GraphTree) -> dict[fx.Graph, str]:
-    """The nested graphs that no one can follow, with the op that runs them or the graph they are in."""
+    """The nested graphs run by unknown ops, or inside such a graph, with the name of the op."""
     found: dict[fx.Graph, str] = {}
     for _, graph in tree.graphs():
         owner = tree.owner(graph)

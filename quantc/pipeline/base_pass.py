@@ -20,7 +20,7 @@ KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 class Preserves(Enum):
-    """What a pass promises about the program's numbers. `quantc.hooks.Guard` holds it to that."""
+    """The promise of a pass about the program's numbers. `quantc.hooks.Guard` checks it."""
 
     EXACTLY = "every output keeps its bits"
     CLOSELY = "outputs may differ by rounding, as when a multiplication is folded into a weight"
@@ -29,7 +29,7 @@ class Preserves(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run did: whether it changed the program, and what it has to say in the log."""
+    """The result of a pass: whether it changed the program, and its notes for the log."""
 
     changed: bool
     notes: tuple[str, ...] = ()
@@ -55,18 +55,19 @@ class Pass(BaseModel, ABC):
     before: ClassVar[Stage | None] = None
     """The stage it must not have reached yet."""
     preserves: ClassVar[Preserves] = Preserves.EXACTLY
-    """What it promises about the numbers."""
+    """The promise about the numbers."""
 
     @abstractmethod
     def run(self, program: Program) -> bool | Outcome:
-        """Change `program` in place; say truthfully whether anything changed (Outcome: and add notes to the log)."""
+        """Transform `program` in place; return truthfully whether anything changed (Outcome: also adds notes to the
+        log)."""
 
     def for_config(self, config: Any) -> Pass:
-        """The pass as a `QuantConfig` asks for it, where it is a backend's transform."""
+        """The pass configured by a `QuantConfig`, where it is a backend's transform."""
         return self
 
     def left_whole(self, program: Program) -> dict[fx.Node, str]:
-        """The nodes that it is for and will leave as they are, each with the reason."""
+        """The nodes that it targets and will leave unchanged, each with the reason."""
         return {}
 
     @classmethod
@@ -90,16 +91,16 @@ class Pass(BaseModel, ABC):
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
-        """The names of the options as pipeline text spells them."""
+        """The option names as spelled in pipeline text."""
         return tuple(field.replace("_", "-") for field in cls.model_fields)
 
     @classmethod
     def summary(cls) -> str:
-        """The first sentence or line of its docstring."""
+        """The first line of its docstring."""
         return cleandoc(cls.__doc__ or "").partition("\n")[0]
 
     def __str__(self) -> str:
-        """The text form; options that have their default are left out."""
+        """The text form; options with their default value are omitted."""
         fields = type(self).model_fields
         given = [
             name

@@ -1,7 +1,8 @@
-"""Pipelines: values that can be printed, compared, changed and run.
+"""Passes and pipelines: values that can be printed, compared, changed and run.
 
-A pipeline is a tuple of passes with a text form that reads back: `canonicalize,fuse,annotate{backend=x86}`. It has no
-switches: whatever watches a run (verifying, timing, dumping ...) is a hook, see `quantc.hooks`.
+A pass is a frozen value whose fields are its options. A pipeline is a tuple of passes with a text form that parses
+back: `canonicalize,fuse,annotate{backend=x86}`. The pipeline has no switches: whatever observes a run (verification,
+timing, dumps ...) is a hook, see `quantc.hooks`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Pipeline:
 
     @staticmethod
     def parse(text: str) -> Pipeline:
-        """Read the text form. Named pipelines in it are expanded."""
+        """Parse the text form. Named pipelines in it are expanded."""
         return Pipeline(parse_passes(text, Pipeline))
 
     def __str__(self) -> str:

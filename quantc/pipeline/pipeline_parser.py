@@ -1,4 +1,4 @@
-"""From pipeline text to passes: names are looked up, options checked, named pipelines expanded."""
+"""Builds a Pipeline from text: resolves names, validates options, expands named pipelines."""
 
 from __future__ import annotations
 

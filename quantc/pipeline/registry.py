@@ -42,8 +42,9 @@ def register_pass(kind: P) -> P:
 
 
 def register_pipeline(factory: F, *, name: str | None = None) -> F:
-    """Make a named pipeline known for this process: a function that gives a Pipeline; its parameters are options.
+    """Register a named pipeline for this process: a function that returns a Pipeline; its parameters are options.
 
-    The name is the function's, with dashes, unless one is given."""
+    The name is the function's, with dashes, unless one is given.
+    """
     PIPELINES.register(name or factory.__name__.replace("_", "-"), factory)
     return factory
