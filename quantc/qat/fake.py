@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from quantc.errors import DataError, TrainingError
 from quantc.observe.fit import Fit
@@ -28,7 +29,7 @@ from quantc.spec.granularity import extremes
 from quantc.spec.numerics import QParams, middle, qparams_of_sound_range, scale_product, to_significant_bits
 from quantc.spec.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
 
-outside_graphs: Any = torch._disable_dynamo  # type: ignore[attr-defined]
+outside_graphs: Any = _disable_dynamo
 """For what looks at numbers: compiled programs call it as it is. Unlike `torch.compiler.disable` it imports
 `torch._dynamo` on the first call."""
 
