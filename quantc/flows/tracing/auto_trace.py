@@ -21,7 +21,7 @@ from quantc.capture.runtime.tracing import tensors_in
 from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
 from quantc.flows.tracing.functions import Kind, gives_back, opened
-from quantc.flows.tracing.fused_calls import follow
+from quantc.flows.tracing.fused_calls import Stage, follow
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
 from quantc.flows.tracing.run import ACTIVE, STATE, Frame, LeafCall, Run
@@ -115,7 +115,7 @@ class Intercepted:
         try:
             args, kwargs = state.module_before_hook(args, kwargs, run)
             if run.is_live and has_hooks(self):
-                args, kwargs = on_floats((args, kwargs), _with_gradient)
+                args, kwargs = _for_hooks(self, args, kwargs, state.path, run)
             call = self.forward if run.may_skip and not has_hooks(self) else super().__call__  # type: ignore[attr-defined, misc]
             output = call(*args, **kwargs)
             state.end(run)
@@ -172,7 +172,7 @@ class InterceptedLeaf(Intercepted):
                 return follow(run.trace.units[site.number], site.number, self.forward, args[0], run)  # type: ignore[attr-defined]
         around, run.leaf = run.leaf, LeafCall(path, place)
         if run.is_live and has_hooks(self):
-            args, kwargs = on_floats((args, kwargs), _with_gradient)
+            args, kwargs = _for_hooks(self, args, kwargs, path, run)
         try:
             output = super(Intercepted, self).__call__(*args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:
@@ -305,24 +305,31 @@ def _refuse_backward(where: str) -> None:
         )
 
 
-def _with_gradient(x: Any) -> Any:
-    """A tensor that hooks can take the gradient of: the floats, unless it lies inside of a fused op."""
-    return floats_of(x) if isinstance(x, Tensor) and value_of(x) is None else x
+def _for_hooks(module: Any, args: Any, kwargs: Any, path: str, run: Run) -> Any:
+    """What a module with hooks is called with in training: floats, which have gradients, for tensors that were written in place.
+    What lies inside of a fused op has none for backward hooks."""
+    watches = bool(module._backward_hooks or module._backward_pre_hooks) and torch.is_grad_enabled()
+    if watches and any(type(value_of(x)) is Stage for x in tensors_in((args, kwargs))):
+        raise _refused_hook(path, run)
+    return on_floats((args, kwargs), lambda x: floats_of(x) if isinstance(x, Tensor) and value_of(x) is None else x)
 
 
 def _refuse_backward_hooks(error: RuntimeError, path: str, run: Run) -> None:
-    """Say why torch cannot watch the gradients of a module: what it reads or gives lies inside of a fused op, or it gives what such
-    an op has written in place."""
+    """Say why torch cannot watch the gradients of what a module gives: it lies inside of a fused op, or was written in place."""
     if "setting up backward hooks" in str(error):
-        raise run.refuse(
-            InputError(
-                f"{path} has a backward hook, and begins or ends within a fused op, or with a call in place: there is no tensor "
-                "that has the gradient",
-                where=path,
-                advice="put the hook on a module around the whole op (convolution, norm, activation), without calls in place, "
-                "or leave the module float with a config",
-            )
-        ) from error
+        raise _refused_hook(path, run) from error
+
+
+def _refused_hook(path: str, run: Run) -> InputError:
+    return run.refuse(
+        InputError(
+            f"{path} has a backward hook, and begins or ends within a fused op, or with a call in place: there is no tensor "
+            "that has the gradient",
+            where=path,
+            advice="put the hook on a module around the whole op (convolution, norm, activation), without calls in place, "
+            "or leave the module float with a config",
+        )
+    )
 
 
 def _refuse_gradients(args: Any, kwargs: Any) -> None:
