@@ -360,3 +360,29 @@ def test_float_attention_becomes_one_op_where_it_is_one(kind: str, fuses: bool) 
     close(first_of(made(x)), first_of(made.program(x)))
     x[0, 3, 1] = torch.nan
     assert not first_of(made.module(x)).isfinite().any()
+
+
+class LowRank(nn.Module):
+    """A linear layer whose weight is a parameter plus a product of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.a, self.b = nn.Parameter(torch.randn(2, 8) * 0.1), nn.Parameter(torch.randn(8, 2) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.inner.weight + self.b @ self.a
+        made: Tensor = self.head(torch.relu(nn.functional.linear(x, weight, self.inner.bias)))
+        return made
+
+
+@pytest.mark.parametrize("target", ["x86", "qnnpack"])
+def test_ops_on_constants_alone_run_as_they_are(target: str) -> None:
+    """Training keeps parameters, so that a product of two is quantized: no kernel is chosen by inputs that it has not."""
+    torch.manual_seed(0)
+    model, x = LowRank().eval(), torch.randn(16, 8)
+    prepared = qc.prepare(qc.capture(model, (x,)), target, qat=True)
+    prepared(x).sum().backward()
+    converted = qc.convert(prepared.eval())
+    with torch.no_grad():
+        torch.testing.assert_close(qc.lower(converted, target)(x), model(x), rtol=0, atol=0.05)

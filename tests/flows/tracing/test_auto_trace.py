@@ -217,7 +217,7 @@ def test_control_flow_that_was_never_seen_is_an_error_and_the_model_goes_on(phas
     text = str(caught.value)
     assert "in more (Sequential)" in text
     assert "seen linear of more.0" in text
-    assert "expected linear at test_flow_tracing.py" in text
+    assert "expected linear at test_auto_trace.py" in text
     assert "test_auto_trace.py:" in (caught.value.where or "")
     assert sqnr(before, after) > 30
 
