@@ -38,7 +38,7 @@ EXAMPLES_ADVICE = (
 )
 PACKING = frozenset({"pack_padded_sequence", "pad_packed_sequence", "pack_sequence"})
 PACKED = "packed sequences have sizes that depend on the data"
-TRACED = ("proxies.Value", "'Value'", "Proxy(", "incompatible function arguments")
+TRACED = ("ProxyValue", "Proxy(", "incompatible function arguments")
 """Signs that torch was handed a traced value where it wanted a tensor."""
 ENDS = re.compile(r"\s*\((?:unhinted|Size-like).*$")
 

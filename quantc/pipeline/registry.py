@@ -1,5 +1,4 @@
-"""Registries of passes, pipelines and backends, discovered through entry points; quantc's own are registered the same
-way.
+"""Registries of passes, pipelines and backends, discovered through entry points, quantc's own among them.
 
 A package provides one by declaring an entry point in the group `quantc.passes`, `quantc.pipelines` or
 `quantc.backends`.

@@ -1,5 +1,6 @@
-"""Accumulation behaviour of processors' integer instructions, as data. A backend names the instruction set its numbers
-are for.
+"""Accumulation behaviour of processors' integer instructions, as data.
+
+A backend names the instruction set its numbers are for.
 
 Nothing here detects the processor: numbers would depend on the machine. The processor may decide speed alone.
 """

@@ -242,7 +242,7 @@ def test_wrong_shapes_are_refused_at_the_call(made: Any) -> None:
         twin.kept.append(1)
         with pytest.raises(RuntimeError) as caught:
             twin(images())
-        assert any(entry.name == "forward" and "test_tracing_looks" in str(entry.path) for entry in caught.traceback)
+        assert any(entry.name == "forward" and "test_traced_tensor" in str(entry.path) for entry in caught.traceback)
         twin.kept.clear()
         x = images()
         assert torch.equal(twin(x), made[1](x))
