@@ -327,8 +327,8 @@ def _share_tensors(copy: nn.Module, root: nn.Module) -> None:
 
 def candidates(makers: list[Maker], call: Call, allow_float: bool) -> tuple[list[Placement], str]:
     """Kernels that support a call, and the reasons of those that do not."""
-    if not call.inputs:
-        return [], "it reads constants alone"
+    if not call.inputs and isinstance(call["x"], Tensor):
+        return [], "its activation is a constant"
     found: list[Placement] = []
     reasons: list[str] = []
     for maker in makers:
