@@ -32,3 +32,19 @@ def test_a_flow_is_the_first_thing_a_process_does(flow: str) -> None:
         [sys.executable, "-c", START + FLOWS[flow] + END], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_module_of_steps_that_nothing_has_observed_is_refused() -> None:
+    """Without the eager flow, which swaps the steps, nothing can have been observed."""
+    code = """
+from quantc.errors import RefusedError
+from quantc.nn import quantizable, quantized
+try:
+    quantized.LSTM.from_observed(quantizable.LSTM(4, 4))
+except RefusedError as refusal:
+    assert refusal.advice == "prepare and calibrate the model first"
+else:
+    raise SystemExit("it was taken")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

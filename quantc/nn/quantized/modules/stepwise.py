@@ -24,7 +24,7 @@ class _OfSteps(nn.Module):
     @classmethod
     def from_observed(cls, other: nn.Module) -> Self:
         """The quantized form of one that was observed: its steps are swapped, one by one."""
-        if type(other) is not cls.__mro__[2]:
+        if type(other) is not cls.__mro__[2] or not SWAP_STEPS:
             raise RefusedError(
                 f"{cls.__name__} is made of an observed {cls.__mro__[2].__name__}, and was given {type(other).__name__}",
                 where=f"{cls.__name__}.from_observed",
