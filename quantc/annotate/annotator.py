@@ -6,7 +6,7 @@ float whatever a quantizer decides: it need not check.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 
@@ -23,7 +23,7 @@ from quantc.ir.program import Program
 from quantc.ir.site_index import Places
 from quantc.ir.sites import Site
 from quantc.ir.subgraphs import run_in_unknown_ways
-from quantc.ir.types import TensorType, type_of
+from quantc.ir.types import TensorType, dtype_of, type_of
 from quantc.spec.formats import Role
 
 QUANTIZABLE = (torch.float32,)
@@ -70,12 +70,14 @@ class Annotator:
 
     @cached_property
     def left_out(self) -> dict[fx.Node, str]:
-        """The nodes excluded from all rules: claimed by an earlier quantizer, left float by the config, or in a nested
-        graph that calibration cannot observe."""
+        """The nodes excluded from all rules: claimed by an earlier quantizer, left float by the config, in a nested graph
+        that calibration cannot observe, or computing a weight from constants."""
         reasons = {node: f"{claim}" for node, claim in self.plan.claims.rows.items()}
         for graph, caller in run_in_unknown_ways(self.program).items():
             calls = (node for node in graph.nodes if node.op == "call_function")
             reasons |= dict.fromkeys(calls, f"skipped: nothing is known of how {caller} runs the graph it is in")
+        for aliasing in self._aliasing.values():
+            reasons |= dict.fromkeys(_computed_weights(aliasing), "skipped: it computes a weight from constants")
         return reasons | self.told_float
 
     @cached_property
@@ -135,6 +137,19 @@ class Annotator:
                 advice="let one of the quantizers or rules leave it alone",
             )
         return site
+
+
+def _computed_weights(aliasing: Aliasing) -> Iterator[fx.Node]:
+    """The calls that read float constants alone. Training keeps them, so that gradients reach the parameters."""
+    weights: set[fx.Node] = set()
+    for node in aliasing.graph.nodes:
+        if dtype_of(node) not in QUANTIZABLE or (aliasing.has_writes and aliasing.is_written(node)):
+            continue
+        if node.op == "get_attr":
+            weights.add(node)
+        elif node.op == "call_function" and node.all_input_nodes and weights.issuperset(node.all_input_nodes):
+            weights.add(node)
+            yield node
 
 
 def _why_written(value: fx.Node, aliasing: Aliasing) -> str:

@@ -106,7 +106,7 @@ class Units:
         direct = {call for call in calls if call is not None}
         members = sorted(direct | self._folded(own, direct))
         operands = list(self._operands(nodes, own))
-        if None in operands or (not operands and _computes_weights(nodes)):
+        if None in operands:
             return None
         claim = self.program.plan.claims[last]
         rows = [self.calls[number] for number in members]
@@ -215,13 +215,6 @@ class Units:
 def _call_of(program: Program, node: fx.Node) -> int | None:
     origin = program.origins.get(node)
     return origin.call if isinstance(origin, SeenAt) else None
-
-
-def _computes_weights(nodes: Iterable[fx.Node]) -> bool:
-    """Whether ops that read nothing but constants compute with them: what they give is a weight itself, and is no activation. A
-    table that is read at constant places is one."""
-    dtypes = [dtype_of(behind_put_in(read)) for node in nodes for read in operand_nodes(node)]
-    return all(dtype is None or dtype.is_floating_point for dtype in dtypes)
 
 
 def _moves(node: fx.Node) -> bool:
