@@ -30,7 +30,6 @@ both = {"x": "act", "y": "act", "out": "act"}
 combined = {"x": "pass", "y": "pass", "out": "act?"}
 reduced = {"x": "pass", "out": "act?"}
 WEIGHTS = {name: rules.WEIGHT_ROLES[name] for name in ("weight", "weight-transposed")}
-CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 ACTIVATIONS = ("relu", "clamp", "hardswish", "silu", "leaky_relu")
 
 
@@ -41,7 +40,7 @@ def why_not_of_convolutions(match: Match) -> str | None:
         source = match.node(name)
         while is_op(source, *ACTIVATIONS):
             source = source.args[0]  # type: ignore[assignment]
-        if is_op(source, *CONVOLUTIONS):
+        if is_op(source, *aten.conv.ops):
             return None
     return f"{match.root.name} adds nothing that a convolution yields"
 

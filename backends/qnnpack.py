@@ -9,6 +9,8 @@ from quantc.annotate.quantizer import Backend
 from quantc.backends import rules
 from quantc.backends.rules import product, rule
 from quantc.backends.support_claims import on_kernels
+from quantc.ir.dialect import RANGES, ops_in
+from quantc.ir.op_row import Family
 from quantc.patterns import aten
 from quantc.patterns.dsl import op, optional
 from quantc.patterns.table import RuleTable
@@ -18,7 +20,7 @@ after = op("relu", "clamp", args="_")
 alone = {"x": "act", "out": "act"}
 both = {"x": "act", "y": "act", "out": "act"}
 joined = {"xs": "act", "out": "like xs"}
-smooth = op("hardswish", "silu", "mish", "gelu", "leaky_relu", "elu", "selu", "celu", "softplus", args="x")
+smooth = op(*ops_in(Family.ACTIVATION, but=("relu", "clamp", *RANGES)), args="x")
 
 TABLE = RuleTable(
     "qnnpack",
@@ -51,7 +53,7 @@ TABLE = RuleTable(
         rule("stack", aten.stack, joined),
         rule("activation", smooth, alone),
         rule("prelu", aten.prelu, alone),
-        rule("sigmoid", op("sigmoid", "hardsigmoid", args="x"), {"x": "act", "out": "unit"}),
+        rule("sigmoid", op(*rules.ranged("unit"), args="x"), {"x": "act", "out": "unit"}),
         rule("tanh", aten.tanh, {"x": "act", "out": "signed-unit"}),
         rule("softmax", rules.softmax, {"x": "act", "out": "unit"}),
         rule("softmax-of-float", rules.softmax, {"out": "unit"}),

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from quantc.backends import masks
 from quantc.ir.decisions import Fixed
-from quantc.ir.dialect import argument
+from quantc.ir.dialect import RANGES, argument, ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.types import tensor_type
 from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.passes.decompose_einsum import DecomposeEinsum
@@ -85,11 +86,21 @@ def taken_apart(products: Offer = Offer.YES) -> tuple[Pass, ...]:
     return DecomposeAttention(products=products), DecomposeEinsum(), FoldConstants()
 
 
+LEVELS = 256
+RANGE_ROLES: Mapping[tuple[float, float], str] = {(0.0, 1.0): "unit", (-1.0, 1.0): "signed-unit"}
+"""The roles of results with a range of their own."""
+
+
+def ranged(role: str) -> tuple[str, ...]:
+    """The activations whose results have the range of a role, by name."""
+    return tuple(name for name in ops_in(Family.ACTIVATION) if name in RANGES and RANGE_ROLES[RANGES[name]] == role)
+
+
 def known_ranges(spec: QuantSpec) -> dict[str, Fixed]:
     """Roles of results with a fixed range: `unit` is 0..1, `signed-unit` -1..1."""
     return {
-        "unit": Fixed(1 / 256, spec.qmin, spec),
-        "signed-unit": Fixed(1 / 128, spec.qmin + 128, spec),
+        role: Fixed((high - low) / LEVELS, spec.qmin + round(-low * LEVELS / (high - low)), spec)
+        for (low, high), role in RANGE_ROLES.items()
     }
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quantc.errors import suggest
+from quantc.ir.dialect import DROPOUTS, OVERLOADS, ops_in
+from quantc.ir.op_row import Family
 from quantc.patterns.dsl import op
 
-conv = op("conv1d", "conv2d", "conv3d", args="x w b?")
-conv_transpose = op("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", args="x w b?")
+conv = op(*ops_in(Family.CONV), args="x w b?")
+conv_transpose = op(*ops_in(Family.CONV_TRANSPOSE), args="x w b?")
 linear = op("linear", args="x w b?")
 matmul = op("matmul", args="x y")
 addmm = op("addmm", args="b x y")
@@ -46,10 +48,9 @@ elu = op("elu", "selu", "celu", args="x")
 prelu = op("prelu", args="x slope")
 sigmoid = op("sigmoid", args="x")
 tanh = op("tanh", args="x")
-softmax = op("softmax", "log_softmax", args="x")
+softmax = op(*ops_in(Family.SOFTMAX), args="x")
 activation = op(
-    *("relu", "clamp", "hardswish", "hardsigmoid", "silu", "mish", "gelu", "leaky_relu"),
-    *("elu", "selu", "celu", "sigmoid", "tanh", "softplus"),
+    *ops_in(Family.ACTIVATION),
     args="x",
 )
 
@@ -58,14 +59,14 @@ layer_norm = op("layer_norm", args="x _ gamma? beta?")
 group_norm = op("group_norm", args="x _ gamma? beta?")
 instance_norm = op("instance_norm", args="x gamma? beta?")
 rms_norm = op("rms_norm", args="x _ gamma?")
-dropout = op("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", args="x")
+dropout = op(*DROPOUTS, args="x")
 
-max_pool = op("max_pool1d", "max_pool2d", "max_pool3d", args="x")
-avg_pool = op("avg_pool1d", "avg_pool2d", "avg_pool3d", args="x")
-adaptive_avg_pool = op("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", args="x")
+max_pool = op(*ops_in(Family.MAX_POOL), args="x")
+avg_pool = op(*ops_in(Family.AVERAGE_POOL), args="x")
+adaptive_avg_pool = op(*ops_in(Family.ADAPTIVE_POOL), args="x")
 mean = op("mean", args="x")
 total = op("sum", args="x")
-extreme = op("amax", "amin", args="x")
+extreme = op(*ops_in(Family.EXTREME), args="x")
 
 cat = op("cat", args="xs*")
 stack = op("stack", args="xs*")
@@ -73,19 +74,19 @@ split = op("split", "split_sizes", args="x")
 chunk = op("chunk", args="x")
 topk = op("topk", args="x")
 
-reshape = op("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", args="x")
-squeeze = op("aten.squeeze.default", "aten.squeeze.dims", args="x")
-transpose = op("transpose", "permute", args="x")
-expand = op("expand", "repeat", "aten.repeat_interleave.self_int", args="x")
-cut = op("slice", "select", "narrow", args="x")
-part = op("split", "split_sizes", "chunk", "unbind", args="x")
-pick = op("index", "index_select", "gather", args="x")
-move = op("flip", "roll", args="x")
-shuffle = op("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", args="x")
-copy = op("contiguous", "clone", "detach", args="x")
+reshape = op(*ops_in(Family.VIEW), args="x")
+squeeze = op(*OVERLOADS[Family.VIEW], args="x")
+transpose = op(*ops_in(Family.PERMUTE), args="x")
+expand = op(*ops_in(Family.EXPAND, overloads=True), args="x")
+cut = op(*ops_in(Family.SLICE), args="x")
+part = op(*ops_in(Family.SPLIT), args="x")
+pick = op(*ops_in(Family.GATHER), args="x")
+move = op(*ops_in(Family.FLIP), args="x")
+shuffle = op(*ops_in(Family.SHUFFLE), args="x")
+copy = op(*ops_in(Family.COPY), args="x")
 pad = op("pad", args="x")
-upsample = op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", args="x")
-upsample_linear = op("upsample_linear1d", "upsample_bilinear2d", "aten.upsample_trilinear3d.vec", args="x")
+upsample = op(*ops_in(Family.RESIZE), args="x")
+upsample_linear = op(*ops_in(Family.INTERPOLATE, overloads=True), args="x")
 
 if not TYPE_CHECKING:  # hidden from type checkers: unknown names are errors there
 

@@ -13,7 +13,8 @@ from quantc.config.resolve import Setting
 from quantc.config.selectors import ByEdge, ByNode, ByOp
 from quantc.errors import AnnotationError
 from quantc.ir.decisions import Fixed, Float, Quantize
-from quantc.ir.dialect import op_name, operands
+from quantc.ir.dialect import FACTORS, WEIGHTED, op_name, operands, ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.spec.formats import Offer, PerChannel, PerGroup, PerTensor, PerToken, Timing
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 BY_NAME = (ByOp, ByNode, ByEdge)
 """Selectors that name an op itself; the others cover everything in a module."""
 ACROSS_ROWS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((f"conv{n}d" for n in (1, 2, 3)), ("x",)),
-    **dict.fromkeys((f"conv_transpose{n}d" for n in (1, 2, 3)), ("x",)),
-    **dict.fromkeys(("matmul", "addmm", "baddbmm"), ("y",)),
+    **dict.fromkeys(ops_in(Family.CONV, Family.CONV_TRANSPOSE), ("x",)),
+    **{name: (other,) for name, (_, other) in FACTORS.items() if name not in WEIGHTED},
 }
 """The operands, by op, whose rows along the last axis are reduced together: per-row scales could not be summed in
 integers."""

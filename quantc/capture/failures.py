@@ -14,10 +14,9 @@ from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import forward_line, user_line_of_error
 from quantc.errors import CaptureError
-from quantc.ir.dialect import is_op
+from quantc.ir.dialect import WEIGHTED, is_op
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
-from quantc.rewrite.infer_dtype import PRODUCTS
 
 CATALOGUE = "https://docs.pytorch.org/docs/stable/generated/exportdb/index.html"
 WAYS_OUT = (
@@ -73,7 +72,7 @@ def refuse_wrong_dtypes(program: Program, model: nn.Module, args: Any, kwargs: d
 
 
 def _mixes_dtypes(node: fx.Node) -> bool:
-    if not is_op(node, *PRODUCTS, "matmul"):
+    if not is_op(node, *WEIGHTED, "matmul"):
         return False
     dtypes = {dtype_of(operand) for operand in node.args[:2]}
     return None not in dtypes and len(dtypes) > 1

@@ -20,10 +20,10 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.errors import DataError, QuantcError
-from quantc.integer.bias_grid import PRODUCTS, snap_biases
+from quantc.integer.bias_grid import snap_biases
 from quantc.integer.grid import Grid, grid_of
 from quantc.ir.batch_inputs import check_batches, leaves_of
-from quantc.ir.dialect import argument, is_op, op_name
+from quantc.ir.dialect import WEIGHTED, argument, is_op, op_name
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.numeric_guard import NodeByNode
 from quantc.qdq.ops import is_choice, is_dequantize, is_quantize
@@ -240,7 +240,7 @@ class _Comparison(NodeByNode):
         """By how much a constant bias changes as it is rounded to steps of an accumulator, where these are found as the
         program runs."""
         of_two = is_op(node, "addmm")
-        found = self.found.get(argument(node, "x")) if of_two or is_op(node, *PRODUCTS) else None
+        found = self.found.get(argument(node, "x")) if of_two or is_op(node, *WEIGHTED) else None
         if found is None:
             return None
         weight, bias = argument(node, "y" if of_two else "w"), argument(node, "b")

@@ -17,14 +17,14 @@ from quantc.inspect.coverage import Judge, Row, Verdict, check_prepared
 from quantc.inspect.remedies import Remedies
 from quantc.integer.library import op_of
 from quantc.ir.decisions import Float
-from quantc.ir.dialect import op_name
+from quantc.ir.dialect import op_name, ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.site_index import operand_nodes
 from quantc.passes.remove_fake_quantize import as_inference_has_it
 from quantc.patterns.explain_match import Tried, resolve_node
 from quantc.spec.formats import Timing
 
-NORMS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
 SHOWN = 6
 """How many ops of a module are named."""
 
@@ -130,7 +130,7 @@ def folded_into(captured: Program, prepared: Program, name: str) -> UnknownNameE
         taker = next(iter(operand_nodes(taker)), None)
     if taker is None or not taker.op.startswith("call_"):
         return None
-    is_norm = op_name(gone) in NORMS
+    is_norm = op_name(gone) in ops_in(Family.NORM)
     into = (
         f"folded into the weights of {taker.name}"
         if is_norm

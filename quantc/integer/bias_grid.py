@@ -7,11 +7,9 @@ from torch import fx
 
 from quantc.integer.grid import grid_of
 from quantc.integer.match_lowering import Task
-from quantc.ir.dialect import argument, is_op
+from quantc.ir.dialect import WEIGHTED, argument, is_op
 from quantc.ir.program import Program
 from quantc.rewrite.constant_order import forget_unread
-
-PRODUCTS = ("linear", *(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)))
 
 
 @torch.no_grad()
@@ -19,7 +17,7 @@ def snap_biases(program: Program) -> int:
     """Round each constant bias of a quantized conv or matmul to a multiple of `sx * sw`; number of changed biases."""
     changed = 0
     for node in list(program.nodes()):
-        if not is_op(node, *PRODUCTS):
+        if not is_op(node, *WEIGHTED):
             continue
         bias, scale = argument(node, "b"), _accumulator_scale(program, node)
         value = program.tensor(bias) if isinstance(bias, fx.Node) else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-MOVES = (
-    *("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "aten.squeeze.default", "aten.squeeze.dims"),
-    *("transpose", "permute", "expand", "repeat", "aten.repeat_interleave.self_int", "slice", "select", "narrow"),
-    *("index", "index_select", "gather", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
-    *("contiguous", "clone", "detach", "split", "split_sizes", "chunk", "unbind", "amax", "amin"),
-)
+from quantc.ir.dialect import ops_in
+from quantc.ir.op_row import MOVES as MOVE_FAMILIES
+from quantc.ir.op_row import Family
+
+MOVES = ops_in(*MOVE_FAMILIES, Family.EXTREME, overloads=True)

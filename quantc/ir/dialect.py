@@ -8,9 +8,8 @@ and with ATen's argument names; they simply have no short name.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -18,160 +17,195 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from quantc.ir import curves
+from quantc.ir.curves import Curve, MakeCurve, always
+from quantc.ir.op_row import Family, Op, Trait
+
 aten = torch.ops.aten
 
 
-class Trait(Enum):
-    """A property of an op that passes may rely on."""
-
-    COMMUTES = "the first two operands may be swapped"
-    PRESERVES_VALUES = "every output element is an input element (or a zero/pad constant): no arithmetic"
-    ELEMENTWISE = "output element i depends on input elements i alone"
-    MODAL = "behaves differently in training and inference"
-
-
 COMMUTES, KEEPS, EACH, MODAL = Trait.COMMUTES, Trait.PRESERVES_VALUES, Trait.ELEMENTWISE, Trait.MODAL
+XW, XY = ("x", "w"), ("x", "y")
+RANKS = (1, 2, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One canonical op. `operands` names the leading arguments; the others keep their ATen names."""
-
-    name: str
-    target: OpOverload
-    operands: tuple[str, ...]
-    traits: frozenset[Trait]
+def _op(name: str, target: OpOverload, operands: str, family: Family, *traits: Trait, **facts: Any) -> Op:
+    return Op(name, target, tuple(operands.split()), family, frozenset(traits), **facts)
 
 
-def _op(name: str, target: OpOverload, operands: str = "x", *traits: Trait) -> Op:
-    return Op(name, target, tuple(operands.split()), frozenset(traits))
+def _activation(name: str, curve: MakeCurve | Curve, operands: str = "x", **facts: Any) -> Op:
+    make = always(curve) if isinstance(curve, Curve) else curve
+    return _op(name, getattr(aten, name).default, operands, Family.ACTIVATION, EACH, curve=make, **facts)
 
-
-DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-"""The ops that drop elements in training."""
 
 OPS: tuple[Op, ...] = (
     # matmul-like
-    *(_op(f"conv{n}d", getattr(aten, f"conv{n}d").default, "x w b") for n in (1, 2, 3)),
-    _op("conv_transpose1d", aten.conv_transpose1d.default, "x w b"),
-    _op("conv_transpose2d", aten.conv_transpose2d.input, "x w b"),
-    _op("conv_transpose3d", aten.conv_transpose3d.input, "x w b"),
-    _op("linear", aten.linear.default, "x w b"),
-    _op("bilinear", aten.bilinear.default, "x y w b"),
-    _op("matmul", aten.matmul.default, "x y"),
-    _op("addmm", aten.addmm.default, "b x y"),
-    _op("baddbmm", aten.baddbmm.default, "b x y"),
-    _op("einsum", aten.einsum.default, "equation operands"),
-    _op("sdpa", aten.scaled_dot_product_attention.default, "q k v mask", MODAL),
-    _op("embedding", aten.embedding.default, "w indices"),
-    _op("embedding_bag", aten.embedding_bag.padding_idx, "w indices offsets"),
-    _op("lstm", aten.lstm.input, "x hx params", MODAL),
-    _op("gru", aten.gru.input, "x hx params", MODAL),
-    _op("rnn_tanh", aten.rnn_tanh.input, "x hx params", MODAL),
-    _op("rnn_relu", aten.rnn_relu.input, "x hx params", MODAL),
-    _op("lstm_cell", aten.lstm_cell.default, "x hx w_ih w_hh b_ih b_hh"),
-    _op("gru_cell", aten.gru_cell.default, "x hx w_ih w_hh b_ih b_hh"),
-    _op("rnn_tanh_cell", aten.rnn_tanh_cell.default, "x hx w_ih w_hh b_ih b_hh"),
-    _op("rnn_relu_cell", aten.rnn_relu_cell.default, "x hx w_ih w_hh b_ih b_hh"),
-    # binary arithmetic
-    _op("add", aten.add.Tensor, "x y", COMMUTES, EACH),
-    _op("sub", aten.sub.Tensor, "x y", EACH),
-    _op("rsub", aten.rsub.Scalar, "x y", EACH),
-    _op("mul", aten.mul.Tensor, "x y", COMMUTES, EACH),
-    _op("div", aten.div.Tensor, "x y", EACH),
-    _op("pow", aten.pow.Tensor_Scalar, "x exponent", EACH),
-    _op("maximum", aten.maximum.default, "x y", COMMUTES, EACH),
-    _op("minimum", aten.minimum.default, "x y", COMMUTES, EACH),
-    _op("where", aten.where.self, "condition x y", EACH),
-    _op("masked_fill", aten.masked_fill.Scalar, "x mask value", EACH),
-    # activations
-    _op("relu", aten.relu.default, "x", EACH),
-    _op("clamp", aten.clamp.default, "x min max", EACH),
-    _op("hardswish", aten.hardswish.default, "x", EACH),
-    _op("hardsigmoid", aten.hardsigmoid.default, "x", EACH),
-    _op("silu", aten.silu.default, "x", EACH),
-    _op("mish", aten.mish.default, "x", EACH),
-    _op("gelu", aten.gelu.default, "x", EACH),
-    _op("leaky_relu", aten.leaky_relu.default, "x", EACH),
-    _op("elu", aten.elu.default, "x", EACH),
-    _op("selu", aten.selu.default, "x", EACH),
-    _op("celu", aten.celu.default, "x", EACH),
-    _op("prelu", aten.prelu.default, "x w"),
-    _op("sigmoid", aten.sigmoid.default, "x", EACH),
-    _op("tanh", aten.tanh.default, "x", EACH),
-    _op("softplus", aten.softplus.default, "x", EACH),
-    _op("glu", aten.glu.default, "x"),
-    _op("softmax", aten.softmax.int, "x dim"),
-    _op("log_softmax", aten.log_softmax.int, "x dim"),
+    *(_op(f"conv{n}d", getattr(aten, f"conv{n}d").default, "x w b", Family.CONV, factors=XW, spatial=n) for n in RANKS),
     *(
-        _op(name, getattr(aten, name).default, "x", EACH)
+        _op(f"conv_transpose{n}d", target, "x w b", Family.CONV_TRANSPOSE, factors=XW, spatial=n)
+        for n, target in enumerate(
+            (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input), start=1
+        )
+    ),
+    _op("linear", aten.linear.default, "x w b", Family.MATMUL, factors=XW),
+    _op("bilinear", aten.bilinear.default, "x y w b", Family.CONTRACTION),
+    _op("matmul", aten.matmul.default, "x y", Family.MATMUL, factors=XY),
+    _op("addmm", aten.addmm.default, "b x y", Family.MATMUL, factors=XY),
+    _op("baddbmm", aten.baddbmm.default, "b x y", Family.MATMUL, factors=XY),
+    _op("einsum", aten.einsum.default, "equation operands", Family.CONTRACTION),
+    _op("sdpa", aten.scaled_dot_product_attention.default, "q k v mask", Family.CONTRACTION, MODAL),
+    _op("embedding", aten.embedding.default, "w indices", Family.LOOKUP),
+    _op("embedding_bag", aten.embedding_bag.padding_idx, "w indices offsets", Family.LOOKUP),
+    *(
+        _op(name, getattr(aten, name).input, "x hx params", Family.RECURRENT, MODAL)
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    ),
+    *(
+        _op(f"{name}_cell", getattr(aten, f"{name}_cell").default, "x hx w_ih w_hh b_ih b_hh", Family.RECURRENT_CELL)
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    ),
+    # binary arithmetic
+    _op("add", aten.add.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
+    _op("sub", aten.sub.Tensor, "x y", Family.ARITHMETIC, EACH),
+    _op("rsub", aten.rsub.Scalar, "x y", Family.ARITHMETIC, EACH),
+    _op("mul", aten.mul.Tensor, "x y", Family.ARITHMETIC, COMMUTES, EACH),
+    _op("div", aten.div.Tensor, "x y", Family.ARITHMETIC, EACH),
+    _op("pow", aten.pow.Tensor_Scalar, "x exponent", Family.ARITHMETIC, EACH),
+    _op("maximum", aten.maximum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
+    _op("minimum", aten.minimum.default, "x y", Family.ARITHMETIC, COMMUTES, EACH),
+    _op("where", aten.where.self, "condition x y", Family.ARITHMETIC, EACH),
+    _op("masked_fill", aten.masked_fill.Scalar, "x mask value", Family.ARITHMETIC, EACH),
+    # activations
+    _activation("relu", curves.RELU),
+    _activation("clamp", curves.clamp, "x min max"),
+    _activation("hardswish", curves.HARDSWISH),
+    _activation("hardsigmoid", curves.HARDSIGMOID, range=(0.0, 1.0)),
+    _activation("silu", curves.SILU),
+    _activation("mish", curves.MISH),
+    _activation("gelu", curves.gelu),
+    _activation("leaky_relu", curves.leaky_relu),
+    _activation("elu", curves.elu),
+    _activation("selu", curves.SELU),
+    _activation("celu", curves.celu),
+    _op("prelu", aten.prelu.default, "x w", Family.OTHER),
+    _activation("sigmoid", curves.SIGMOID, range=(0.0, 1.0)),
+    _activation("tanh", curves.TANH, range=(-1.0, 1.0)),
+    _activation("softplus", curves.softplus),
+    _op("glu", aten.glu.default, "x", Family.OTHER),
+    _op("softmax", aten.softmax.int, "x dim", Family.SOFTMAX, range=(0.0, 1.0)),
+    _op("log_softmax", aten.log_softmax.int, "x dim", Family.SOFTMAX),
+    *(
+        _op(name, getattr(aten, name).default, "x", Family.MATH, EACH)
         for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "erf")
     ),
-    # normalisation and dropout
-    _op("batch_norm", aten.batch_norm.default, "x w b mean var", MODAL),
-    _op("instance_norm", aten.instance_norm.default, "x w b mean var", MODAL),
-    _op("layer_norm", aten.layer_norm.default, "x normalized_shape w b"),
-    _op("group_norm", aten.group_norm.default, "x num_groups w b"),
-    _op("rms_norm", aten.rms_norm.default, "x normalized_shape w"),
-    _op("dropout", aten.dropout.default, "x", MODAL),
-    _op("feature_dropout", aten.feature_dropout.default, "x", MODAL),
-    _op("alpha_dropout", aten.alpha_dropout.default, "x", MODAL),
-    _op("feature_alpha_dropout", aten.feature_alpha_dropout.default, "x", MODAL),
+    # normalization and dropout
+    _op("batch_norm", aten.batch_norm.default, "x w b mean var", Family.NORM, MODAL),
+    _op("instance_norm", aten.instance_norm.default, "x w b mean var", Family.NORM, MODAL),
+    _op("layer_norm", aten.layer_norm.default, "x normalized_shape w b", Family.NORM),
+    _op("group_norm", aten.group_norm.default, "x num_groups w b", Family.NORM),
+    _op("rms_norm", aten.rms_norm.default, "x normalized_shape w", Family.NORM),
+    *(
+        _op(name, getattr(aten, name).default, "x", Family.DROPOUT, MODAL)
+        for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    ),
     # pooling, reduction
-    *(_op(f"max_pool{n}d", getattr(aten, f"max_pool{n}d").default, "x", KEEPS) for n in (1, 2, 3)),
-    _op("max_pool2d_with_indices", aten.max_pool2d_with_indices.default, "x"),
-    *(_op(f"avg_pool{n}d", getattr(aten, f"avg_pool{n}d").default, "x") for n in (1, 2, 3)),
-    *(_op(f"adaptive_avg_pool{n}d", getattr(aten, f"adaptive_avg_pool{n}d").default, "x") for n in (1, 2, 3)),
-    _op("mean", aten.mean.dim, "x dim"),
-    _op("sum", aten.sum.dim_IntList, "x dim"),
-    _op("amax", aten.amax.default, "x dim"),
-    _op("amin", aten.amin.default, "x dim"),
-    _op("max", aten.max.dim, "x dim"),
-    _op("min", aten.min.dim, "x dim"),
-    _op("topk", aten.topk.default, "x"),
+    *(
+        _op(f"max_pool{n}d", getattr(aten, f"max_pool{n}d").default, "x", Family.MAX_POOL, KEEPS, spatial=n)
+        for n in RANKS
+    ),
+    _op("max_pool2d_with_indices", aten.max_pool2d_with_indices.default, "x", Family.OTHER, spatial=2),
+    *(_op(f"avg_pool{n}d", getattr(aten, f"avg_pool{n}d").default, "x", Family.AVERAGE_POOL, spatial=n) for n in RANKS),
+    *(
+        _op(
+            f"adaptive_avg_pool{n}d",
+            getattr(aten, f"adaptive_avg_pool{n}d").default,
+            "x",
+            Family.ADAPTIVE_POOL,
+            spatial=n,
+        )
+        for n in RANKS
+    ),
+    _op("mean", aten.mean.dim, "x dim", Family.REDUCTION),
+    _op("sum", aten.sum.dim_IntList, "x dim", Family.REDUCTION),
+    _op("amax", aten.amax.default, "x dim", Family.EXTREME),
+    _op("amin", aten.amin.default, "x dim", Family.EXTREME),
+    _op("max", aten.max.dim, "x dim", Family.OTHER),
+    _op("min", aten.min.dim, "x dim", Family.OTHER),
+    _op("topk", aten.topk.default, "x", Family.OTHER),
     # joining, splitting
-    _op("cat", aten.cat.default, "xs", KEEPS),
-    _op("stack", aten.stack.default, "xs", KEEPS),
-    _op("split", aten.split.Tensor, "x", KEEPS),
-    _op("split_sizes", aten.split_with_sizes.default, "x", KEEPS),
-    _op("chunk", aten.chunk.default, "x", KEEPS),
-    _op("unbind", aten.unbind.int, "x", KEEPS),
+    _op("cat", aten.cat.default, "xs", Family.JOIN, KEEPS),
+    _op("stack", aten.stack.default, "xs", Family.JOIN, KEEPS),
+    _op("split", aten.split.Tensor, "x", Family.SPLIT, KEEPS),
+    _op("split_sizes", aten.split_with_sizes.default, "x", Family.SPLIT, KEEPS),
+    _op("chunk", aten.chunk.default, "x", Family.SPLIT, KEEPS),
+    _op("unbind", aten.unbind.int, "x", Family.SPLIT, KEEPS),
     # data movement
-    _op("reshape", aten.reshape.default, "x shape", KEEPS),
-    _op("flatten", aten.flatten.using_ints, "x", KEEPS),
-    _op("unflatten", aten.unflatten.int, "x", KEEPS),
-    _op("squeeze", aten.squeeze.dim, "x", KEEPS),
-    _op("unsqueeze", aten.unsqueeze.default, "x", KEEPS),
-    _op("transpose", aten.transpose.int, "x", KEEPS),
-    _op("permute", aten.permute.default, "x dims", KEEPS),
-    _op("expand", aten.expand.default, "x size", KEEPS),
-    _op("repeat", aten.repeat.default, "x", KEEPS),
-    _op("select", aten.select.int, "x", KEEPS),
-    _op("slice", aten.slice.Tensor, "x", KEEPS),
-    _op("narrow", aten.narrow.default, "x", KEEPS),
-    _op("index", aten.index.Tensor, "x indices", KEEPS),
-    _op("index_select", aten.index_select.default, "x dim index", KEEPS),
-    _op("gather", aten.gather.default, "x dim index", KEEPS),
-    _op("flip", aten.flip.default, "x", KEEPS),
-    _op("roll", aten.roll.default, "x", KEEPS),
-    _op("pad", aten.pad.default, "x", KEEPS),
-    _op("pixel_shuffle", aten.pixel_shuffle.default, "x", KEEPS),
-    _op("pixel_unshuffle", aten.pixel_unshuffle.default, "x", KEEPS),
-    _op("channel_shuffle", aten.channel_shuffle.default, "x", KEEPS),
-    _op("upsample_nearest1d", aten.upsample_nearest1d.vec, "x", KEEPS),
-    _op("upsample_nearest2d", aten.upsample_nearest2d.vec, "x", KEEPS),
-    _op("upsample_nearest3d", aten.upsample_nearest3d.vec, "x", KEEPS),
-    _op("upsample_linear1d", aten.upsample_linear1d.vec, "x"),
-    _op("upsample_bilinear2d", aten.upsample_bilinear2d.vec, "x"),
-    _op("contiguous", aten.contiguous.default, "x", KEEPS),
-    _op("clone", aten.clone.default, "x", KEEPS),
-    _op("detach", aten.detach.default, "x", KEEPS),
-    _op("cast", aten.to.dtype, "x dtype"),
-    _op("sym_size", aten.sym_size.int, "x dim"),
+    _op("reshape", aten.reshape.default, "x shape", Family.VIEW, KEEPS),
+    _op("flatten", aten.flatten.using_ints, "x", Family.VIEW, KEEPS),
+    _op("unflatten", aten.unflatten.int, "x", Family.VIEW, KEEPS),
+    _op("squeeze", aten.squeeze.dim, "x", Family.VIEW, KEEPS),
+    _op("unsqueeze", aten.unsqueeze.default, "x", Family.VIEW, KEEPS),
+    _op("transpose", aten.transpose.int, "x", Family.PERMUTE, KEEPS),
+    _op("permute", aten.permute.default, "x dims", Family.PERMUTE, KEEPS),
+    _op("expand", aten.expand.default, "x size", Family.EXPAND, KEEPS),
+    _op("repeat", aten.repeat.default, "x", Family.EXPAND, KEEPS),
+    _op("slice", aten.slice.Tensor, "x", Family.SLICE, KEEPS),
+    _op("select", aten.select.int, "x", Family.SLICE, KEEPS),
+    _op("narrow", aten.narrow.default, "x", Family.SLICE, KEEPS),
+    _op("index", aten.index.Tensor, "x indices", Family.GATHER, KEEPS),
+    _op("index_select", aten.index_select.default, "x dim index", Family.GATHER, KEEPS),
+    _op("gather", aten.gather.default, "x dim index", Family.GATHER, KEEPS),
+    _op("flip", aten.flip.default, "x", Family.FLIP, KEEPS),
+    _op("roll", aten.roll.default, "x", Family.FLIP, KEEPS),
+    _op("pad", aten.pad.default, "x", Family.PAD, KEEPS),
+    *(
+        _op(name, getattr(aten, name).default, "x", Family.SHUFFLE, KEEPS)
+        for name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
+    ),
+    *(
+        _op(f"upsample_nearest{n}d", getattr(aten, f"upsample_nearest{n}d").vec, "x", Family.RESIZE, KEEPS, spatial=n)
+        for n in RANKS
+    ),
+    _op("upsample_linear1d", aten.upsample_linear1d.vec, "x", Family.INTERPOLATE, spatial=1),
+    _op("upsample_bilinear2d", aten.upsample_bilinear2d.vec, "x", Family.INTERPOLATE, spatial=2),
+    _op("contiguous", aten.contiguous.default, "x", Family.COPY, KEEPS),
+    _op("clone", aten.clone.default, "x", Family.COPY, KEEPS),
+    _op("detach", aten.detach.default, "x", Family.COPY, KEEPS),
+    _op("cast", aten.to.dtype, "x dtype", Family.OTHER),
+    _op("sym_size", aten.sym_size.int, "x dim", Family.OTHER),
 )
 
 BY_NAME: dict[str, Op] = {op.name: op for op in OPS}
 BY_TARGET: dict[OpOverload, Op] = {op.target: op for op in OPS}
+
+
+OVERLOADS: Mapping[Family, tuple[str, ...]] = {
+    Family.VIEW: ("aten.squeeze.default", "aten.squeeze.dims"),
+    Family.EXPAND: ("aten.repeat_interleave.self_int",),
+    Family.INTERPOLATE: ("aten.upsample_trilinear3d.vec",),
+}
+"""Overloads without a short name, by family."""
+
+
+def ops_in(*families: Family, but: Collection[str] = (), overloads: bool = False) -> tuple[str, ...]:
+    """The ops of some families, by name, family by family; with `overloads`, those without a short name too."""
+    found: list[str] = []
+    for family in families:
+        found += (op.name for op in OPS if op.family is family and op.name not in but)
+        found += OVERLOADS.get(family, ()) if overloads else ()
+    return tuple(found)
+
+
+FACTORS: Mapping[str, tuple[str, str]] = {op.name: op.factors for op in OPS if op.factors}
+"""Ops that multiply two operands and accumulate, with the names of the two."""
+WEIGHTED = tuple(name for name, factors in FACTORS.items() if factors == XW)
+"""Products of an input and a weight: convolutions, transposed or not, and linear."""
+DROPOUTS = ops_in(Family.DROPOUT)
+"""The ops that drop elements in training."""
+RANGES: Mapping[str, tuple[float, float]] = {op.name: op.range for op in OPS if op.range}
+"""Ops whose results have a range whatever they read."""
+CURVES = tuple(op.name for op in OPS if op.curve)
+"""Functions of one number with a float64 reference."""
 
 
 MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
@@ -277,18 +311,31 @@ def op_name(node: fx.Node) -> str:
     return target_name(node.target) if node.op == "call_function" else node.op
 
 
+def row_of(node: Any) -> Op | None:
+    """The row of a call of a canonical op."""
+    is_call = isinstance(node, fx.Node) and isinstance(node.target, OpOverload)
+    return BY_TARGET.get(node.target) if is_call else None
+
+
 def traits_of(node: fx.Node) -> frozenset[Trait]:
-    target = node.target
-    op = BY_TARGET.get(target) if isinstance(target, OpOverload) else None
-    return op.traits if op is not None else frozenset()
+    row = row_of(node)
+    return row.traits if row is not None else frozenset()
 
 
 def is_op(node: Any, *names: str) -> bool:
     """True if `node` is a call of one of the named canonical ops."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, OpOverload):
         return False
-    op = BY_TARGET.get(node.target)
-    return op is not None and op.name in names
+    row = BY_TARGET.get(node.target)
+    return row is not None and row.name in names
+
+
+def curve_of(node: fx.Node) -> Curve | None:
+    """The float64 reference of a function of one number; None for other ops, and for options it does not cover."""
+    row = row_of(node)
+    if row is None or row.curve is None:
+        return None
+    return row.curve(**{option.name: argument(node, option.name) for option in arguments(row.target)[1:]})
 
 
 @cache

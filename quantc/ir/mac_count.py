@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from quantc.ir.dialect import argument, op_name, short_name
+from quantc.ir.dialect import argument, op_name, ops_in, short_name
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.size_expressions import evaluate
 from quantc.ir.types import tensor_type
@@ -195,18 +196,18 @@ def _accumulated(node: fx.Node, sizes: Sizes) -> tuple[MultiplyAdds, ...]:
     return (MultiplyAdds(math.prod(_shape(meets, sizes)) * math.prod(_shape(w, sizes)[1:]), (x, w)),)
 
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT = ops_in(Family.RECURRENT)
 
 _COUNTS: dict[str, Count] = {
-    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": _transposed for n in (1, 2, 3)},
+    **dict.fromkeys(ops_in(Family.CONV), _convolution),
+    **dict.fromkeys(ops_in(Family.CONV_TRANSPOSE), _transposed),
+    **dict.fromkeys(ops_in(Family.MATMUL), _matmul),
     "linear": _linear,
     "bilinear": _bilinear,
-    **dict.fromkeys(("matmul", "addmm", "baddbmm"), _matmul),
     "einsum": _einsum,
     "sdpa": _attention,
     **dict.fromkeys(RECURRENT, _recurrent),
-    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _cell),
+    **dict.fromkeys(ops_in(Family.RECURRENT_CELL), _cell),
     "quantc.conv.default": _convolution,
     "quantc.conv_transpose.default": _transposed,
     **dict.fromkeys(("quantc.linear.default", "quantc.linear_grouped.default"), _linear),

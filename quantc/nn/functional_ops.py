@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quantc.errors import DataError
+from quantc.ir.dialect import RANGES
 from quantc.nn.quantized_tensor import BYTES, QuantizedTensor, check_quantized, quantize_per_tensor
 from quantc.targets.kernels.int8_pools import MaxPool
 from quantc.targets.kernels.packing import BYTEWISE, as_quantized, hush
@@ -37,10 +38,7 @@ POINTWISE: dict[str, Function] = {
 }
 """Functions of one number."""
 FIXED: dict[str, tuple[float, int]] = {
-    "sigmoid": (1 / 256, 0),
-    "hardsigmoid": (1 / 256, 0),
-    "tanh": (2 / 256, 128),
-    "softmax": (1 / 256, 0),
+    name: ((high - low) / 256, round(-low * 256 / (high - low))) for name, (low, high) in RANGES.items()
 }
 """The grids of results whose range is known, for uint8. Other functions stay on the grid of what they read."""
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from quantc.integer.bias_grid import PRODUCTS, snapped
-from quantc.ir.dialect import is_op
+from quantc.integer.bias_grid import snapped
+from quantc.ir.dialect import WEIGHTED, is_op
 from quantc.ir.program import TRAINED, Program, attribute
 from quantc.qat.fake import FakeQuantizer, HandedOn, RunTimeScale
 from quantc.qat.fake_quantize_insertion import is_dropout, put_module
@@ -36,7 +36,7 @@ def snap_trained_biases(program: Program) -> int:
     count = 0
     for _, graph in program.graphs():
         for node in list(graph.nodes):
-            if not is_op(node, *PRODUCTS) or len(node.args) < 3 or not isinstance(node.args[2], fx.Node):
+            if not is_op(node, *WEIGHTED) or len(node.args) < 3 or not isinstance(node.args[2], fx.Node):
                 continue
             x, weight = (_fake(program, operand) for operand in node.args[:2])
             if x is None or weight is None or not _adds_integers(x, weight):

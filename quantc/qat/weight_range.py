@@ -11,10 +11,9 @@ from dataclasses import replace
 from torch import fx
 
 from quantc.annotate.quantizer import instruction_sets_of
-from quantc.integer.proof.factors import FACTORS
 from quantc.integer.proof.range_reduction import group_of_factor
 from quantc.ir.decisions import Quantize
-from quantc.ir.dialect import op_name
+from quantc.ir.dialect import FACTORS, op_name
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places

@@ -12,18 +12,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.ir.dialect import Trait, is_op, traits_of
+from quantc.ir.dialect import WEIGHTED, Trait, is_op, ops_in, traits_of
+from quantc.ir.op_row import Family
 from quantc.ir.types import dtype_of
 
 STEPS = 16
 USERS = 8
-PRODUCTS = (
-    *(f"conv{n}d" for n in (1, 2, 3)),
-    *(f"conv_transpose{n}d" for n in (1, 2, 3)),
-    "linear",
+PASSING = (
+    "batch_norm",
+    "dropout",
+    *ops_in(Family.ACTIVATION, Family.MAX_POOL, Family.AVERAGE_POOL, Family.ADAPTIVE_POOL),
 )
-"""Ops that reject an input of another dtype than their weight's."""
-PASSING = ("relu", "batch_norm", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "gelu", "silu", "clamp")
 """Ops that preserve the dtype of a floating-point tensor."""
 
 
@@ -42,12 +41,12 @@ def proven_dtype(node: Any) -> torch.dtype | None:
 
 
 def _weight_dtype(node: fx.Node) -> torch.dtype | None:
-    return dtype_of(node.args[1]) if is_op(node, *PRODUCTS) else None
+    return dtype_of(node.args[1]) if is_op(node, *WEIGHTED) else None
 
 
 def _fed_dtype(node: fx.Node) -> torch.dtype | None:
     """The dtype that one of the first users of a value requires."""
     for user in islice(node.users, USERS):
-        if is_op(user, *PRODUCTS) and user.args[0] is node:
+        if is_op(user, *WEIGHTED) and user.args[0] is node:
             return dtype_of(user.args[1])
     return None

@@ -10,22 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantc.ir.dialect import OPS, ops_in
+from quantc.ir.op_row import Family
 from quantc.testing.arguments import BATCH, CHANNELS, ExampleTable, Wanted
 from quantc.testing.choices import NoExampleError
 
 OP_EXAMPLES = ExampleTable()
 Arguments = dict[str, Any]
 
-RANKS: dict[str, int] = {
-    f"{family}{n}d": n + 2
-    for family in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_avg_pool")
-    for n in (1, 2, 3)
-} | {f"upsample_nearest{n}d": n + 2 for n in (1, 2, 3)}
+RANKS: dict[str, int] = {op.name: op.spatial + 2 for op in OPS if op.spatial}
 RANKS |= {f"aten.adaptive_max_pool{n}d.default": n + 2 for n in (1, 2, 3)} | {"aten.upsample_trilinear3d.vec": 5}
-RANKS |= {"max_pool2d_with_indices": 4, "upsample_linear1d": 3, "upsample_bilinear2d": 4, "pixel_shuffle": 4}
-RANKS |= {"pixel_unshuffle": 4, "channel_shuffle": 4, "sdpa": 4, "addmm": 2, "baddbmm": 3, "bilinear": 2}
-RANKS |= {"lstm": 3, "gru": 3, "rnn_tanh": 3, "rnn_relu": 3, "lstm_cell": 2, "gru_cell": 2}
-RANKS |= {"rnn_tanh_cell": 2, "rnn_relu_cell": 2}
+RANKS |= {**dict.fromkeys(ops_in(Family.SHUFFLE), 4), "sdpa": 4, "addmm": 2, "baddbmm": 3, "bilinear": 2}
+RANKS |= dict.fromkeys(ops_in(Family.RECURRENT), 3) | dict.fromkeys(ops_in(Family.RECURRENT_CELL), 2)
 """How many axes an op reads, where it is not for its operands to say."""
 
 POSITIVE = ("log", "sqrt", "rsqrt", "reciprocal", "pow")
@@ -44,7 +40,7 @@ def _weight(wanted: Wanted, shape: tuple[int, ...], *, inputs: int) -> Tensor:
 # -- products ----------------------------------------------------------------------------------------------------
 
 
-@OP_EXAMPLES.of("conv1d", "conv2d", "conv3d")
+@OP_EXAMPLES.of(*ops_in(Family.CONV))
 def conv(wanted: Wanted) -> Arguments:
     rank = RANKS[wanted.op]
     x = wanted.x(rank=rank)
@@ -58,7 +54,7 @@ def conv(wanted: Wanted) -> Arguments:
 _SPATIAL = {"stride": 1, "padding": 1, "dilation": 1}
 
 
-@OP_EXAMPLES.of("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@OP_EXAMPLES.of(*ops_in(Family.CONV_TRANSPOSE))
 def conv_transpose(wanted: Wanted) -> Arguments:
     rank = RANKS[wanted.op]
     x = wanted.x(rank=rank)
@@ -132,7 +128,7 @@ def embedding_bag(wanted: Wanted) -> Arguments:
     return {"w": wanted.randn(10, 16), **bags, **flags, "include_last_offset": False, "padding_idx": None}
 
 
-@OP_EXAMPLES.of("lstm", "gru", "rnn_tanh", "rnn_relu")
+@OP_EXAMPLES.of(*ops_in(Family.RECURRENT))
 def recurrent(wanted: Wanted) -> Arguments:
     x, size = wanted.x(rank=3), 8
     gates = {"lstm": 4, "gru": 3}.get(wanted.op, 1) * size
@@ -143,7 +139,7 @@ def recurrent(wanted: Wanted) -> Arguments:
     return {"x": x, "hx": hx, "params": params, **flags, "batch_first": True}
 
 
-@OP_EXAMPLES.of("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+@OP_EXAMPLES.of(*ops_in(Family.RECURRENT_CELL))
 def cell(wanted: Wanted) -> Arguments:
     x, size = wanted.x(rank=2), 8
     gates = {"lstm_cell": 4, "gru_cell": 3}.get(wanted.op, 1) * size
@@ -242,7 +238,7 @@ def group_norm(wanted: Wanted) -> Arguments:
     return {"x": x, "num_groups": wanted.attr("num_groups", 2), "w": scale, "b": _bias(wanted, x.shape[1])}
 
 
-@OP_EXAMPLES.of("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+@OP_EXAMPLES.of(*ops_in(Family.DROPOUT))
 def dropout(wanted: Wanted) -> Arguments:
     return {"x": wanted.x(), "p": 0.5, "train": wanted.attr("train", False)}
 
@@ -250,14 +246,14 @@ def dropout(wanted: Wanted) -> Arguments:
 # -- pooling and reduction ---------------------------------------------------------------------------------------
 
 
-@OP_EXAMPLES.of(*(f"{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)), "max_pool2d_with_indices")
+@OP_EXAMPLES.of(*ops_in(Family.MAX_POOL, Family.AVERAGE_POOL), "max_pool2d_with_indices")
 def pool(wanted: Wanted) -> Arguments:
     rank = RANKS[wanted.op]
     sizes = {name: wanted.attr(name, [2] * (rank - 2)) for name in ("kernel_size", "stride")}
     return {"x": wanted.x(rank=rank), **sizes}
 
 
-@OP_EXAMPLES.of(*(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)))
+@OP_EXAMPLES.of(*ops_in(Family.ADAPTIVE_POOL))
 @OP_EXAMPLES.of(*(f"aten.adaptive_max_pool{n}d.default" for n in (1, 2, 3)))
 def adaptive_pool(wanted: Wanted) -> Arguments:
     rank, x = RANKS[wanted.op], wanted.rows[0].name
@@ -295,13 +291,13 @@ def _several(wanted: Wanted, name: str, shape: tuple[int, ...], *, most: int = 3
 _TWO = ("two operands", "three operands")
 
 
-@OP_EXAMPLES.of("cat", "stack")
+@OP_EXAMPLES.of(*ops_in(Family.JOIN))
 def join(wanted: Wanted) -> Arguments:
     items = _several(wanted, "xs", tuple(wanted.x("_").shape))
     return {"xs": items, "dim": wanted.axis(items[0])}
 
 
-@OP_EXAMPLES.of("split", "split_sizes", "chunk", "unbind")
+@OP_EXAMPLES.of(*ops_in(Family.SPLIT))
 def part(wanted: Wanted) -> Arguments:
     x = wanted.x()
     axis = wanted.axis(x)
@@ -338,7 +334,7 @@ def axis_of_one(wanted: Wanted) -> Arguments:
     return {name: x, "size": [-1, CHANNELS, *[-1] * (x.dim() - 2)] if x.shape[1] == 1 else [2, *[-1] * x.dim()]}
 
 
-@OP_EXAMPLES.of("transpose", "permute")
+@OP_EXAMPLES.of(*ops_in(Family.PERMUTE))
 def permute(wanted: Wanted) -> Arguments:
     x = wanted.x()
     if wanted.op == "transpose":
@@ -360,7 +356,7 @@ def again(wanted: Wanted) -> Arguments:
     return {name: x, **others[wanted.op]}
 
 
-@OP_EXAMPLES.of("select", "slice", "narrow", "index", "index_select", "gather")
+@OP_EXAMPLES.of(*ops_in(Family.SLICE, Family.GATHER))
 def pick(wanted: Wanted) -> Arguments:
     x = wanted.x()
     axis = wanted.axis(x)
@@ -376,13 +372,13 @@ def pick(wanted: Wanted) -> Arguments:
     return {"x": x, **others[wanted.op]}
 
 
-@OP_EXAMPLES.of("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
+@OP_EXAMPLES.of(*ops_in(Family.SHUFFLE))
 def shuffle(wanted: Wanted) -> Arguments:
     name = {"pixel_shuffle": "upscale_factor", "pixel_unshuffle": "downscale_factor"}.get(wanted.op, "groups")
     return {"x": wanted.x(rank=4), name: wanted.attr(name, 2)}
 
 
-@OP_EXAMPLES.of(*(name for name in RANKS if "upsample" in name))
+@OP_EXAMPLES.of(*ops_in(Family.RESIZE, Family.INTERPOLATE, overloads=True))
 def upsample(wanted: Wanted) -> Arguments:
     rank = RANKS[wanted.op]
     corners = {} if "nearest" in wanted.op else {"align_corners": wanted.attr("align_corners", False)}

@@ -11,7 +11,7 @@ from torch import fx
 from quantc.annotate.match_operands import Slot
 from quantc.annotate.quantizer import LIKE, PASS
 from quantc.ir.decisions import Fixed, Quantize
-from quantc.ir.dialect import Trait, op_name, traits_of
+from quantc.ir.dialect import WEIGHTED, Trait, op_name, traits_of
 from quantc.ir.site_index import Places, outputs_of
 from quantc.ir.types import rank_of
 from quantc.spec.formats import PerChannel, Role, Scheme, Timing
@@ -19,7 +19,6 @@ from quantc.testing.conformance import Fault
 from quantc.testing.qdq_formats import Form, argument_names, forms, read_form, yielded_form
 from quantc.testing.trial import Trial
 
-WEIGHTED = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear")
 """Products of an activation, a weight `w` and a bias `b`."""
 
 

@@ -20,6 +20,8 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.capture.symbolic.proxies import ProxyValue
+from quantc.ir.dialect import ops_in
+from quantc.ir.op_row import Family
 
 NO_SHAPE = (
     NotImplementedError,
@@ -34,12 +36,10 @@ aten = torch.ops.aten
 TRAINING = 5
 """Which argument of a batch norm says whether it is trained."""
 ELEMENTWISE = frozenset(
-    overload
-    for name in (
-        *("relu", "relu_", "hardtanh", "hardtanh_", "relu6", "hardswish", "hardswish_", "hardsigmoid", "silu", "silu_"),
-        *("mish", "gelu", "elu", "leaky_relu", "leaky_relu_", "sigmoid", "tanh", "softplus"),
-    )
-    for overload in [getattr(aten, name).default]
+    getattr(aten, spelled).default
+    for name in (*ops_in(Family.ACTIVATION, but=("clamp",)), "hardtanh", "relu6")
+    for spelled in (name, f"{name}_")
+    if hasattr(aten, spelled)
 )
 """Ops on one tensor whose result is of its size and, if it is float, of its dtype."""
 

@@ -15,14 +15,13 @@ from quantc.flows.fx.custom_config import FuseCustomConfig
 from quantc.flows.fx.given import config_of
 from quantc.flows.fx.observed_module import preserve
 from quantc.flows.fx.translating import backend_of
-from quantc.ir.dialect import is_op, op_name
+from quantc.ir.dialect import WEIGHTED, is_op, op_name
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType
 from quantc.verbs.capture import capture
 
 RANKS = {"torch.nn.modules.batchnorm.BatchNorm2d": 4, "torch.nn.modules.batchnorm.BatchNorm3d": 5}
 """The number of axes of what these modules take: they check it."""
-FOLDED_INTO = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear")
 
 
 class UnfusedWarning(UserWarning):
@@ -76,7 +75,7 @@ def _warn_unfused(program: Program) -> None:
     left = [
         program.describe(node)
         for node in program.graph.nodes
-        if is_op(node, "batch_norm") and isinstance(node.args[0], fx.Node) and op_name(node.args[0]) in FOLDED_INTO
+        if is_op(node, "batch_norm") and isinstance(node.args[0], fx.Node) and op_name(node.args[0]) in WEIGHTED
     ]
     if left:
         warnings.warn(

@@ -13,7 +13,6 @@ from typing import Any
 from quantc.annotate.quantizer import Backend
 from quantc.backends import masks, rules
 from quantc.flows.fx.custom_config import QuantType
-from quantc.ir.decisions import Fixed
 from quantc.patterns import aten
 from quantc.patterns.dsl import Pattern, op, optional
 from quantc.patterns.match import Match
@@ -35,7 +34,7 @@ smooth = op("hardswish", "leaky_relu", "elu", args="x")
 norms = op("layer_norm", "group_norm", "instance_norm", args="x")
 pools = op(*rules.max_pool.ops, *aten.avg_pool.ops, *aten.adaptive_avg_pool.ops, "mean", args="x")
 moves = op(
-    *("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", *aten.squeeze.ops),
+    *(*aten.reshape.ops, *aten.squeeze.ops),
     *(*aten.transpose.ops, "repeat", "aten.repeat_interleave.self_int"),
     *(*aten.shuffle.ops, *aten.copy.ops, *aten.upsample.ops, *aten.upsample_linear.ops),
     args="x",
@@ -62,7 +61,7 @@ TABLE = RuleTable(
         _rule("norm", norms, ALONE),
         _rule("activation", smooth, ALONE),
         _rule("prelu", aten.prelu, ALONE),
-        _rule("sigmoid", op("sigmoid", "hardsigmoid", args="x"), {"x": "act", "out": "unit"}),
+        _rule("sigmoid", op(*rules.ranged("unit"), args="x"), {"x": "act", "out": "unit"}),
         _rule("tanh", aten.tanh, {"x": "act", "out": "signed-unit"}),
         _rule("softmax", op("softmax", args="x"), {"x": "act", "out": "unit"}),
         _rule("clamp", aten.clamp, SHARED),
@@ -87,9 +86,6 @@ KINDS: Mapping[str, tuple[QuantType, ...]] = {
 """The kinds of quantization that a rule has; static unless told."""
 FIXED_RULES = ("sigmoid", "tanh", "softmax")
 """Rules whose results have a range that is known beforehand."""
-
-UNIT = Fixed(1 / 256, 0, UINT8)
-SIGNED_UNIT = Fixed(1 / 128, 128, UINT8)
 
 TAKES = (
     *rules.TAKES,
@@ -117,7 +113,7 @@ class FlowBackend(Backend):
 NATIVE = FlowBackend(
     "native",
     TABLE,
-    roles={"act": UINT8, **rules.WEIGHT_ROLES, "unit": UNIT, "signed-unit": SIGNED_UNIT},
+    roles={"act": UINT8, **rules.WEIGHT_ROLES, **rules.known_ranges(UINT8)},
     takes=TAKES,
     summary="What FX graph mode quantizes: every op reads and yields quantized tensors, with the specs of its QConfig.",
 )

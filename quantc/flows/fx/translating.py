@@ -24,7 +24,7 @@ from quantc.flows.fx.custom_config import CustomConfigError, QuantType
 from quantc.flows.fx.formats import check_dtypes, kinds_of
 from quantc.flows.fx.native import NATIVE, PER_AXIS_1, FlowBackend, norms, pools
 from quantc.flows.fx.object_types import class_name, is_module_class, ops_of
-from quantc.ir.dialect import BY_NAME, op_name
+from quantc.ir.dialect import BY_NAME, RANGES, op_name
 from quantc.ir.sites import Origin
 from quantc.patterns import aten
 from quantc.patterns.dsl import OpPattern, Pattern, op
@@ -50,7 +50,6 @@ PLAIN = {name.replace("_", ""): name for name in BY_NAME}
 BINARY = (*aten.add.ops, *aten.sub.ops, *aten.mul.ops, *aten.div.ops, *aten.maximum.ops, *aten.minimum.ops, "matmul")
 NUMBERED = (*aten.add.ops, *aten.mul.ops)
 """Ops that may have a number for their second operand."""
-UNIT, SIGNED_UNIT = ("sigmoid", "hardsigmoid", "softmax"), ("tanh",)
 SHARES = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT.name
 UNOBSERVED = ObservationType.INPUT_OUTPUT_NOT_OBSERVED.name
 
@@ -285,7 +284,7 @@ def _output(config: Any, written: Written, roles: Mapping[str, str], dtypes: tup
     ops = ops_of_element(written.elements[-1])
     exact = any(getattr(each.output_dtype_with_constraints, "scale_exact_match", None) is not None for each in dtypes)
     if len(written.elements) == 1 and exact and ops:
-        return "unit" if ops[0] in UNIT else "signed-unit" if ops[0] in SIGNED_UNIT else "act"
+        return rules.RANGE_ROLES[RANGES[ops[0]]] if ops[0] in RANGES else "act"
     return "act"
 
 

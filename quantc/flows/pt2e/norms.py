@@ -12,14 +12,14 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from quantc.errors import ModeError
 from quantc.flows.pt2e.graph_modules import store, tensor_at
+from quantc.ir.dialect import BY_NAME, ops_in
+from quantc.ir.op_row import Family
 
 aten = torch.ops.aten
 CONVS = frozenset(
-    overload
-    for rank in (1, 2, 3)
-    for overload in (getattr(aten, f"conv{rank}d").default, getattr(aten, f"conv{rank}d").padding)
+    overload for name in ops_in(Family.CONV) for overload in (BY_NAME[name].target, getattr(aten, name).padding)
 )
-TRANSPOSED = frozenset({aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input})
+TRANSPOSED = frozenset(BY_NAME[name].target for name in ops_in(Family.CONV_TRANSPOSE))
 LINEARS = frozenset({aten.linear.default})
 INFERENCE_NORM = aten._native_batch_norm_legit_no_training.default
 NORMS = frozenset({aten.batch_norm.default, INFERENCE_NORM})

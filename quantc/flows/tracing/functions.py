@@ -14,6 +14,9 @@ from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.utils import _pytree as pytree
 
+from quantc.ir.dialect import WEIGHTED, ops_in
+from quantc.ir.op_row import Family
+
 
 class Kind(Enum):
     """What a torch function is to the quantized model."""
@@ -29,11 +32,11 @@ class Kind(Enum):
 
 PRODUCTS = frozenset(
     {
-        "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear",
-        "bilinear", "matmul", "mm", "addmm", "bmm", "__matmul__", "__rmatmul__", "embedding", "embedding_bag", "lstm",
-        "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"
+        *WEIGHTED,
+        *("bilinear", "matmul", "mm", "addmm", "bmm", "__matmul__", "__rmatmul__"),
+        *ops_in(Family.LOOKUP, Family.RECURRENT, Family.RECURRENT_CELL),
     }
-)  # fmt: skip
+)
 """Calls that are quantized for their own sake, if they have a parameter of the model."""
 COPIES = frozenset({"cat", "concat", "stack", "clone", "flip", "roll"})
 """Calls that move elements, and whose results never share memory with what they are given."""
@@ -42,7 +45,7 @@ MODES: dict[str, tuple[int, tuple[str, ...], bool, tuple[tuple[Any, ...], ...]]]
     **dict.fromkeys((*DROPOUT, *(f"{name}_" for name in DROPOUT)), (2, ("training", "train"), True, ())),
     "batch_norm": (5, ("training",), False, ((0, 6), (1, "momentum"))),
     "rrelu": (3, ("training",), False, ()),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (6, ("train",), False, ())),
+    **dict.fromkeys(ops_in(Family.RECURRENT), (6, ("train",), False, ())),
 }
 """Functions that compute otherwise in training: where they are told so, by which keywords, what holds if they are not told, and
 where the arguments are that torch's own modules give them by the mode as well."""

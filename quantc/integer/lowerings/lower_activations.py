@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.activations import CURVES, Curve, composed, curve_of, prelu
 from quantc.integer.fixed_point import mantissa_and_shift
 from quantc.integer.grid import Grid
 from quantc.integer.match_lowering import NotIntegerError, Quantized, Task
 from quantc.integer.ops.lookup_tables import INDEXABLE, LOOKED_UP, LOOKUP, table_of
 from quantc.integer.ops.softmax import SOFTMAX, SOFTMAX_DEVIATION, SOFTMAX_OP, powers_of
 from quantc.integer.semantics import computes
-from quantc.ir.dialect import op_name
+from quantc.ir.curves import Curve, compose, prelu
+from quantc.ir.dialect import CURVES, curve_of, op_name
 from quantc.ir.types import tensor_type
 
 SMOOTH = tuple(name for name in CURVES if name not in ("relu", "clamp"))
@@ -26,7 +26,7 @@ SMOOTH = tuple(name for name in CURVES if name not in ("relu", "clamp"))
 def _unary(task: Task) -> None:
     x = _indexable(task)
     curve = _curve(task.core)
-    _write_lookup(task, x, Curve(composed([curve, *map(_curve, task.tail)]), rows=curve.rows), axis=0)
+    _write_lookup(task, x, Curve(compose([curve, *map(_curve, task.tail)]), rows=curve.rows), axis=0)
 
 
 @computes("prelu", formula=f"{LOOKED_UP}; f(x) = x if x > 0 else slope · x, with a table for each slope")
@@ -37,7 +37,7 @@ def _prelu(task: Task) -> None:
     if slope.numel() > 1 and (kind is None or kind.rank < 2):
         raise NotIntegerError("it has several slopes, and its operand no axis of channels")
     curve = prelu(slope)
-    _write_lookup(task, x, Curve(composed([curve, *map(_curve, task.tail)]), rows=curve.rows), axis=1)
+    _write_lookup(task, x, Curve(compose([curve, *map(_curve, task.tail)]), rows=curve.rows), axis=1)
 
 
 def _indexable(task: Task) -> Quantized:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from quantc.integer.accumulators import AccumulatedWeight, accumulation, fitted
-from quantc.integer.activations import CURVES
 from quantc.integer.bias_grid import stored_bias
 from quantc.integer.epilogue import Term, finish, finish_sum, term
 from quantc.integer.library import OPS
@@ -20,7 +19,7 @@ from quantc.integer.ops.products import ACCUMULATOR
 from quantc.integer.ops.rescaling import REQUANTIZED
 from quantc.integer.proof.bounds import Layout
 from quantc.integer.semantics import computes
-from quantc.ir.dialect import argument, is_op, op_name
+from quantc.ir.dialect import CURVES, argument, is_op, op_name
 from quantc.ir.types import tensor_type
 from quantc.spec.aten_arithmetic import aten
 from quantc.spec.numerics import quantize_bias

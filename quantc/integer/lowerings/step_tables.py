@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.activations import Curve, curve_of, prelu
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, integer_op
 from quantc.integer.match_lowering import NotIntegerError, Task
-from quantc.integer.ops.lookup_tables import by_rows, entries
-from quantc.ir.dialect import argument, op_name
+from quantc.integer.ops.lookup_tables import by_rows, curve_levels, entries
+from quantc.ir.curves import Curve, prelu
+from quantc.ir.dialect import argument, curve_of, op_name
 from quantc.ir.types import tensor_type
 from quantc.spec.aten_arithmetic import aten
 
@@ -104,7 +104,7 @@ def _curve_on_axis(task: Task, scale: Tensor, activation: fx.Node) -> tuple[Curv
 
 
 def step_table(curve: Curve, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Breakpoints (rows, steps) in int32, and levels (steps + 1), of `curve.levels(accumulator * scale, grid)`.
+    """Breakpoints (rows, steps) in int32, and levels (steps + 1), of `curve_levels(curve, accumulator * scale, grid)`.
 
     First, bisection over float64 finds the inputs at which the curve reaches another level; they are the same for all
     scales. Then, for each scale, the integers at which the products reach them.
@@ -133,7 +133,7 @@ def _thresholds(curve: Curve, grid: Grid, farthest: float) -> tuple[Tensor, Tens
 def _run(curve: Curve, grid: Grid, begin: Tensor, end: Tensor, rises: bool) -> Tensor:
     """The levels that a piece passes through, in their order, in any of the rows that have the piece."""
     here = begin <= end
-    ends = torch.cat([curve.levels(begin, grid)[here], curve.levels(end, grid)[here]])
+    ends = torch.cat([curve_levels(curve, begin, grid)[here], curve_levels(curve, end, grid)[here]])
     run = torch.arange(int(ends.min()), int(ends.max()) + 1)
     return run if rises else run.flip(0)
 
@@ -149,7 +149,7 @@ def _bisect(curve: Curve, grid: Grid, begin: Tensor, end: Tensor, run: Tensor, r
     high = torch.maximum(low, _rank(end).expand(-1, len(run)) + 1)
     for _ in range(64):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        levels = curve.levels(_of_rank(middle), grid)
+        levels = curve_levels(curve, _of_rank(middle), grid)
         is_reached = levels >= run if rises else levels <= run
         open_still = low < high
         low = torch.where(open_still & ~is_reached, middle + 1, low)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quantc.integer.activations import Curve
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, integer_op
+from quantc.ir.curves import Curve
 from quantc.spec.aten_arithmetic import aten
 
 LOOKED_UP = "out = table[xq], table[q] = clamp(round(f((q − xz) · sx) / so) + zo) in float64"
@@ -55,10 +55,16 @@ def every_integer(dtype: torch.dtype) -> Tensor:
     return torch.arange(info.min, info.max + 1, dtype=torch.float64)
 
 
+def curve_levels(curve: Curve, x: Tensor, grid: Grid) -> Tensor:
+    """`clamp(round_half_even(f(x) / scale) + zero_point)` of float64 inputs: the quantized results."""
+    steps = torch.round(curve.function(x) / grid.scale) + grid.zero_point
+    return steps.clamp(grid.qmin, grid.qmax).to(torch.int64)
+
+
 def table_of(curve: Curve, x: Grid, out: Grid) -> Tensor:
     """Lookup table of a curve from one grid to another; one row per row of the curve."""
     reals = (every_integer(x.dtype) - x.zero_point) * x.scale
-    table = curve.levels(reals.expand(curve.rows, -1), out).to(out.dtype)
+    table = curve_levels(curve, reals.expand(curve.rows, -1), out).to(out.dtype)
     return table.reshape(-1) if curve.rows == 1 else table
 
 

@@ -24,22 +24,17 @@ from quantc.integer.proof.bounds import (
     sum_reach,
 )
 from quantc.integer.proof.integer_ranges import Levels, levels_before, levels_of
-from quantc.ir.dialect import argument, op_name, position
+from quantc.ir.dialect import FACTORS, argument, op_name, ops_in, position
 from quantc.ir.mac_count import Sizes, example_sizes
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.size_expressions import evaluate
 from quantc.ir.types import tensor_type
 from quantc.qdq.ops import is_dequantize
 from quantc.spec.instruction_sets import SIGN_SHIFT, Neighbours, PairSums
 
-FACTORS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("linear", *(f"conv{n}d" for n in (1, 2, 3))), ("x", "w")),
-    **dict.fromkeys((f"conv_transpose{n}d" for n in (1, 2, 3)), ("x", "w")),
-    **dict.fromkeys(("matmul", "addmm", "baddbmm"), ("x", "y")),
-}
-"""The ops of the dialect that multiply, and the names of the two operands that are multiplied."""
-SUMMED_ON_LAST_AXIS = ("linear", "matmul", "addmm", "baddbmm")
-"""Those of them that sum over the last axis of `x`."""
+SUMMED_ON_LAST_AXIS = ops_in(Family.MATMUL)
+"""Products that sum over the last axis of `x`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from quantc.errors import QuantcError
-from quantc.integer.proof.factors import FACTORS, Factors, Weights, layout_of, weight_by_channel
+from quantc.integer.proof.factors import Factors, Weights, layout_of, weight_by_channel
 from quantc.integer.proof.integer_ranges import Levels
 from quantc.integer.proof.pair_sum_ranges import largest_activation
 from quantc.integer.proof.weight_fitting import PairFit
 from quantc.ir.decisions import Derived, Fixed, Quantize
-from quantc.ir.dialect import argument, op_name, position
+from quantc.ir.dialect import FACTORS, argument, op_name, position
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places

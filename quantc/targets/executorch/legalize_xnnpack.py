@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.ir.dialect import argument, is_op, op_name
+from quantc.ir.dialect import WEIGHTED, argument, is_op, op_name, ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq import choose_qparams as run_time
@@ -24,7 +25,6 @@ from quantc.targets.executorch.legalize_bmm import delay_reshapes, has_number, i
 from quantc.targets.executorch.legalize_slices import is_cut, sliced
 from quantc.targets.executorch.unroll_recurrent import STEPS, looped
 from quantc.targets.executorch.weight_only_ops import (
-    CONVOLUTIONS,
     by_rows,
     in_float,
     is_conv_alone,
@@ -108,8 +108,8 @@ def _clipped(program: Program, node: fx.Node) -> None:
 
 # -- shapes --------------------------------------------------------------------------------------------------------
 
-VIEWS = ("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "aten.squeeze.default", "aten.squeeze.dims")
-COPIES = ("contiguous", "clone", "detach")
+VIEWS = ops_in(Family.VIEW, overloads=True)
+COPIES = ops_in(Family.COPY)
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -188,11 +188,9 @@ def _moved(program: Program, node: fx.Node) -> None:
 
 # -- biases --------------------------------------------------------------------------------------------------------
 
-PRODUCTS = ("linear", *CONVOLUTIONS)
-
 
 def _shares_bias(node: fx.Node) -> bool:
-    bias = argument(node, "b") if is_op(node, *PRODUCTS) else None
+    bias = argument(node, "b") if is_op(node, *WEIGHTED) else None
     return isinstance(bias, fx.Node) and bias.op == "get_attr" and len(bias.users) > 1
 
 

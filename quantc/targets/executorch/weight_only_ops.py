@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.ir.dialect import argument, is_op
+from quantc.ir.dialect import argument, is_op, ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq.ops import is_dequantize
@@ -24,7 +25,7 @@ aten = torch.ops.aten
 GROUP = 32
 """XNNPACK takes groups of this many weights, and multiples."""
 NIBBLE = (-8, 7)
-CONVOLUTIONS = tuple(f"{kind}{axes}d" for kind in ("conv", "conv_transpose") for axes in (1, 2, 3))
+CONVOLUTIONS = ops_in(Family.CONV, Family.CONV_TRANSPOSE)
 
 
 def _constant(program: Program, node: Any) -> Tensor | None:

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
+from quantc.ir.dialect import ops_in
+from quantc.ir.op_row import Family
 from quantc.ir.types import TensorType
 from quantc.spec.instruction_sets import SIGN_SHIFT
 from quantc.targets.kernels.float_epilogue import Ending
@@ -140,7 +142,7 @@ def type_of_first(call: Call) -> TensorType | None:
     return found if isinstance(found, TensorType) else None
 
 
-WITH_RELU = ("linear", "conv1d", "conv2d", "conv3d")
+WITH_RELU = ("linear", *ops_in(Family.CONV))
 """The kernels that begin their range at zero where they are asked to."""
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.integer.activations import Curve, curve_of, prelu
 from quantc.integer.grid import Grid
 from quantc.integer.lowerings.step_tables import LOWEST, first_accumulator, step_table, steps_of
 from quantc.integer.match_lowering import NotIntegerError, Task
 from quantc.integer.ops.lookup_tables import table_of
 from quantc.integer.semantics import semantics_of
-from quantc.ir.dialect import op_name
+from quantc.ir.curves import Curve, prelu
+from quantc.ir.dialect import curve_of, op_name
 from tests.support.integer_matches import NARROW, both, calibrated, floats_inside, integer_ops, some_integers
 
 aten = torch.ops.aten
