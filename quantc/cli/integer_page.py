@@ -189,7 +189,7 @@ def _rules(provider: str) -> Iterator[str]:
     from quantc.backends.rules import NOT_INTEGER
 
     yield RULES_INTRO
-    backends = [backend for name, backend in BACKENDS.usable() if BACKENDS.provider(name) == provider]
+    backends = [backend for _, backend in BACKENDS.provided_by(provider)]
     rows = [
         (backend.name, f"`{rule.name}`", NOT_INTEGER.get(rule.name, ""))
         for backend in backends

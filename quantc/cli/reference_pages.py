@@ -127,8 +127,8 @@ def _backend_row(name: str) -> BackendRow:
 
 def passes_page(provider: str = "quantc") -> str:
     """docs/passes.md: passes and pipelines of one distribution."""
-    passes = [kind for name, kind in PASSES.usable() if PASSES.provider(name) == provider]
-    pipelines = [(name, make) for name, make in PIPELINES.usable() if PIPELINES.provider(name) == provider]
+    passes = [kind for _, kind in PASSES.provided_by(provider)]
+    pipelines = list(PIPELINES.provided_by(provider))
     parts = [INTRO, *("\n".join(_pass_section(kind)) for kind in passes), "# Named pipelines\n"]
     parts += ["\n".join(_pipeline_section(name, make)) for name, make in pipelines]
     return "\n".join(parts)
@@ -136,7 +136,7 @@ def passes_page(provider: str = "quantc") -> str:
 
 def backends_page(provider: str = "quantc") -> str:
     """docs/backends.md: backends of one distribution, with their roles, specs and rules."""
-    found = [backend for name, backend in BACKENDS.usable() if BACKENDS.provider(name) == provider]
+    found = [backend for _, backend in BACKENDS.provided_by(provider)]
     tables = [backend for backend in found if isinstance(backend, Backend)]
     return "\n".join([BACKENDS_INTRO, *("\n".join(_backend_section(backend)) for backend in tables)])
 

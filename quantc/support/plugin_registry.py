@@ -84,6 +84,12 @@ class Registry(Generic[T]):
             except PluginError:
                 continue
 
+    def provided_by(self, distribution: str) -> Iterator[tuple[str, T]]:
+        """Import and yield the plugins of one distribution. PluginError if one cannot be loaded."""
+        for name in self.names():
+            if self.provider(name) == distribution:
+                yield name, self[name]
+
     def provider(self, name: str) -> str:
         """The distribution that provides a plugin, or "this session"."""
         entries = self.entries().get(name, [])
