@@ -135,7 +135,7 @@ class GuardError(PassError):
 
 
 class PluginError(QuantcError):
-    """A pass, pipeline or backend that is offered twice, does not import, or is not what it is offered as."""
+    """A pass, pipeline, backend or target that is offered twice, does not import, or is not what it is offered as."""
 
 
 class ConformanceError(QuantcError):
@@ -149,6 +149,10 @@ class ConformanceError(QuantcError):
 
     def __str__(self) -> str:
         return "\n".join([super().__str__(), *(f"  - {failure}" for failure in self.failures)])
+
+
+class InvariantError(RefusedError):
+    """A converted program that breaks an invariant of its target; names the sites."""
 
 
 class UnknownNameError(QuantcError, LookupError):

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import quantc as qc
 from quantc.errors import PassError, VerifyError
 from quantc.hooks import Diff, DumpTo, Timing, Truth, Verify
 from quantc.ir.program import Program, Stage
-from quantc.pipeline.pipeline import Outcome, Pass, Pipeline, Preserves
+from quantc.pipeline.pipeline import Hook, Outcome, Pass, Pipeline, Preserves
 from quantc.text.parser import parse
 from tests.support.by_hand import aten, two_layers
 
@@ -159,3 +160,38 @@ def test_a_module_is_not_rebuilt_by_passes_that_change_nothing() -> None:
     Pipeline((Idle(), Idle())).run(program, [Verify(), Truth(), Timing()])
     assert program.module is module
     assert isinstance(module, nn.Module)
+
+
+@pytest.mark.parametrize("qat", [False, True])
+def test_the_verbs_call_hooks_around_every_pass(qat: bool) -> None:
+    class Seen(Hook):
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def after(self, program: Program, pass_: Pass, changed: bool) -> None:
+            self.names.append(str(pass_))
+
+    seen, x = Seen(), torch.randn(2, 4)
+    prepared = qc.prepare(
+        qc.capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval(), (x,)), "qnnpack", qat=qat, hooks=[seen]
+    )
+    assert seen.names == [entry.name for entry in prepared.log][-len(seen.names) :]
+    assert "annotate{backend=qnnpack}" in seen.names
+    if not qat:
+        qc.calibrate(prepared, [x])
+    else:
+        prepared(x)
+    seen.names.clear()
+    qc.convert(prepared, to="integer", hooks=[seen])
+    assert {"quantize", "lower-integer"} <= {name.partition("{")[0] for name in seen.names}
+
+
+def test_quantize_hands_hooks_on() -> None:
+    class Refusing(Hook):
+        def before(self, program: Program, pass_: Pass) -> None:
+            if pass_.name == "quantize":
+                raise RuntimeError("stopped here")
+
+    x = torch.randn(2, 4)
+    with pytest.raises(PassError, match="stopped here"):
+        qc.quantize(nn.Linear(4, 4).eval(), (x,), [x], hooks=[Refusing()])

@@ -15,13 +15,12 @@ from quantc.cli.run_quantize import Done
 from quantc.errors import QuantcError
 from quantc.files.atomic_file import write_text
 from quantc.files.endings import check_ending
-from quantc.files.output_paths import Output, check_outputs
+from quantc.files.output_paths import KINDS, Output, check_outputs
 from quantc.inspect.report import Speed
 from quantc.ir.program import Program
-from quantc.verbs.lower import ARTIFACTS, TARGETS, artifact_of, check_extra, lower
+from quantc.targets.target import TARGETS, Target, suffixes
+from quantc.verbs.lower import artifact_of, lower
 
-IN_PROCESS = ("x86", "qnnpack")
-"""Targets that take no time to lower for, so that their speed is always measured."""
 ROUNDS = 9
 Say = Callable[[str], None]
 
@@ -58,7 +57,7 @@ def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
         return
     where = f"--out {out}"
     if (target := artifact_of(out)) is not None:
-        check_extra(target)
+        TARGETS[target].check_ready()
         _check_suited(out, target, backend, to)
     if out.suffix == ".html":
         raise QuantcError(
@@ -66,7 +65,7 @@ def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
             where=where,
             advice="name the program: with --out model.qc the report is written to model.html",
         )
-    check_ending(out, ("", ".qc", *ARTIFACTS), "a quantized program")
+    check_ending(out, ("", ".qc", *suffixes()), "a quantized program")
     outputs = planned(out, backend)
     check_outputs(outputs, where)
     say(f"to be written: {', '.join(f'{output.path} ({output.what})' for output in outputs)}")
@@ -97,10 +96,17 @@ def planned(out: Path, backend: str) -> list[Output]:
     program = out.with_suffix(".qc") if asked is not None else out
     outputs = [Output("program", program, "program")]
     if asked is not None or target in TARGETS:
-        suffixes = {name: suffix for suffix, name in ARTIFACTS.items()}
-        place = out if asked is not None else program.with_suffix(suffixes.get(target, f".{target}.qc"))
-        outputs.append(Output("artifact", place, target if target in suffixes else "program"))
+        suffix = TARGETS[target].suffix
+        place = out if asked is not None else program.with_suffix(suffix or f".{target}.qc")
+        outputs.append(Output("artifact", place, _kind(TARGETS[target])))
     return [*outputs, Output("report", program.with_suffix(".html"), "page")]
+
+
+def _kind(target: Target) -> str | Callable[[Path], bool]:
+    """The test whether an existing file is one of a target's."""
+    if not target.suffix:
+        return "program"
+    return target.name if target.name in KINDS else target.recognizes or (lambda _path: False)
 
 
 def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
@@ -108,10 +114,14 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
     asked = None if out is None else artifact_of(out)
     target = asked or done.result.report.backend
     artifact, why_not = None, ""
-    if asked is not None or target in IN_PROCESS or (out is not None and target in TARGETS):
+    if (
+        asked is not None
+        or (target in TARGETS and TARGETS[target].in_process)
+        or (out is not None and target in TARGETS)
+    ):
         try:
             say(f"lower for {target} ...")
-            check_extra(target)
+            TARGETS[target].check_ready()
             artifact = lower(done.result.program, target)
         except QuantcError as error:
             if asked is not None:
@@ -151,6 +161,8 @@ def _timed(done: Done, artifact: Any, target: str) -> tuple[Done, str]:
     captured = done.result.captured
     if captured.example_inputs is None:
         return done, "speed not measured: there are no example inputs"
+    if not callable(artifact):
+        return done, f"speed not measured: what {target} lowers to cannot be called"
     steps = {EAGER: _call(captured, captured.module), target: _call(captured, artifact)}
     try:
         with quietly_on_one_thread():

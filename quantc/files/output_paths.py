@@ -22,8 +22,8 @@ class Output(NamedTuple):
     what: str
     """Noun for messages: "program"."""
     path: Path
-    kind: str
-    """One of `KINDS`."""
+    kind: str | Callable[[Path], bool]
+    """One of `KINDS`, or the test of an existing file itself."""
 
 
 def _begins(*marks: bytes) -> Callable[[Path], bool]:
@@ -80,6 +80,8 @@ def _is_own(output: Output) -> bool:
     if not output.path.is_file():
         return False
     try:
-        return not output.path.stat().st_size or KINDS[output.kind](output.path)
+        return not output.path.stat().st_size or (KINDS[output.kind] if isinstance(output.kind, str) else output.kind)(
+            output.path
+        )
     except OSError:
         return False

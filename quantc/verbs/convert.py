@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from quantc import pipelines
@@ -12,9 +13,10 @@ from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.plan import Source
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
-from quantc.pipeline.pipeline import Pipeline
+from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.pipelines import Style
 from quantc.support.gc_pause import paused_collector
+from quantc.targets.target import TARGETS, check_invariants
 from quantc.verbs.prepare import check_stage
 from quantc.verify.finite_constants import refuse_unsound
 
@@ -35,6 +37,7 @@ def convert(
     multiplier: MultiplierForm = "float64",
     style: Style = "fused",
     reduce_range: RangeReduction = "auto",
+    hooks: Sequence[Hook] = (),
 ) -> Program:
     """Convert a prepared and calibrated program to Q/DQ form, with weights stored quantized.
 
@@ -47,8 +50,9 @@ def convert(
     channels concerned, "activations" lowers the largest activation, "auto" is weights unless they cannot be coarser.
     With "no" nothing is changed, and `program.coverage()` reports what could happen.
 
-    The prepared program is not modified and can be calibrated further. The pipelines are `qc.pipelines.convert()` and
-    `qc.pipelines.integer()`.
+    InvariantError if the program breaks an invariant of the target that has the backend's name. The prepared program is not
+    modified and can be calibrated further. The pipelines are `qc.pipelines.convert()` and
+    `qc.pipelines.integer()`. `hooks` are called around every pass: see `qc.hooks`.
     """
     check_form(to)
     integer = pipelines.integer(multiplier, style)
@@ -68,16 +72,19 @@ def convert(
     check_stage(prepared, Stage.QUANTIZED, "converted")
     check_has_plan(prepared, "convert")
     with paused_collector():
-        converted = _converted(prepared, reduce_range)
-        return integer.run(converted) if to == "integer" else converted
+        converted = _converted(prepared, reduce_range, hooks)
+        quantizer = prepared.plan.quantizer
+        if quantizer is not None and quantizer.name in TARGETS:
+            check_invariants(converted, TARGETS[quantizer.name])
+        return integer.run(converted, hooks) if to == "integer" else converted
 
 
-def _converted(prepared: Program, reduce_range: RangeReduction) -> Program:
+def _converted(prepared: Program, reduce_range: RangeReduction, hooks: Sequence[Hook]) -> Program:
     pipeline = pipelines.convert(prepared.plan.quantizer, reduce_range)
     copy = prepared.draft()
     if copy.is_live:
         refuse_unsound(copy)
-        return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy)
+        return Pipeline((RemoveFakeQuantize(),)).then(pipeline).run(copy, hooks)
     read_observers(copy)
     if not any(group.source is Source.DATA for group in copy.plan.groups):
         copy.stage = max(copy.stage, Stage.CALIBRATED)  # weights alone need no data
@@ -87,4 +94,4 @@ def _converted(prepared: Program, reduce_range: RangeReduction) -> Program:
             where=f"its stage is {prepared.stage.label}",
             advice="call qc.calibrate(prepared, batches) first",
         )
-    return pipeline.run(copy)
+    return pipeline.run(copy, hooks)

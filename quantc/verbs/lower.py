@@ -11,27 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from quantc.errors import ConfigError, UnknownNameError, suggest
 from quantc.ir.finite_inputs import check_has_numbers
 from quantc.ir.program import Program
-from quantc.support.optional_dependency import extra
+from quantc.targets.target import TARGETS, suffixes
 
 if TYPE_CHECKING:
     from quantc.targets.executorch.artifact import Pte
     from quantc.targets.kernels.lowered import Lowered
     from quantc.targets.onnx.onnx_module import OnnxModel
 
-TARGETS: dict[str, str] = {
-    "executorch": "quantc.targets.executorch.executorch_lowering:lower",
-    "onnx": "quantc.targets.onnx.onnx_module:lower",
-    "qnnpack": "quantc.targets.kernels.lowered:lower_qnnpack",
-    "x86": "quantc.targets.engines.engine_lowering:lower_x86",
-}
-"""By name: `module:function`, imported when it is first asked for. A function takes the program, and its own options."""
-
-ARTIFACTS: dict[str, str] = {".onnx": "onnx", ".pte": "executorch"}
-"""By the end of a file's name: the target whose `save` writes such a file."""
 FOREIGN = (".engine", ".gguf", ".mlmodel", ".mlpackage", ".ort", ".plan", ".ptl", ".tflite", ".trt", ".xml")
 """The ends of files of other tools, in whose form quantc writes nothing."""
-NEEDS: dict[str, tuple[str, str]] = {"executorch": ("executorch", "executorch"), "onnx": ("onnx", "onnx")}
-"""By target: the package it needs, and the extra that installs it."""
 
 _ENGINE = (
     'qc.lower(program, "x86", engine="{0}") to run it here, or qc.lower(program, "onnx"{1}).save(path) to write a file'
@@ -62,15 +50,9 @@ def artifact_of(path: Path) -> str | None:
         raise ConfigError(
             f"quantc writes no {ending} files",
             where=str(path),
-            advice=f"give a name that ends in {' or '.join(ARTIFACTS)}, or in .qc for the program, which qc.load reads",
+            advice=f"give a name that ends in {' or '.join(suffixes())}, or in .qc for the program, which qc.load reads",
         )
-    return ARTIFACTS.get(ending)
-
-
-def check_extra(target: str) -> None:
-    """Refuse a target whose package is not installed, before any work is done for it."""
-    if target in NEEDS:
-        extra(*NEEDS[target], f"qc.lower(..., {target!r})")
+    return suffixes().get(ending)
 
 
 @overload
@@ -101,27 +83,28 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     _check_options(function, target, options)
     if isinstance(program, Program):
         check_has_numbers(program.name, program.root, ())
-    return function(program, **options)
+    made = function(program, **options)
+    if target in TARGETS:
+        TARGETS[target].check_artifact(made)
+    return made
 
 
 def _function(target: str) -> Callable[..., Any]:
     """Lowering function of a target: its own, or the kernel lowering for targets with registered kernels."""
     if target in TARGETS:
-        module, _, name = TARGETS[target].partition(":")
-        found: Callable[..., Any] = getattr(import_module(module), name)
-        return found
+        return TARGETS[target].function
     kernels = import_module("quantc.targets.kernels.kernel_table").KERNELS
     if target not in kernels and (elsewhere := RUNTIMES.get(str(target).lower())) is not None:
         raise UnknownNameError(
             f"{target!r} is no target: it is {elsewhere[0]}",
             where=f"qc.lower(..., {target!r})",
-            advice=f"write {elsewhere[1]}; known targets: {', '.join(sorted({**TARGETS, **kernels}))}",
+            advice=f"write {elsewhere[1]}; known targets: {', '.join(sorted({*TARGETS, *kernels}))}",
         )
     if target not in kernels:
         raise UnknownNameError(
             f"there are no kernels for {target!r}",
             where=f"qc.lower(..., {target!r})",
-            advice=suggest(str(target), {**TARGETS, **kernels}, noun="targets"),
+            advice=suggest(str(target), {*TARGETS, *kernels}, noun="targets"),
         )
     return lambda program, **options: import_module("quantc.targets.kernels.lowered").lower(program, target, **options)
 

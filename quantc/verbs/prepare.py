@@ -11,6 +11,7 @@ from quantc.errors import ModeError, QuantcError, SpecError
 from quantc.ir.decisions import Quantize
 from quantc.ir.program import Program, Stage, check_program
 from quantc.observe.trained import LEARNED
+from quantc.pipeline.pipeline import Hook
 from quantc.support.gc_pause import paused_collector
 
 
@@ -21,6 +22,7 @@ def prepare(
     config: QuantConfig | None = None,
     allow_empty: bool = False,
     qat: bool = False,
+    hooks: Sequence[Hook] = (),
 ) -> Program:
     """Decide how a program is quantized for a backend. The program itself is not modified.
 
@@ -31,13 +33,13 @@ def prepare(
     With `qat` the program is prepared for quantization-aware training: it rounds like the quantized one, gradients
     pass, batch norms keep learning, and it is in training mode. It trains like any module (`prepared.parameters()`,
     `prepared(x)`, `loss.backward()`), and `qc.convert` reproduces its eval mode bit for bit. The pipeline is then
-    `qc.pipelines.training(backend)`; see `qc.qat`.
+    `qc.pipelines.training(backend)`; see `qc.qat`. `hooks` are called around every pass: see `qc.hooks`.
     """
     check_program(program, "prepare", "program = qc.capture(model, example_inputs)")
     check_stage(program, Stage.ANNOTATED, "prepared")
     if qat:
         with paused_collector():
-            return pipelines.training(backend, config, allow_empty).run(_to_train(program))
+            return pipelines.training(backend, config, allow_empty).run(_to_train(program), hooks)
     if program.training:
         raise ModeError(
             f"{program.name} is in training mode",
@@ -45,7 +47,7 @@ def prepare(
             advice="call program.eval() first, or capture model.eval(); to train it quantized, give qat=True",
         )
     with paused_collector():
-        return refuse_learned(pipelines.prepare(backend, config, allow_empty).run_on_copy(program))
+        return refuse_learned(pipelines.prepare(backend, config, allow_empty).run_on_copy(program, hooks))
 
 
 def _to_train(program: Program) -> Program:

@@ -31,6 +31,7 @@ from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, picked
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
+from quantc.pipeline.pipeline import Hook
 from quantc.support.progress import Style
 from quantc.verbs.capture import Method, capture
 from quantc.verbs.compare import compare
@@ -84,6 +85,7 @@ def quantize(
     allow_empty: bool = False,
     reduce_range: RangeReduction = "auto",
     held_out: int | Iterable[Any] | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Result:
     """Quantize a model for a backend: capture, prepare, calibrate, convert.
 
@@ -99,13 +101,20 @@ def quantize(
 
     `held_out` are batches that calibration does not see, to measure the result on: separate batches, or how many of the
     last of `batches`. Without it, the first batches are measured on, and the report says that calibration saw them. A
-    bad result is a warning: see `result.report.warnings`.
+    bad result is a warning: see `result.report.warnings`. `hooks` are called around every pass of `prepare` and `convert`.
     """
     _check_mode(mode)
     check_form(to)
     steps = Steps()
     converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
-    rest: Any = {"steps": steps, "config": config, "mode": mode, "allow_empty": allow_empty, "held_out": held_out}
+    rest: Any = {
+        "steps": steps,
+        "config": config,
+        "mode": mode,
+        "allow_empty": allow_empty,
+        "held_out": held_out,
+        "hooks": hooks,
+    }
     rest = {**rest, **converting}
     if batches is not None:
         check_batches(batches)
@@ -171,6 +180,7 @@ def quantize_program(
     reduce_range: RangeReduction = "auto",
     progress: Style = "auto",
     held_out: int | Iterable[Any] | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Result:
     """The steps after capture."""
     if batches is not None:
@@ -181,7 +191,7 @@ def quantize_program(
     if mode != "static":
         config = mode_config(quantizer, mode) + (config if config is not None else QuantConfig())
     with steps("prepare"):
-        prepared = prepare(captured, quantizer, config=config, allow_empty=allow_empty)
+        prepared = prepare(captured, quantizer, config=config, allow_empty=allow_empty, hooks=hooks)
     calibration, measured = None, _examples(captured)
     measured_on: MeasuredOn = "example inputs" if batches is None and kept is None else "batches"
     is_held_out = True
@@ -197,7 +207,7 @@ def quantize_program(
         measured, is_held_out = sound(kept, captured), True
         far = outside(prepared, measured) if calibration is not None else ()
     with steps("convert"):
-        program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range)
+        program = convert(prepared, to, multiplier=multiplier, style=style, reduce_range=reduce_range, hooks=hooks)
     with steps("compare"):
         coverage, comparison = prepared.coverage(), _compared(prepared, program, measured)
         if to == "integer" and comparison is not None:

@@ -1,0 +1,29 @@
+"""quantc's own targets."""
+
+from __future__ import annotations
+
+from quantc.targets.target import Target
+
+X86 = Target(
+    "x86",
+    "quantc.targets.engines.engine_lowering:lower_x86",
+    in_process=True,
+    summary="A module on torch's kernels, or on ONNX Runtime or OpenVINO.",
+)
+QNNPACK = Target(
+    "qnnpack", "quantc.targets.kernels.lowered:lower_qnnpack", in_process=True, summary="A module on torch's kernels."
+)
+ONNX = Target(
+    "onnx",
+    "quantc.targets.onnx.onnx_module:lower",
+    suffix=".onnx",
+    requires=("onnx", "onnx"),
+    summary="An ONNX model, for ONNX Runtime, OpenVINO and TensorRT.",
+)
+EXECUTORCH = Target(
+    "executorch",
+    "quantc.targets.executorch.executorch_lowering:lower",
+    suffix=".pte",
+    requires=("executorch", "executorch"),
+    summary="An ExecuTorch program, delegated to XNNPACK.",
+)

@@ -1,0 +1,150 @@
+"""Targets as values: quantc's own and one brought from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from typer.testing import CliRunner
+
+import quantc as qc
+from quantc.backends.qnnpack import QNNPACK
+from quantc.cli.app import app
+from quantc.errors import InvariantError, PluginError, UnknownNameError
+from quantc.ir.program import Program
+from quantc.pipeline.registry import BACKENDS
+from quantc.qdq.ops import is_quantize
+from quantc.targets.target import TARGETS, Invariant, Target, check_invariants, register_target, suffixes
+from quantc.verbs.lower import artifact_of
+
+NPU = replace(QNNPACK, name="npu")
+
+
+class Instructions:
+    """A program as a list of its ops."""
+
+    def __init__(self, program: Program) -> None:
+        self.ops = [node.name for node in program.nodes() if node.op == "call_function"]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.ops), encoding="utf-8")
+
+    def to_data(self) -> dict[str, Any]:
+        return {"ops": len(self.ops)}
+
+
+def instructions(program: Program, *, limit: int = 100) -> Instructions:
+    made = Instructions(program)
+    made.ops = made.ops[:limit]
+    return made
+
+
+def coarse(program: Program) -> Iterator[tuple[fx.Node, str]]:
+    for node in program.nodes():
+        scale = node.args[1] if is_quantize(node) else None
+        if isinstance(scale, float) and scale > 1.0:
+            yield node, f"its scale is {scale:.3g}"
+
+
+@pytest.fixture
+def npu() -> Iterator[Target]:
+    yield register_target(
+        Target("npu", instructions, suffix=".npu", invariants=(Invariant("scales are at most 1", coarse),))
+    )
+    TARGETS.forget("npu")
+
+
+def prepared(factor: float = 1.0) -> Program:
+    torch.manual_seed(0)
+    x = torch.rand(4, 6) * factor
+    program = qc.prepare(qc.capture(nn.Sequential(nn.Linear(6, 3), nn.ReLU()).eval(), (x,)), NPU)
+    qc.calibrate(program, [(x,)])
+    return program
+
+
+def test_own_targets_come_through_the_same_door() -> None:
+    assert {"executorch", "onnx", "qnnpack", "x86"} <= set(TARGETS.names())
+    assert suffixes() == {".onnx": "onnx", ".pte": "executorch"}
+    assert all(callable(TARGETS[name].function) for name in ("qnnpack", "x86"))
+
+
+def test_a_target_from_outside_is_lowered_to_and_saved(npu: Target, tmp_path: Path) -> None:
+    made = qc.lower(qc.convert(prepared()), "npu", limit=2)
+    made.save(tmp_path / "m.npu")
+    assert len(json.loads((tmp_path / "m.npu").read_text())) == 2
+    assert artifact_of(tmp_path / "m.NPU") == npu.name
+
+
+def test_the_command_line_writes_its_files(npu: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS.session, "npu", NPU)
+    out = tmp_path / "digits.npu"
+    found = CliRunner().invoke(app, ["quantize", "--backend", "npu", "--out", str(out), "--json"])
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    assert told["artifact"] == {"ops": len(json.loads(out.read_text()))}
+    assert "what npu lowers to cannot be called" in told["not_lowered"]
+    assert out.with_suffix(".qc").exists()
+    again = CliRunner().invoke(app, ["quantize", "--backend", "npu", "--out", str(out)])
+    assert again.exit_code == 1, "a file that the target does not recognize is not replaced"
+    assert "digits.npu is there" in again.output
+    assert npu.name in TARGETS
+
+
+def test_an_option_it_does_not_have_is_refused(npu: Target) -> None:
+    with pytest.raises(UnknownNameError, match="npu has no option 'limits'"):
+        qc.lower(qc.convert(prepared()), npu.name, limits=2)
+
+
+def test_convert_holds_programs_to_the_invariants_of_their_target(npu: Target) -> None:
+    qc.convert(prepared())
+    with pytest.raises(InvariantError, match="scales are at most 1") as caught:
+        qc.convert(prepared(1e4))
+    assert re.search(r"quantize_per_tensor: its scale is 3\d\.\d", str(caught.value))
+    assert npu.name in caught.value.what
+
+
+def test_a_program_can_be_held_to_another_target() -> None:
+    never = Invariant("nothing is computed", lambda program: [(next(iter(program.nodes())), "it is there")])
+    converted = qc.convert(prepared(1e4))
+    with pytest.raises(InvariantError, match="nothing is computed"):
+        check_invariants(converted, Target("npu", instructions, invariants=(never,)))
+
+
+def test_what_cannot_be_saved_is_refused(npu: Target) -> None:
+    TARGETS.forget(npu.name)
+    register_target(replace(npu, lower=lambda program: program.name))
+    with pytest.raises(PluginError, match=r"writes \.npu files, and gave a str without save and to_data"):
+        qc.lower(qc.convert(prepared()), npu.name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"lower": "quantc.nowhere:lower"}, "No module named 'quantc.nowhere'"),
+        ({"lower": "quantc.verbs.lower:nothing"}, "nothing"),
+        ({"lower": lambda: None}, "takes nothing"),
+        ({"lower": lambda program, device: None}, "takes program, device"),
+        ({"lower": 3}, "not callable"),
+    ],
+)
+def test_a_lowering_that_cannot_work_is_refused_before_calibration(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(PluginError, match=told):
+        Target("npu", **fields).check_ready()
+
+
+@pytest.mark.parametrize("fields", [{"suffix": "npu"}, {"suffix": ".qc"}, {"suffix": ".N"}, {"name": "my npu"}])
+def test_fields_that_mean_nothing_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(PluginError):
+        Target(**{"name": "npu", "lower": instructions, **fields})
+
+
+def test_a_target_by_another_name_is_refused() -> None:
+    with pytest.raises(PluginError, match="named 'npu'"):
+        TARGETS.register("tpu", Target("npu", instructions))
