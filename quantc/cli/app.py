@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantc.cli.bench import bench
+from quantc.cli.check_command import check_backend
 from quantc.cli.compare_command import compare
 from quantc.cli.error_output import Telling, refusing
 from quantc.cli.options import (
@@ -421,6 +422,7 @@ def ops(
 
 
 app.command()(refusing(compare))
+app.command()(refusing(check_backend))
 app.command()(refusing(bench))
 
 

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from quantc.errors import UnknownNameError, suggest
 
 Told = Callable[[int, int | None], None]
-"""Callback `(done, total)` in batches; `total` is None if unknown."""
+"""Callback `(done, total)`; `total` is None if unknown."""
 Style = Literal["auto", "bar", "lines", "silent"]
 """auto: a bar if stderr is a terminal, else silent."""
 STYLES: tuple[Style, ...] = ("auto", "bar", "lines", "silent")
@@ -23,7 +23,9 @@ SECONDS_A_LINE = 5.0
 
 
 @contextmanager
-def showing(title: str, style: Style | Told, *, console: Console | None = None) -> Iterator[Told]:
+def showing(
+    title: str, style: Style | Told, *, unit: str = "batches", console: Console | None = None
+) -> Iterator[Told]:
     """Show the progress of the work in this context; yields the callback to report it to."""
     if callable(style):
         yield style
@@ -40,7 +42,7 @@ def showing(title: str, style: Style | Told, *, console: Console | None = None) 
         with _bar(title, console) as told:
             yield told
         return
-    lines = _Lines(title, console)
+    lines = _Lines(title, console, unit)
     yield lines if style == "lines" else _ignored
     if style == "lines":
         lines.end()
@@ -67,8 +69,8 @@ def _bar(title: str, console: Console) -> Iterator[Told]:
 class _Lines:
     """Prints a line every few seconds, and one at the end."""
 
-    def __init__(self, title: str, console: Console) -> None:
-        self.title = title
+    def __init__(self, title: str, console: Console, unit: str) -> None:
+        self.title, self.unit = title, unit
         self.console = console
         self.start = self.last = time.perf_counter()
         self.state: tuple[int, int | None] = (0, None)
@@ -85,4 +87,4 @@ class _Lines:
         self.last = time.perf_counter()
         done, total = self.state
         of = f" of {total}" if total is not None else ""
-        self.console.out(f"{self.title}: {done}{of} batches, {self.last - self.start:.1f} s", highlight=False)
+        self.console.out(f"{self.title}: {done}{of} {self.unit}, {self.last - self.start:.1f} s", highlight=False)

@@ -18,6 +18,7 @@ from quantc.ir.types import TensorType
 from quantc.patterns.operand_patterns import LeafKind
 from quantc.patterns.table import Rule
 from quantc.spec.formats import Offer
+from quantc.support.progress import Style, Told, showing
 from quantc.testing import integer_checks, kernel_checks, number_checks, onnx_checks, placement_checks, technique_checks
 from quantc.testing.choices import Choices, NoExampleError
 from quantc.testing.conformance import Check, Conformance, Fault, Ledger
@@ -56,8 +57,12 @@ EACH_OP: dict[Check, Look] = {
 """Dearer ones, made once for each combination of ops."""
 
 
-def check_backend(backend: str | Backend, *, examples: Mapping[str, Example] | None = None) -> Conformance:
+def check_backend(
+    backend: str | Backend, *, examples: Mapping[str, Example] | None = None, progress: Style | Told = "silent"
+) -> Conformance:
     """Check that a backend does what its table says, on models made for each of its rules.
+
+    Programs are converted as for users, so that they are held to the invariants of the target of the same name.
 
     `examples` maps rule names to functions that make a model, for rules whose models cannot be made from the pattern
     alone: each returns a module and its example inputs, or a `Program`.
@@ -73,8 +78,12 @@ def check_backend(backend: str | Backend, *, examples: Mapping[str, Example] | N
         torch.manual_seed(0)
         check_table(given, ledger)
         subject = Subject(given)
-        for rule in subject.demanded.table:
-            _RuleCheck(subject, rule, ledger).run(own.get(rule.name))
+        rules = list(subject.demanded.table)
+        with showing(f"checking {given.name}", progress, unit="rules") as told:
+            for done, rule in enumerate(rules):
+                told(done, len(rules))
+                _RuleCheck(subject, rule, ledger).run(own.get(rule.name))
+            told(len(rules), len(rules))
     return ledger.conformance(given.table.names)
 
 

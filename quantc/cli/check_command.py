@@ -1,0 +1,32 @@
+"""The command `quantc check-backend`. Its dependencies are imported lazily, so that other commands start without them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from quantc.cli.options import Json
+
+FAILED = 3
+"""The exit code of a backend that fails a check."""
+
+
+def check_backend(
+    name: Annotated[str, typer.Argument(help="An installed backend, or the place of one, package.module:NAME.")],
+    as_json: Json = False,
+) -> None:
+    """Check that a backend does what its table says, on models made for each of its rules.
+
+    The target of the same name takes part: its invariants are held, and its lowering has to be there.
+    """
+    from quantc.cli.model_source import imported
+    from quantc.targets.target import TARGETS
+    from quantc.testing.kit import check_backend as check
+
+    if name in TARGETS:
+        TARGETS[name].check_ready()
+    found = check(imported(name) if ":" in name else name, progress="auto")
+    typer.echo(found.to_json() if as_json else str(found))
+    if not found.passed:
+        raise typer.Exit(FAILED)
