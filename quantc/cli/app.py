@@ -79,6 +79,10 @@ def inspect(
     out: Annotated[Path | None, typer.Option(help="Write the program to a file, in the form its name tells.")] = None,
     method: MethodOption = CaptureMethod.auto,
     sums: Annotated[bool, typer.Option("--accumulators", help="Show the bounds of every product's sums.")] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(help="With --format: a module by its path, or nodes from one to another.", metavar="PATH|A..B"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show a model's capture method, ops, opaque parts and pass log.
@@ -89,13 +93,15 @@ def inspect(
     from quantc.integer.proof.overflow_report import accumulators, why_not_provable
     from quantc.support.terminal import readable
 
+    if only is not None and (form is None or out is not None):
+        raise typer.BadParameter("it prints a part, in the form that --format names", param_hint="--only")
     if out is not None:
         _planned(out, form)
     program = _load(source, method)
     if out is not None:
         _write(program, out, form)
     elif form is not None:
-        Screen().text(program.dump(form.value))
+        Screen().text(program.dump(form.value, only=only))
         return
     summary = summarize(program)
     found = accumulators(program) if sums or why_not_provable(program) is None else None

@@ -467,11 +467,12 @@ class Program(GraphTree):
 
     # -- inspecting (each is a module of its own; these are the doors) ---------------------------------------
 
-    def dump(self, format: DumpFormat = "text") -> str:  # noqa: A002 - the keyword users know
-        """The Program as text. "text" parses back with `quantc.parse`."""
+    def dump(self, format: DumpFormat = "text", *, only: str | None = None) -> str:  # noqa: A002 - as users know it
+        """The Program as text. "text" parses back with `quantc.parse`. `only` prints a part: a module by its path, or
+        nodes from one to another, `"first..last"`."""
         from quantc.text.printer import dump
 
-        return dump(self, format)
+        return dump(self, format, only)
 
     def diff(self, other: Program) -> Diff:
         """The changes from this Program to `other`."""
@@ -498,11 +499,11 @@ class Program(GraphTree):
 
         verify(self)
 
-    def to_networkx(self) -> nx.MultiDiGraph[str]:
-        """The graph for networkx: one vertex a node, one edge an operand."""
+    def to_networkx(self, *, only: str | None = None) -> nx.MultiDiGraph[str]:
+        """The graph for networkx: one vertex a node, one edge an operand; or a part of it, as in `dump`."""
         from quantc.text.printer import to_networkx
 
-        return to_networkx(self)
+        return to_networkx(self, only)
 
     def __str__(self) -> str:
         return self.dump("text")

@@ -11,6 +11,7 @@ The JSON document has these keys, and will only gain others:
         arguments   {dialect name: literal as in the text dump}
         target      for get_attr, call_module and call_method: what it refers to
         origin      {module_path, module_type, source}
+        decision    null, or {verdict, rule, quantizer, technique, reason, spec, scale, zero_point}; null where unknown
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from quantc.ir.dialect import operands
 from quantc.ir.program import Program
 from quantc.ir.types import type_of
 from quantc.text.literals import format_value, used_nodes
+from quantc.text.node_facts import Decision, Decisions, select
 from quantc.text.target_names import callee_name
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -52,27 +54,51 @@ def _type_text(node: fx.Node) -> str | None:
     return None if kind is None else str(kind)
 
 
-def to_networkx(program: Program) -> nx.MultiDiGraph[str]:
-    """One vertex a node (attributes `op`, `type`, `origin`, `graph`), one edge an operand (attribute `operand`)."""
+def to_networkx(program: Program, only: str | None = None) -> nx.MultiDiGraph[str]:
+    """One vertex a node, one edge an operand (attribute `operand`).
+
+    Attributes of vertices, all text: `op`, `type`, `arguments`, `origin`, `module`, `graph`, and of a prepared program
+    `verdict`, `rule`, `technique`, `reason`, `spec`, `scale`. `only` names a module, or a range of nodes, `first..last`.
+    """
     result: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=program.name)
+    kept, decisions = select(program, only), Decisions(program)
     for path, graph in program.graphs():
-        for node in graph.nodes:
+        nodes = [node for node in graph.nodes if kept is None or node in kept]
+        for node in nodes:
+            origin = program.origins.get(node)
             result.add_node(
                 vertex(path, node),
                 op=operation(node),
                 type=_type_text(node) or "?",
-                origin=str(program.origins.get(node) or ""),
+                arguments=", ".join(f"{name}={value}" for name, value in _arguments(node).items()),
+                origin=str(origin or ""),
+                module="" if origin is None else origin.module_path,
                 graph=path,
+                **_decided(decisions.of(node)),
             )
-        for node in graph.nodes:
+        for node in nodes:
             for index, source in enumerate(used_nodes((node.args, node.kwargs))):
-                result.add_edge(vertex(path, source), vertex(path, node), operand=index)
+                if kept is None or source in kept:
+                    result.add_edge(vertex(path, source), vertex(path, node), operand=index)
     return result
 
 
-def dump_graphml(program: Program) -> str:
+def _arguments(node: fx.Node) -> dict[str, str]:
+    """The arguments of a call, by dialect name, as literals."""
+    return {name: format_value(value, lambda n: f"%{n.name}") for name, value in operands(node)}
+
+
+def _decided(decision: Decision | None) -> dict[str, str]:
+    """The attributes of a decision; none without one."""
+    if decision is None:
+        return {}
+    names = ("verdict", "rule", "technique", "reason", "spec")
+    return {**{name: getattr(decision, name) for name in names}, "scale": decision.scale_text}
+
+
+def dump_graphml(program: Program, only: str | None = None) -> str:
     """GraphML. Characters invalid in XML become `?`."""
-    graph = to_networkx(program)
+    graph = to_networkx(program, only)
     for _, row in graph.nodes(data=True):
         row.update({key: _NOT_XML.sub("?", value) for key, value in row.items()})
     graph.graph["name"] = _NOT_XML.sub("?", program.name)
@@ -84,28 +110,78 @@ def _dot(text: str) -> str:
     return f'"{_NOT_XML.sub("?", escaped)}"'
 
 
-def dump_dot(program: Program) -> str:
-    """Graphviz: one box a node, nested graphs as clusters."""
+COLOURS = {"quantized": "#cfe8cf", "propagated": "#e6f2e6", "float": "#f6d9d2"}
+"""By verdict."""
+
+
+def dump_dot(program: Program, only: str | None = None) -> str:
+    """Graphviz: one box a node, with its decision; modules and nested graphs are clusters.
+
+    Constants are lines of the boxes that read them. Boxes are green where quantized, pale where quantization is
+    propagated, and red where float.
+    """
     rows = [f"digraph {_dot(program.name)} {{", '  node [shape=box, fontname="monospace"];']
-    for index, (path, graph) in enumerate(program.graphs()):
-        if path:
-            rows.append(f"  subgraph cluster_{index} {{ label={_dot(path)};")
-        rows.extend(_dot_rows(path, graph))
-        if path:
-            rows.append("  }")
+    kept, decisions = select(program, only), Decisions(program)
+    for path, graph in program.graphs():
+        nodes = [node for node in graph.nodes if (kept is None or node in kept) and not _is_folded(node)]
+        boxes = [(_cluster(program, path, node), _box(path, node, decisions.of(node))) for node in nodes]
+        rows += _nest(boxes)
+        rows += (row for node in nodes for row in _edges(path, node, kept))
     return "\n".join([*rows, "}"]) + "\n"
 
 
-def _dot_rows(path: str, graph: fx.Graph) -> Iterator[str]:
-    for node in graph.nodes:
-        label = "\n".join(filter(None, (node.name, operation(node), _type_text(node))))
-        yield f"  {_dot(vertex(path, node))} [label={_dot(label)}];"
-        for index, source in enumerate(used_nodes((node.args, node.kwargs))):
+def _is_folded(node: fx.Node) -> bool:
+    """True for a constant that others read: it is a line of theirs."""
+    return node.op == "get_attr" and bool(node.users)
+
+
+def _cluster(program: Program, path: str, node: fx.Node) -> tuple[str, ...]:
+    """The clusters around a node: the nested graph, then the modules that contain its own."""
+    origin = program.origins.get(node)
+    modules = [] if origin is None or not origin.module_path else origin.module_path.split(".")
+    return (*((path,) if path else ()), *(".".join(modules[: count + 1]) for count in range(len(modules))))
+
+
+def _nest(boxes: list[tuple[tuple[str, ...], str]], depth: int = 0, prefix: str = "cluster") -> Iterator[str]:
+    """Boxes inside their clusters, which nest."""
+    inner: dict[str, list[tuple[tuple[str, ...], str]]] = {}
+    for clusters, box in boxes:
+        if len(clusters) == depth:
+            yield f"  {box}"
+        else:
+            inner.setdefault(clusters[depth], []).append((clusters, box))
+    for number, (label, own) in enumerate(inner.items()):
+        name = f"{prefix}_{number}"
+        yield f"  subgraph {name} {{ label={_dot(label)}; color=gray;"
+        yield from _nest(own, depth + 1, name)
+        yield "  }"
+
+
+def _box(path: str, node: fx.Node, decision: Decision | None) -> str:
+    constants = [
+        f"{name} = {_type_text(value) or '?'}"
+        for name, value in operands(node)
+        if isinstance(value, fx.Node) and value.op == "get_attr"
+    ]
+    label = [node.name, operation(node), _type_text(node), *constants]
+    style = ""
+    if decision is not None:
+        by = f"{decision.verdict} by {decision.rule}" if decision.rule else f"{decision.verdict} {decision.reason}"
+        label += [by.strip()[:80], " ".join(filter(None, (decision.spec, decision.scale_text)))]
+        if colour := COLOURS.get(decision.verdict):
+            style = f', style=filled, fillcolor="{colour}"'
+    return f"{_dot(vertex(path, node))} [label={_dot(chr(10).join(filter(None, label)))}{style}];"
+
+
+def _edges(path: str, node: fx.Node, kept: frozenset[fx.Node] | None) -> Iterator[str]:
+    for index, source in enumerate(used_nodes((node.args, node.kwargs))):
+        if not _is_folded(source) and (kept is None or source in kept):
             yield f'  {_dot(vertex(path, source))} -> {_dot(vertex(path, node))} [label="{index}"];'
 
 
-def dump_json(program: Program) -> str:
+def dump_json(program: Program, only: str | None = None) -> str:
     """One JSON document; see this module's docstring for the keys."""
+    kept, decisions = select(program, only), Decisions(program)
     document = {
         "format": 1,
         "name": program.name,
@@ -116,31 +192,36 @@ def dump_json(program: Program) -> str:
         "fixed_mode": program.fixed_mode,
         "sizes": {symbol: list(bounds) for symbol, bounds in program.signature.ranges.items()},
         "graphs": [
-            {"path": path, "nodes": [_json_node(program, node) for node in graph.nodes]}
+            {
+                "path": path,
+                "nodes": [_json_node(program, node, decisions) for node in graph.nodes if kept is None or node in kept],
+            }
             for path, graph in program.graphs()
         ],
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def _json_node(program: Program, node: fx.Node) -> dict[str, Any]:
-    origin = program.origins.get(node)
+def _json_node(program: Program, node: fx.Node, decisions: Decisions) -> dict[str, Any]:
+    origin, decision = program.origins.get(node), decisions.of(node)
     return {
         "name": node.name,
         "op": operation(node),
         "type": _type_text(node),
         "operands": [source.name for source in used_nodes((node.args, node.kwargs))],
-        "arguments": {name: format_value(value, lambda n: f"%{n.name}") for name, value in operands(node)},
+        "arguments": _arguments(node),
         "users": len(node.users),
         "origin": None
         if origin is None
         else {"module_path": origin.module_path, "module_type": origin.module_type, "source": origin.source},
         "target": str(node.target) if node.op in ("get_attr", "call_module", "call_method") else None,
+        "decision": None if decision is None else decision.to_data(),
     }
 
 
-def dump_table(program: Program) -> str:
+def dump_table(program: Program, only: str | None = None) -> str:
     """A plain table: node, op, type, users, origin."""
+    kept = select(program, only)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("node", "op", "type"):
         table.add_column(heading, no_wrap=True)
@@ -148,6 +229,8 @@ def dump_table(program: Program) -> str:
     table.add_column("origin", no_wrap=True)
     for path, graph in program.graphs():
         for node in graph.nodes:
+            if kept is not None and node not in kept:
+                continue
             origin = str(program.origins.get(node) or "")
             cells = (vertex(path, node), operation(node), _type_text(node) or "?", str(len(node.users)), origin)
             table.add_row(*(Text(cell) for cell in cells))  # Text: `f32[2,3]` is not markup

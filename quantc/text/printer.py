@@ -28,33 +28,43 @@ from quantc.ir.signature import Signature
 from quantc.text.digests import Constants, counter_targets
 from quantc.text.graph_formats import dump_dot, dump_graphml, dump_json, dump_table, to_networkx
 from quantc.text.literals import quote
+from quantc.text.node_facts import select
 from quantc.text.node_printer import GraphLines, at
 from quantc.text.pytree_text import write_spec
 
 INDENT = "  "
 
 
-def dump(program: Program, format: DumpFormat = "text") -> str:  # noqa: A002 - the keyword users know
+def dump(program: Program, format: DumpFormat = "text", only: str | None = None) -> str:  # noqa: A002 - as users know it
     """Print a program in one of five formats.
 
     "text" parses back; "table" is for reading; "json" for machines (keys in `quantc.text.graph_formats`); "dot" for
-    Graphviz; "graphml" for graph editors.
+    Graphviz; "graphml" for graph editors. `only` prints a part: a module by its path, or nodes from one to another,
+    `first..last`; as text, its lines.
     """
     match format:
         case "text":
-            return "\n".join(_text(program)) + "\n"
+            return "\n".join(_text(program) if only is None else _lines(program, only)) + "\n"
         case "table":
-            return dump_table(program)
+            return dump_table(program, only)
         case "json":
-            return dump_json(program)
+            return dump_json(program, only)
         case "dot":
-            return dump_dot(program)
+            return dump_dot(program, only)
         case "graphml":
-            return dump_graphml(program)
+            return dump_graphml(program, only)
         case _:
             raise QuantcError(
                 f"there is no dump format {format!r}", advice='use "text", "table", "json", "dot" or "graphml"'
             )
+
+
+def _lines(program: Program, only: str) -> Iterator[str]:
+    """The lines of some nodes. They are no program: what they read is not among them."""
+    kept, constants = select(program, only) or frozenset(), Constants(program)
+    for path, graph in program.graphs():
+        lines = GraphLines(program, path, graph, constants)
+        yield from (lines.line(node) for node in graph.nodes if node in kept and not lines.is_inline(node))
 
 
 def node_line(program: Program, node: fx.Node) -> str:
