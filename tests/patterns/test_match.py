@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from quantc.patterns import (
-    Pattern,
     Rule,
     RuleTable,
     any_of,
@@ -23,7 +22,6 @@ from quantc.patterns import (
     value,
 )
 from quantc.patterns import aten as v
-from quantc.patterns.dsl import Operand
 from quantc.patterns.match import Matcher
 from tests.support.pattern_graphs import Build, found, refused
 
@@ -271,22 +269,3 @@ def test_odd_graphs_never_raise() -> None:
     for node in graph.nodes:
         assert str(table.explain(program, node))
     assert list(table.match(program).refusals())
-
-
-def test_a_perverse_pattern_gives_up() -> None:
-    b = Build()
-    x, y = b.input("x"), b.input("y")
-    layer = [b("add", x, y) for _ in range(32)]
-    while len(layer) > 1:
-        layer = [b("add", left, right) for left, right in zip(layer[::2], layer[1::2], strict=True)]
-    program = b.done(*layer)
-    names = (f"n{index}" for index in itertools.count())
-    pattern: list[Operand] = [op("add")("x", "y").named(next(names)) for _ in range(31)]
-    pattern.append(op("add")("x", v.relu))
-    while len(pattern) > 1:
-        pattern = [
-            op("add")(left, right).named(next(names)) for left, right in zip(pattern[::2], pattern[1::2], strict=True)
-        ]
-    assert isinstance(pattern[0], Pattern)
-    reason = refused(pattern[0], program, layer[0])
-    assert "gave up after 20000 steps" in reason

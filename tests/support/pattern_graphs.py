@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from quantc.ir.dialect import BY_NAME
 from quantc.ir.program import Program
 from quantc.ir.signature import Input, Signature
-from quantc.patterns import Match, Matcher, Pattern, Refusal, Rule
+from quantc.patterns import Match, Matcher, Pattern, Refusal, Rule, RuleTable
 
 
 class Build:
@@ -67,3 +67,24 @@ def refused(pattern: Pattern, program: Program, node: fx.Node) -> str:
     outcome = attempt(pattern, program, node)
     assert isinstance(outcome, Refusal), str(outcome)
     return outcome.reason
+
+
+def taken(table: RuleTable, program: Program) -> list[tuple[str, tuple[str, ...]]]:
+    """Which rule took which nodes, in graph order."""
+    return [(match.rule.name, tuple(node.name for node in match.nodes)) for match in table.match(program)]
+
+
+def table_of(*rules: Rule) -> RuleTable:
+    """A table named `table`."""
+    return RuleTable("table", rules)
+
+
+def conv_block() -> tuple[Program, dict[str, fx.Node]]:
+    """conv2d, sigmoid, relu, and a sum with the input."""
+    b = Build()
+    x, w = b.input("x", 1, 4, 8, 8), b.const("w", 4, 4, 1, 1)
+    conv = b("conv2d", x, w)
+    sigmoid = b("sigmoid", conv)
+    relu = b("relu", sigmoid)
+    add = b("add", relu, x)
+    return b.done(add), {"conv": conv, "sigmoid": sigmoid, "relu": relu, "add": add}
