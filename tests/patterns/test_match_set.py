@@ -82,4 +82,8 @@ def test_candidates_are_calls_fed_by_what_the_rule_needs_last_first() -> None:
         one,
     ]
     assert index.candidates(Rule("gelu", v.gelu)) == []
+    again = b("relu", four)
+    assert Index.of(program.graph).candidates(Rule("relu", v.relu)) == [again, three, one]
+    twice = b("sigmoid", b("tanh", x))
+    assert Index.of(program.graph).candidates(Rule("sigmoid", v.sigmoid)) == [twice, four], "fed by the same op"
     assert x not in index.positions

@@ -22,7 +22,16 @@ def test_ops_beyond_the_dialect_go_by_their_full_name() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["conv4d", "aten.conv2d", "aten.conv2d.nothing", "aten.nothing.default", "torch.ops.load_library", "", "a b"],
+    [
+        "conv4d",
+        "aten.conv2d",
+        "aten.conv2d.nothing",
+        "aten.nothing.default",
+        "torch.ops.load_library",
+        "aten.relu .default",
+        "",
+        "a b",
+    ],
 )
 def test_what_names_no_op_is_refused(name: str) -> None:
     with pytest.raises(PatternError) as caught:
