@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.annotate.annotator import Annotator
@@ -23,10 +20,9 @@ from quantc.ir.site_index import operand_nodes, outputs_of
 from quantc.pipeline.registry import BACKENDS
 from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.spec.formats import Offer, Role
-from tests.support.backend_cases import CASES, Case
+from tests.support.backend_cases import CASES, NAMES, Case, sqnr
 from tests.support.named_ops import naming
 
-NAMES = ("x86", "qnnpack", "executorch")
 TAKEN = [(case, name) for case in CASES for name in NAMES if case.rule(name) is not None]
 LEFT = [(case, name) for case in CASES for name in NAMES if case.rule(name) is None]
 
@@ -47,13 +43,6 @@ def batches(x: Tensor) -> list[Tensor]:
     if not x.is_floating_point():
         return [torch.randint_like(x, 0, 20) for _ in range(4)]
     return [x, *(torch.randn_like(x) for _ in range(3))]
-
-
-def sqnr(expected: Any, actual: Any) -> float:
-    """Of everything a model returns, in dB."""
-    signal, found = (torch.cat([leaf.flatten() for leaf in pytree.tree_leaves(given)]) for given in (expected, actual))
-    noise = (signal - found).double().norm()
-    return math.inf if noise == 0 else 20 * math.log10(float(signal.double().norm() / noise))
 
 
 @pytest.mark.parametrize(("case", "name"), TAKEN, ids=ids(TAKEN))

@@ -14,7 +14,7 @@ import quantc as qc
 from quantc.annotate.quantizer import quantizer_of
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
-from tests.backends.test_backends import NAMES, sqnr
+from tests.support.backend_cases import NAMES, sqnr
 from tests.support.named_ops import naming
 
 Mask = Callable[[Tensor, Tensor], Tensor]

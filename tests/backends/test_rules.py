@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.annotate.quantizer import quantizer_of
-from quantc.backends.x86 import X86
 from quantc.errors import AnnotationError
-from quantc.ir.decisions import Fixed, Quantize
+from quantc.ir.decisions import Quantize
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.patterns.table import RuleTable
@@ -36,8 +34,7 @@ from quantc.spec.spec import (
     UINT8_TOKEN,
     QuantSpec,
 )
-from tests.backends.test_backends import NAMES
-from tests.support.backend_cases import Net
+from tests.support.backend_cases import NAMES, Net, captured, image
 
 AFFINE_WEIGHT = INT8_WEIGHT.but(scheme="affine")
 GROUPED_WEIGHT = INT8_WEIGHT.but(granularity={"kind": "per-group", "size": 4})
@@ -86,16 +83,8 @@ TAKEN: list[tuple[str, QuantSpec]] = [
 ]
 
 
-def captured(forward: Any, x: Tensor, **modules: nn.Module) -> Program:
-    return qc.capture(Net(forward, modules).eval(), (x,), method="fx")
-
-
 def linear() -> Program:
     return captured(lambda self, x: self.fc(x), torch.randn(2, 8), fc=nn.Linear(8, 8))
-
-
-def image() -> Tensor:
-    return torch.randn(2, 4, 8, 8)
 
 
 @pytest.mark.parametrize(("name", "spec", "reason"), REFUSED, ids=[f"{row[0]}-{row[1]}" for row in REFUSED])
@@ -156,19 +145,6 @@ def test_grouped_transposed_convolutions_have_one_scale(name: str) -> None:
         qc.prepare(program, name, config=qc.QuantConfig().set("up", INT8_WEIGHT))
 
 
-def test_tied_weights_are_stored_once() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(20, 8)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return F.linear(self.table(ids), self.table.weight)
-
-    prepared = qc.prepare(qc.capture(Tied().eval(), (torch.tensor([[1, 2]]),)), "x86")
-    assert len([group for group in prepared.plan.groups if group.source.value == "constants"]) == 1
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_computed_convolution_weight_is_no_weight(name: str) -> None:
     program = captured(lambda self, x: F.conv2d(x, x[:, :, :3, :3]), image())
@@ -191,25 +167,6 @@ def test_a_computed_weight_in_a_list_is_refused() -> None:
     node = next(node for node in program.graph.nodes if op_name(node) == "rnn_tanh")
     explained = quantizer_of("x86").explain(program, node.name)
     assert "must be a constant to be quantized as a weight" in explained.tried[0].reason
-
-
-def test_recurrent_ops_keep_biases_and_state_float() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(8, 5)
-
-        def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Any:
-            return self.lstm(x, (h, c))
-
-    state = torch.zeros(1, 2, 5)
-    prepared = qc.prepare(qc.capture(Recurrent().eval(), (torch.randn(3, 2, 8), state, state)), "qnnpack")
-    node = next(node for node in prepared.graph.nodes if op_name(node) == "lstm")
-    values = {prepared.node(site.node) for group in prepared.plan.groups for site in group.values}
-    weights = [value for value in values if value.op == "get_attr"]
-    assert sorted(value.meta["val"].shape for value in weights) == [(20, 5), (20, 8)]
-    assert {value.name for value in values if value.op == "placeholder"} == {"x"}
-    assert all(user not in values for user in node.users if user.target is operator.getitem)
 
 
 # -- sharing and following --------------------------------------------------------------------------------------
@@ -257,102 +214,3 @@ def test_a_chain_of_followers_is_one_group() -> None:
         *("max_pool2d:in0", "max_pool2d:out0", "permute:in0", "permute:out0"),
         *("flatten:in0", "flatten:out0", "linear:in0"),
     ]
-
-
-def test_a_follower_that_computes_takes_what_comes_and_asks_for_nothing() -> None:
-    def alone(self: Any, x: Tensor) -> Any:
-        return self.b(F.avg_pool2d(self.a(x), 2))
-
-    def beside(self: Any, x: Tensor) -> Any:
-        pooled = F.max_pool2d(self.a(x), 2)
-        return self.b(pooled), self.b(F.avg_pool2d(pooled, 2))
-
-    convs = {"a": nn.Conv2d(4, 4, 1), "b": nn.Conv2d(4, 4, 1)}
-    prepared = qc.prepare(captured(alone, image(), **convs), "x86")
-    average = prepared.node("avg_pool2d")
-    assert prepared.plan.left_float.get(average) == "average: its input conv2d is not quantized"
-    prepared = qc.prepare(captured(beside, image(), **convs), "x86")
-    claim = prepared.plan.claims.get(prepared.node("avg_pool2d"))
-    assert claim is not None
-    assert claim.rule == "average"
-
-
-def test_a_follower_whose_input_is_float_stays_float() -> None:
-    def run(self: Any, x: Tensor) -> Any:
-        return self.a(torch.cat([self.a(x), x.exp()], 1)[:, :4])
-
-    prepared = qc.prepare(captured(run, image(), a=nn.Conv2d(4, 4, 1)), "x86")
-    assert prepared.plan.left_float.get(prepared.node("cat")) == "cat: its input exp is not quantized"
-
-
-def test_residual_sums_of_linears_norms_and_softmax_stay_float_on_x86() -> None:
-    def run(self: Any, x: Tensor) -> Any:
-        x = x + self.a(F.layer_norm(x, (8,)))
-        return x + self.b(F.layer_norm(x, (8,))).softmax(-1)
-
-    prepared = qc.prepare(captured(run, torch.randn(2, 8), a=nn.Linear(8, 8), b=nn.Linear(8, 8)), "x86")
-    read = {site.node for site in prepared.plan.outcomes}
-    assert read == {"linear", "linear_1"}
-
-
-def test_a_sum_that_broadcasts_is_not_fused_into_a_convolution() -> None:
-    def run(self: Any, x: Tensor) -> Any:
-        return self.a(x) + x.mean((2, 3), keepdim=True)
-
-    prepared = qc.prepare(captured(run, image(), a=nn.Conv2d(4, 4, 1)), "x86")
-    assert "conv-add" not in {claim.rule for claim in prepared.plan.claims.rows.values()}
-    explained = str(quantizer_of("x86").explain(prepared, "add"))
-    assert "mean is f32[batch,4,1,1], and the sum f32[batch,4,8,8]" in explained
-
-
-# -- ranges known beforehand --------------------------------------------------------------------------------------
-
-
-def test_known_ranges_are_fixed_and_survive_a_config_for_everything() -> None:
-    program = captured(lambda self, x: self.fc(x).sigmoid(), torch.randn(2, 8), fc=nn.Linear(8, 8))
-    expected = Fixed(1 / 256, 0, UINT8)
-    site = "sigmoid:out0"
-    for config in (qc.QuantConfig(), qc.QuantConfig().set_all(UINT8.but(observe="minmax"))):
-        outcomes = qc.prepare(program, "qnnpack", config=config).plan.outcomes
-        assert {str(place): outcome for place, outcome in outcomes.items()}[site] == expected
-    narrow = UINT8.but(qmax=127)
-    outcomes = qc.prepare(program, "qnnpack", config=qc.QuantConfig().set_all(narrow)).plan.outcomes
-    assert {str(place): outcome for place, outcome in outcomes.items()}[site] == Quantize(narrow)
-
-
-# -- what XNNPACK's delegate does not take ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("op", "forward", "reason"),
-    [
-        ("max_pool2d", lambda x: F.max_pool2d(x, 2, 3), "more than its kernel"),
-        ("max_pool2d", lambda x: F.max_pool2d(x[0], 2), "wanted rank 4"),
-        ("mean", lambda x: x.mean((1, 2), keepdim=True), "has dim = [1, 2]"),
-        ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, 2), "wanted output_size == 1"),
-        ("cat", lambda x: torch.cat([x, x], 1), "joins a single tensor"),
-        ("slice", lambda x: x[:, :, ::2], "wanted step == 1"),
-    ],
-    ids=[
-        "pool with gaps",
-        "pool of one image",
-        "mean of channels",
-        "adaptive pool to 2",
-        "cat with itself",
-        "steps",
-    ],
-)
-def test_what_the_delegate_does_not_take_is_left_with_the_reason(op: str, forward: Any, reason: str) -> None:
-    program = captured(lambda self, x: forward(self.a(x)), image(), a=nn.Conv2d(4, 4, 1))
-    prepared = qc.prepare(program, "executorch")
-    node = next(node for node in prepared.graph.nodes if op_name(node) == op)
-    assert node not in prepared.plan.claims.rows
-    assert reason in str(quantizer_of("executorch").explain(prepared, node.name))
-
-
-def test_roles_can_be_changed() -> None:
-    other = X86.but(act=UINT8.but(observe="minmax"))
-    assert other.outcome("act") == Quantize(UINT8.but(observe="minmax"))
-    assert other.table is X86.table
-    with pytest.raises(AnnotationError, match="no role 'activation'"):
-        X86.but(activation=UINT8)

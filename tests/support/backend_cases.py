@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import quantc as qc
+from quantc.ir.program import Program
 
 Forward = Callable[..., Any]
+NAMES = ("x86", "qnnpack", "executorch")
+"""The backends that the cases are for."""
 
 
 class Net(nn.Module):
@@ -24,6 +31,28 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self._forward(self, x)
+
+
+def captured(forward: Any, x: Tensor, **modules: nn.Module) -> Program:
+    """A function of some modules and `x`, as a program."""
+    return qc.capture(Net(forward, modules).eval(), (x,), method="fx")
+
+
+def image() -> Tensor:
+    return torch.randn(2, 4, 8, 8)
+
+
+def decided(program: Program, backend: str) -> tuple[dict[str, str], set[str]]:
+    """What a backend decides on a program: the rule of each claimed node, and the sites that are quantized."""
+    plan = qc.prepare(program, backend).plan
+    return {node.name: claim.rule for node, claim in plan.claims.rows.items()}, {str(site) for site in plan.outcomes}
+
+
+def sqnr(expected: Any, actual: Any) -> float:
+    """Of everything a model returns, in dB."""
+    signal, found = (torch.cat([leaf.flatten() for leaf in pytree.tree_leaves(given)]) for given in (expected, actual))
+    noise = (signal - found).double().norm()
+    return math.inf if noise == 0 else 20 * math.log10(float(signal.double().norm() / noise))
 
 
 @dataclass(frozen=True)
