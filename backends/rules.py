@@ -221,10 +221,15 @@ LOOKUPS: tuple[Rule, ...] = (
 @predicate("same-shape")
 def why_not_same_shape(match: Match) -> str | None:
     """Both sides of an add that is fused as an epilogue have one shape: nothing is broadcast."""
-    result, other = tensor_type(match.root), tensor_type(match["y"])
-    if result is None or other is None:
-        return "the shapes are unknown; capture with example inputs"
-    return None if result.shape == other.shape else f"{match.node('y').name} is {other}, and the sum {result}"
+    result = tensor_type(match.root)
+    joined = next(node for node in reversed(match.nodes) if match["y"] in node.all_input_nodes)
+    for side in joined.all_input_nodes:
+        found = tensor_type(side)
+        if result is None or found is None:
+            return "the shapes are unknown; capture with example inputs"
+        if found.shape != result.shape:
+            return f"{side.name} is {found}, and the sum {result}"
+    return None
 
 
 @predicate("stride-within-kernel")

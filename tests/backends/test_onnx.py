@@ -35,8 +35,10 @@ def test_a_sum_with_a_convolution_yields_bytes_whatever_activation_lies_between(
     ("forward", "reason"),
     [
         (lambda self, x: x.exp() + self.a(x).exp(), "add adds nothing that a convolution yields"),
+        (lambda self, x: self.a(x) + x.mean((2, 3), keepdim=True), "mean is f32[batch,4,1,1]"),
+        (lambda self, x: x + self.a(x.mean((2, 3), keepdim=True)), "conv2d is f32[batch,4,1,1]"),
     ],
-    ids=["exp lies between"],
+    ids=["exp lies between", "the other side is broadcast", "the convolution is broadcast"],
 )
 def test_other_sums_are_not_made_bytes(forward: Any, reason: str) -> None:
     prepared = qc.prepare(captured(forward, image(), **convs()), "onnx")

@@ -55,6 +55,16 @@ def test_residual_sums_of_linears_norms_and_softmax_stay_float_on_x86() -> None:
     assert read == {"linear", "linear_1"}
 
 
+def test_a_convolution_that_is_broadcast_itself_has_no_sum_fused_into_it() -> None:
+    def run(self: Any, x: Tensor) -> Any:
+        return x + self.a(x.mean((2, 3), keepdim=True))
+
+    program = captured(run, image(), a=nn.Conv2d(4, 4, 1))
+    rules, sites = decided(program, "x86")
+    assert rules == {"conv2d": "conv"}
+    assert sites == {"conv2d:in0", "conv2d:in1"}, "what is added to it is not rounded"
+
+
 def test_a_sum_that_broadcasts_is_not_fused_into_a_convolution() -> None:
     def run(self: Any, x: Tensor) -> Any:
         return self.a(x) + x.mean((2, 3), keepdim=True)
