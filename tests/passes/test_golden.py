@@ -12,25 +12,20 @@ names and types, and the numbers are compared.
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from quantc.calibration.loop import calibrate
 from quantc.hooks import Guard, Truth, Verify
 from quantc.ir.program import Program
-from quantc.ir.types import TensorType
 from quantc.pipeline.pipeline import Pipeline, Preserves
-from quantc.text.digests import constants
 from quantc.text.parser import parse
 from tests.support.paths import TESTS
 from tests.support.small_backend import SMALL
+from tests.support.text_programs import program_of, see
 
 BACKEND = SMALL.name
 """Cases name it in their pipelines: importing it registers it."""
@@ -63,19 +58,9 @@ class Golden:
         pipeline = Pipeline.parse(found[1] if found else file.parent.name)
         return Golden(pipeline, before, after, Pipeline.parse(then[1]) if then else Pipeline())
 
-    def program(self) -> Program:
-        """The program before, with constants and example inputs that depend on their names and types alone."""
-        blank = parse(self.before)
-        values = {name: made(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in constants(blank).items()}
-        program = parse(self.before, values)
-        kinds = [(row.name, row.type) for row in program.signature.inputs]
-        if all(kind is not None for _, kind in kinds):
-            program.example_inputs = tuple(example(name, kind) for name, kind in kinds if kind is not None)
-        return program
-
     def run(self) -> tuple[str, Program, Guard]:
         """What the pipeline makes of it, as it would stand in the file."""
-        program, guard = self.program(), Guard()
+        program, guard = program_of(self.before), Guard()
         self.pipeline.run(program, [Truth(), Verify(), guard])
         plan = "" if self.then else str(program.plan)
         if self.then:
@@ -85,27 +70,6 @@ class Golden:
         notes += [f"# {line}\n" for line in plan.splitlines()]
         text = DIGEST.sub("", program.dump("text"))
         return LONG.sub(lambda found: f"{float(found[0]):.4g}", text) + "".join(notes), program, guard
-
-
-def see(program: Program) -> None:
-    """Let a program see its example inputs."""
-    if program.is_live:
-        program(*program.example_inputs or ())
-    else:
-        calibrate(program, [program.example_inputs])
-
-
-def example(name: str, kind: TensorType) -> Tensor:
-    return made(name, kind.dtype, tuple(int(size) for size in kind.shape))
-
-
-def made(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    if not dtype.is_floating_point:
-        return torch.randint(0, 2, shape, generator=generator).to(dtype)
-    if name.endswith("var"):
-        return torch.rand(shape, generator=generator).add(0.5).to(dtype)
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("file", FILES, ids=IDS)
