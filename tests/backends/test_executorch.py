@@ -80,7 +80,6 @@ def test_a_depthwise_convolution_has_fixed_scales_alone() -> None:
 
 
 def test_scales_are_no_smaller_than_the_delegate_holds() -> None:
-    """XNNPACK wants the product of two scales over the third to be at least 2**-32; 2**-12 of each is well within."""
     weight = EXECUTORCH.outcome("weight").spec
     assert weight.eps == EXECUTORCH.outcome("weight-transposed").spec.eps == 0.000244140625
     assert (weight.qmin, weight.qmax) == (-127, 127)

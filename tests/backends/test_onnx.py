@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -100,9 +100,9 @@ def test_converting_ends_with_biases_on_the_grid_of_the_sums() -> None:
     qc.calibrate(prepared, [image()])
     converted = qc.convert(prepared)
     conv = next(node for node in converted.nodes() if "conv2d" in str(node.target))
-    x, w, bias = (node for node in conv.all_input_nodes)
-    scale = torch.as_tensor(x.args[1]) * converted.tensor(w.args[1])  # type: ignore[arg-type]
-    found = converted.tensor(bias)
+    x, w, bias = conv.all_input_nodes
+    weight_scale, found = converted.tensor(w.all_input_nodes[1]), converted.tensor(bias)
+    assert weight_scale is not None
     assert found is not None
-    steps = found.double() / scale.double()
+    steps = found.double() / (cast(float, x.args[1]) * weight_scale.double())
     assert torch.allclose(steps, steps.round(), rtol=0, atol=1e-3)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import quantc as qc
+from quantc.annotate.quantizer import quantizer_of
 from quantc.errors import AnnotationError
 from quantc.ir.decisions import Quantize
 from quantc.ir.plan import Plan
@@ -44,7 +45,7 @@ def decided(program: Program) -> dict[str, str]:
 def test_decisions_are_in_the_plan_and_no_node_is_changed() -> None:
     program = program_of(LINEAR)
     before = program.dump("text")
-    outcome = Annotate(backend=SMALL).run(program)
+    outcome = Annotate(backend=quantizer_of(SMALL)).run(program)
     assert outcome.changed
     assert outcome.notes == ("1 nodes quantized",)
     assert program.dump("text") == before
@@ -59,10 +60,10 @@ def test_decisions_are_in_the_plan_and_no_node_is_changed() -> None:
 
 def test_the_same_decisions_a_second_time_keep_the_plan_and_its_groups() -> None:
     program = program_of(LINEAR)
-    Pipeline((Annotate(backend="small"), Share())).run(program)
+    Pipeline((Annotate(backend=quantizer_of("small")), Share())).run(program)
     plan = program.plan
     config = qc.QuantConfig().set_op("linear", qc.UINT8)
-    outcome = Annotate(backend="small", config=config).run(program)
+    outcome = Annotate(backend=quantizer_of("small"), config=config).run(program)
     assert not outcome.changed
     assert program.plan is plan
     assert plan.groups
@@ -72,7 +73,7 @@ def test_the_same_decisions_a_second_time_keep_the_plan_and_its_groups() -> None
 def test_a_config_decides_before_the_backend() -> None:
     program = program_of(LINEAR)
     narrow = qc.UINT8.but(qmax=127)
-    Annotate(backend="small", config=qc.QuantConfig().set_op("linear", narrow)).run(program)
+    Annotate(backend=quantizer_of("small"), config=qc.QuantConfig().set_op("linear", narrow)).run(program)
     assert decided(program)["head:in0"] == str(Quantize(narrow))
 
 
@@ -83,8 +84,14 @@ def test_what_is_no_quantizer_is_refused(backend: Any, words: tuple[str, ...]) -
     assert all(word in str(caught.value) for word in words)
 
 
+def test_a_backend_may_go_by_its_name_or_as_it_is() -> None:
+    made = [Annotate.model_validate({"backend": given}) for given in ("small", SMALL, quantizer_of(SMALL))]
+    assert [pass_.backend.name for pass_ in made] == ["small"] * 3
+    assert made[0] == made[1] == made[2]
+
+
 def test_a_pass_is_written_by_the_name_of_its_backend() -> None:
-    pipeline = Pipeline((Annotate(backend=SMALL, allow_empty=True),))
+    pipeline = Pipeline((Annotate(backend=quantizer_of(SMALL), allow_empty=True),))
     assert str(pipeline) == "annotate{backend=small allow-empty=true}"
     assert Pipeline.parse(str(pipeline)) == pipeline
 
@@ -116,7 +123,7 @@ def test_a_program_of_which_nothing_is_quantized_is_refused(
         wanted = wanted.set_op(op, use)
     before = program.plan
     with pytest.raises(AnnotationError) as caught:
-        Annotate(backend="small", config=wanted).run(program)
+        Annotate(backend=quantizer_of("small"), config=wanted).run(program)
     assert what in caught.value.what
     assert advice in str(caught.value.advice)
     assert program.plan is before
@@ -124,7 +131,7 @@ def test_a_program_of_which_nothing_is_quantized_is_refused(
 
 def test_an_empty_plan_may_be_allowed() -> None:
     program = program_of(FLOAT)
-    outcome = Annotate(backend="small", allow_empty=True).run(program)
+    outcome = Annotate(backend=quantizer_of("small"), allow_empty=True).run(program)
     assert outcome.notes == ()
     assert not program.plan.claims
     assert program.plan.outcomes == {}
@@ -134,5 +141,5 @@ def test_a_request_that_cannot_be_met_leaves_the_plan_as_it_was() -> None:
     program = program_of(LINEAR)
     before = program.plan = Plan()
     with pytest.raises(AnnotationError, match="cannot run INT16"):
-        Annotate(backend="small", config=qc.QuantConfig().set_op("linear", qc.INT16)).run(program)
+        Annotate(backend=quantizer_of("small"), config=qc.QuantConfig().set_op("linear", qc.INT16)).run(program)
     assert program.plan is before

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 import torch
-from torch import nn
 
+from quantc.annotate.quantizer import Backend, quantizer_of
 from quantc.errors import TrainingError
 from quantc.ir.program import Program
 from quantc.passes.annotate import Annotate
@@ -42,12 +40,12 @@ NORM = """program "Net" stage=canonical method=export mode=eval
 BACKEND = SMALL.but(act=UINT8.but(observe="minmax"))
 
 
-def prepared(text: str, backend: object = BACKEND) -> Program:
-    steps = (DetachNorms(), Annotate.model_validate({"backend": backend}), Share())
+def prepared(text: str, backend: Backend = BACKEND) -> Program:
+    steps = (DetachNorms(), Annotate(backend=quantizer_of(backend)), Share())
     return Pipeline(steps).run(program_of(text))
 
 
-def live(text: str, backend: object = BACKEND) -> Program:
+def live(text: str, backend: Backend = BACKEND) -> Program:
     return Pipeline((InsertFakeQuantize(),)).run(prepared(text, backend))
 
 
@@ -87,7 +85,7 @@ def test_a_forward_pass_in_eval_rounds_as_torchs_fake_quantize_does() -> None:
 def test_norms_come_back_and_learn_their_statistics_in_training_alone() -> None:
     program = live(NORM)
     assert sum(isinstance(module, LiveNorm) for _, module in module_calls(program)) == 1
-    mean = cast(torch.Tensor, program.root.get_buffer("norm.running_mean"))
+    mean = program.root.get_buffer("norm.running_mean")
     before = mean.clone()
     (x,) = inputs_of(program)
     program.train()
@@ -141,7 +139,7 @@ def test_a_program_without_parameters_is_refused_unless_it_is_allowed() -> None:
     program = Pipeline((InsertFakeQuantize(untrained="allow"),)).run(prepared(text))
     assert program.is_live
     program(*inputs_of(program))
-    assert not list(nn.ParameterList(parameter for parameter in program.parameters() if parameter.requires_grad))
+    assert not [parameter for parameter in program.parameters() if parameter.requires_grad]
 
 
 def test_inference_mode_is_refused() -> None:

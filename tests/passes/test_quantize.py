@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from quantc.annotate.quantizer import quantizer_of
 from quantc.errors import CalibrationError
 from quantc.ir.decisions import Quantize
 from quantc.ir.program import Program
@@ -37,7 +38,7 @@ TWO = """program "Two" stage=canonical method=export mode=eval
 
 
 def prepared(text: str) -> Program:
-    return Pipeline((Annotate(backend=BACKEND), Share())).run(program_of(text))
+    return Pipeline((Annotate(backend=quantizer_of(BACKEND)), Share())).run(program_of(text))
 
 
 def calibrated(text: str) -> Program:
@@ -105,7 +106,7 @@ def test_a_tensor_that_one_reader_wants_quantized_is_float_for_the_other() -> No
 
 
 def test_a_reader_that_wants_another_form_gets_it_requantized() -> None:
-    program = Pipeline((Annotate(backend=BACKEND),)).run(program_of(TWO))
+    program = Pipeline((Annotate(backend=quantizer_of(BACKEND)),)).run(program_of(TWO))
     site = next(site for site in program.plan.outcomes if str(site) == "two:in0")
     program.plan.outcomes[site] = Quantize(UINT8.but(qmax=127, observe="minmax"))
     see(Pipeline((Share(),)).run(program))

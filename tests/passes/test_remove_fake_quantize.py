@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 import quantc as qc
+from quantc.annotate.quantizer import quantizer_of
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program, Stage
 from quantc.passes.annotate import Annotate
@@ -22,7 +23,7 @@ from quantc.spec.spec import UINT8
 from tests.support.small_backend import SMALL
 
 BACKEND = SMALL.but(act=UINT8.but(observe="minmax"))
-TRAINING = Pipeline((DetachNorms(), Annotate(backend=BACKEND), Share(), InsertFakeQuantize()))
+TRAINING = Pipeline((DetachNorms(), Annotate(backend=quantizer_of(BACKEND)), Share(), InsertFakeQuantize()))
 
 
 def batch(seed: int = 0) -> Tensor:
@@ -81,7 +82,7 @@ def test_quantizing_it_gives_the_bits_of_the_trained_program() -> None:
 
 
 def test_a_program_that_does_not_train_is_left_alone() -> None:
-    program = Pipeline((DetachNorms(), Annotate(backend=BACKEND), Share())).run(
+    program = Pipeline((DetachNorms(), Annotate(backend=quantizer_of(BACKEND)), Share())).run(
         qc.capture(nn.Sequential(nn.Linear(3, 4), nn.Dropout()).eval(), (torch.randn(2, 3),), method="fx")
     )
     before = program.dump("text")

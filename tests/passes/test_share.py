@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quantc.annotate.quantizer import quantizer_of
 from quantc.ir.decisions import Quantize
 from quantc.ir.program import Program
 from quantc.passes.annotate import Annotate
@@ -24,7 +25,7 @@ POOLED = """program "Pooled" stage=canonical method=export mode=eval
 
 def annotated(text: str) -> Program:
     program = program_of(text)
-    Annotate(backend=SMALL).run(program)
+    Annotate(backend=quantizer_of(SMALL)).run(program)
     return program
 
 

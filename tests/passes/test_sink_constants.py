@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from quantc.errors import ModeError
 from quantc.hooks import Guard, Truth, Verify
@@ -55,7 +58,7 @@ def reads(program: Program, path: str) -> list[str]:
 
 
 def operands(program: Program, call: str) -> list[str]:
-    return [node.name for node in program.node(call).args[3]]  # type: ignore[union-attr]
+    return [node.name for node in cast(Sequence[fx.Node], program.node(call).args[3])]
 
 
 def test_each_branch_reads_what_it_uses_and_is_given_no_more() -> None:
