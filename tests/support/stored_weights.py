@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +19,7 @@ from quantc.spec.formats import PerGroup, PerTensor
 from quantc.targets.kernels import packing
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.stored_weight import StoredWeight
 
 needs_fbgemm = pytest.mark.skipif(not packing.has_halves(), reason="this build of torch has no fbgemm")
 EXACT = {
@@ -95,3 +97,35 @@ def real(kernel: Kernel) -> Tensor:
     if not scale.dim():
         return ops.dequantize_per_tensor(w, float(scale), int(zero), -128, 127, torch.int8)  # type: ignore[no-any-return]
     return ops.dequantize_per_channel(w, scale, zero, axis, -128, 127, torch.int8)  # type: ignore[no-any-return]
+
+
+@st.composite
+def stored_weights(draw: st.DrawFn) -> StoredWeight:
+    """Levels and scales of any size: per tensor, per row, or in groups whose scales have few bits."""
+    seed = draw(st.integers(0, 2**20))
+    rows, columns, size = draw(st.integers(1, 40)), draw(st.integers(1, 6)), draw(st.sampled_from([2, 16, 33]))
+    exponent = draw(st.integers(-120, 100))
+    kind = draw(st.sampled_from(["whole", "rows", "affine rows", "groups", "fp16", "e4m3", "e5m2"]))
+    generator = seeded(seed)
+    shape = (rows, columns * size)
+    spread = torch.randint(-6, 7, (rows, columns), generator=generator)
+    if kind in ("fp16", "e4m3", "e5m2"):
+        dtype = {"fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
+        reals = torch.randn(shape, generator=generator) * 2.0 ** draw(st.integers(-14, 6))
+        scale = None if kind == "fp16" else _scales(rows, generator) * 2.0**exponent
+        return StoredWeight(reals.to(dtype), scale, None, None if kind == "fp16" else 0, None)
+    high = 8 if kind == "groups" else 128
+    w = torch.randint(-high, high, shape, generator=generator).to(torch.int8)
+    w[draw(st.integers(0, rows - 1))] = 0
+    if kind == "whole":
+        return StoredWeight(w, _scales(1, generator)[0] * 2.0**exponent, None, None, None)
+    if kind == "groups":
+        scale = torch.randint(64, 128, (rows, columns), generator=generator) * 2.0**exponent * 2.0**spread
+        zero = torch.randint(-8, 8, (rows, columns), generator=generator)
+        return StoredWeight(w, scale, zero, None, size)
+    zero_point = torch.randint(-128, 128, (rows,), generator=generator) if kind == "affine rows" else None
+    return StoredWeight(w, _scales(rows, generator) * 2.0**exponent, zero_point, 0, None)
+
+
+def _scales(count: int, generator: torch.Generator) -> Tensor:
+    return torch.rand(count, generator=generator) + 0.5

@@ -3,223 +3,33 @@
 from __future__ import annotations
 
 import copy
-import io
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import quantc as qc
-from quantc.backends.x86 import X86
 from quantc.errors import InputError, ModeError
 from quantc.ir.program import Program
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.lowered import Lowered
+from tests.support.lowered_nets import dynamic_program, image, same, static_program
 
 
-class Net(nn.Module):
-    """Convolutions, a sum that can be written over, floats between products, and linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (
-            nn.Conv2d(3, 8, 3, padding=1),
-            nn.Conv2d(8, 8, 3, padding=1),
-            nn.Conv2d(8, 8, 1),
-        )
-        self.last, self.norm = nn.Linear(8 * 6 * 6, 16), nn.LayerNorm(16)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.first(x).relu()
-        x = torch.relu(x + self.third(self.second(x).relu()))
-        return self.norm(nn.functional.gelu(self.last(x.flatten(1)))), x
-
-
-def image(batch: int, seed: int = 1) -> Tensor:
-    return torch.randn(batch, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
-
-
-BATCH = {"x": {0: torch.export.Dim("batch", min=0, max=32)}}
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return Net().eval()
-
-
-@pytest.fixture(scope="module")
-def static() -> Program:
-    return qc.quantize(net(), (image(4),), [(image(4, seed),) for seed in range(2)], dynamic_shapes=BATCH).program
-
-
-@pytest.fixture(scope="module")
-def dynamic() -> Program:
-    named = qc.QuantConfig().set(nn.Conv2d, X86.modes["dynamic"])
-    return qc.quantize(net(), (image(4),), mode="dynamic", config=named, dynamic_shapes=BATCH).program
-
-
-@pytest.fixture(params=["static", "dynamic"])
+@pytest.fixture(params=[static_program, dynamic_program], ids=["static", "dynamic"])
 def program(request: pytest.FixtureRequest) -> Program:
-    found: Program = request.getfixturevalue(request.param)
+    found: Program = request.param()
     return found
 
 
 @pytest.fixture
 def lowered(program: Program) -> Lowered:
     return qc.lower(program, "x86")
-
-
-def same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-# -- torch.export, torch.compile -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", [False, True], ids=["before a call", "after a call"])
-def test_exports_as_the_portable_program(lowered: Lowered, first: bool) -> None:
-    x = image(4)
-    if first:
-        lowered(x)
-    exported = torch.export.export(lowered, (x,), dynamic_shapes={"args": ({0: torch.export.Dim("batch", max=32)},)})
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    file.seek(0)
-    loaded = torch.export.load(file)
-    for batch in (4, 7):
-        assert same(loaded.module()(image(batch)), lowered.program(image(batch)))
-    called = {node.target for node in exported.graph.nodes if node.op == "call_function"}
-    assert not [target for target in called if "run_" in str(target) or "onednn" in str(target)]
-    weights = [
-        value for value in exported.constants.values() if isinstance(value, Tensor) and value.dtype is torch.int8
-    ]
-    assert sorted(weight.numel() for weight in weights) == [64, 216, 576, 8 * 36 * 16]
-    assert not exported.state_dict, "nothing is taken along twice"
-
-
-def test_strict_export_says_what_to_do(lowered: Lowered) -> None:
-    with pytest.raises(Exception, match=r"strict=False; or export lowered\.program\.module"):
-        torch.export.export(lowered, (image(4),), strict=True)
-
-
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_compiles_as_one_op(lowered: Lowered, fullgraph: bool) -> None:
-    torch._dynamo.reset()
-    seen: list[torch.fx.Graph] = []
-
-    def keep(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        seen.append(module.graph)
-        return module.forward
-
-    made = torch.compile(lowered, fullgraph=fullgraph, backend=keep)
-    for batch in (4, 5, 1, 9):
-        assert same(made(image(batch)), lowered(image(batch)))
-    assert all(any("run_lowered" in str(node.target) for node in graph.nodes) for graph in seen)
-    torch._dynamo.reset()
-
-
-def test_compiles_within_a_model() -> None:
-    """Through functionalization and the shapes of its op: `aot_eager` asks for all of that, and compiles nothing."""
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    x = torch.randn(3, 8)
-    inner = qc.lower(qc.quantize(model, (x,), mode="dynamic").program, "x86")
-    whole = nn.Sequential(nn.Tanh(), inner, nn.Softmax(-1))
-    with torch.no_grad():
-        assert torch.equal(torch.compile(whole, fullgraph=True, backend="aot_eager")(x), whole(x))
-    torch._dynamo.reset()
-
-
-@pytest.mark.slow
-def test_inductor_compiles_it(static: Program) -> None:
-    torch._dynamo.reset()
-    lowered = qc.lower(static, "x86")
-    made = torch.compile(lowered, fullgraph=True)
-    for batch in (4, 5):
-        assert same(made(image(batch)), lowered(image(batch)))
-
-
-def test_what_comes_out_of_a_compiled_one_is_its_own(static: Program) -> None:
-    """A model may yield what it is given; an op may not."""
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Any:
-            return x, self.linear(x), x.t()
-
-    x = torch.randn(4, 4)
-    lowered = qc.lower(qc.quantize(Both().eval(), (x,), [(x,)]).program, "x86")
-    torch._dynamo.reset()
-    found = torch.compile(lowered, fullgraph=True, backend="aot_eager")(x)
-    assert same(found, lowered(x))
-    assert len({tensor.data_ptr() for tensor in (x, *found)}) == 4
-
-
-# -- compile=True --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_rest_is_compiled_on_request(program: Program) -> None:
-    torch._dynamo.reset()
-    plain, made = qc.lower(program, "x86"), qc.lower(program, "x86", compile=True)
-    assert made.headline == f"{plain.headline}, the rest compiled"
-    assert made.to_data()["compiled"]
-    for batch in (4, 5, 1, 0):
-        for found, expected in zip(made(image(batch)), plain(image(batch)), strict=True):
-            assert found.shape == expected.shape
-            assert found.stride() == expected.stride()
-            if batch:
-                assert float((found - expected).norm() / expected.norm()) < 0.02
-    with torch.inference_mode():
-        made(image(4))
-    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
-    assert again.is_compiled
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        (nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 16)), (8, 16)),
-        (
-            nn.Sequential(nn.Conv2d(4, 4, 1), nn.SiLU(), nn.Conv2d(4, 4, 1), nn.Hardswish(), nn.Conv2d(4, 4, 1)),
-            (2, 4, 6, 6),
-        ),
-    ],
-    ids=["linear", "conv"],
-)
-def test_kernels_that_round_for_themselves_are_not_taken_for_quantize_ops(model: nn.Module, shape: Any) -> None:
-    """Of one size throughout: a layer that is left out would not be seen in a shape."""
-    torch.manual_seed(0)
-    x = torch.randn(shape)
-    found = qc.quantize(model.eval(), (x,), [(x,)]).program
-    plain, made = qc.lower(found, "x86"), qc.lower(found, "x86", compile=True)
-    assert float((made(x) - plain(x)).norm() / plain(x).norm()) < 0.02
-
-
-def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
-    code = """
-import torch, quantc as qc
-program = qc.quantize(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), mode="dynamic").program
-try:
-    qc.lower(program, "x86", compile=True)
-except qc.errors.MissingDependencyError as error:
-    print(error)
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(tmp_path)}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "there is no C++ compiler" in found.stdout
-    assert "or lower without compile=True" in found.stdout
 
 
 # -- copies and state ----------------------------------------------------------------------------------------------------
@@ -374,14 +184,14 @@ def test_another_batch_than_captured_says_how_to_capture_it() -> None:
     assert "dynamic_shapes=" in str(error.value)
 
 
-def test_nan_is_refused(static: Program, dynamic: Program) -> None:
+def test_nan_is_refused() -> None:
     x = image(4)
     x[1, 0, 2, 2] = torch.nan
-    for program in (static, dynamic):
+    for program in (static_program(), dynamic_program()):
         with pytest.raises(InputError, match="input 'x' holds NaN"):
             qc.lower(program, "x86")(x)
     x[1, 0, 2, 2], x[1, 0, 3, 3] = torch.inf, -torch.inf
-    for program in (static, dynamic):
+    for program in (static_program(), dynamic_program()):
         with pytest.raises(InputError, match="input 'x' holds infinity"):
             qc.lower(program, "x86")(x)
 

@@ -14,8 +14,7 @@ from quantc.targets.kernels import lowered as lowered_module
 from quantc.targets.kernels.codegen import BINDINGS, _Writing, straight_line, why_not_repeated
 from quantc.targets.kernels.kernel import Kernel, KernelForm
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.placement import Choosing
-from quantc.targets.kernels.residual_linear import LinearSum
+from tests.support.lowered_families import Counter, check_line, of_family
 
 X = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = X.flatten(2)
@@ -68,56 +67,6 @@ def test_a_binding_is_its_op(op: Any) -> None:
 # -- whole models --------------------------------------------------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    """Two branches around which there is a sum, each behind a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
-        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * 2
-        for norm, layer in zip(self.norms, self.layers, strict=True):
-            x = x + layer(norm(x))
-        return x
-
-
-class ReadLater(nn.Module):
-    """A branch whose summand is read again afterwards, by a view that is taken beforehand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        before = self.first(x)
-        view = before.transpose(0, 1)
-        made: Tensor = before + self.second(torch.tanh(before)) + view.transpose(0, 1)
-        return made
-
-
-def of_family(model: nn.Module, family: str, *shape: int) -> tuple[Lowered, Tensor]:
-    """A model on the kernels of one family, and something to call it with."""
-    torch.manual_seed(0)
-    batches = [torch.randn(shape) for _ in range(3)]
-    program = qc.quantize(model.eval(), (batches[0],), batches).program
-    plain = qc.lower(program, "x86")
-    other = {"fbgemm": "onednn", "onednn": "fbgemm"}[family]
-    saved = {key: name.replace(other, family) for key, name in plain.choices.items()}
-    return Lowered(plain.program, "x86", Choosing(saved=saved)), batches[1]
-
-
-def check_line(lowered: Lowered, x: Tensor) -> None:
-    given = x.clone()
-    first, second, third = lowered(x), lowered(x), lowered.module(x)[0]
-    assert lowered._line is not None
-    assert torch.equal(x, given)
-    assert torch.equal(first, second)
-    assert torch.equal(first, third)
-    assert first.stride() == second.stride()
-
-
 @pytest.mark.parametrize("family", ["fbgemm", "onednn"])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_linear_layers(family: str, rows: int) -> None:
@@ -151,26 +100,6 @@ def test_kernels_of_fbgemm_hand_quantized_tensors_on() -> None:
     assert KernelForm.QUANTIZED in forms(lowered)
 
 
-def sums(lowered: Lowered) -> list[LinearSum]:
-    return [kernel for kernel in lowered.module.modules() if isinstance(kernel, LinearSum)]
-
-
-@pytest.mark.parametrize("rows", [1, 40])
-def test_a_sum_is_written_over_what_nobody_reads_later(rows: int) -> None:
-    lowered, x = of_family(Residual(), "onednn", rows, 32)
-    check_line(lowered, x)
-    assert [kernel.keep for kernel in sums(lowered)] == [True, False]  # the first is over what `mul` has made
-    assert sum("+ sum" in row.kernel for row in lowered.placed) == 2
-
-
-def test_a_sum_is_not_written_over_what_is_read_later() -> None:
-    lowered, x = of_family(ReadLater(), "onednn", 40, 32)
-    check_line(lowered, x)
-    assert all(kernel.keep for kernel in sums(lowered))
-    exact = lowered.program(x)
-    assert float((lowered(x) - exact).norm() / exact.norm()) < 0.02
-
-
 def test_other_weights_are_packed_again() -> None:
     (one, x), (other, _) = (of_family(nn.Sequential(nn.Linear(32, 32)), "fbgemm", 4, 32) for _ in range(2))
     one(x)
@@ -189,19 +118,6 @@ def test_what_is_not_packed_runs_as_it_is() -> None:
     kernels = [kernel for kernel in lowered.module.modules() if isinstance(kernel, Kernel)]
     assert all(kernel._packed is None for kernel in kernels)
     assert torch.equal(line(x)[0], lowered(x))
-
-
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.count: Tensor
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count.add_(1)
-        made: Tensor = self.layer(x) + self.count
-        return made
 
 
 class Statistics(nn.Module):

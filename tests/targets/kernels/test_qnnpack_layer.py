@@ -6,14 +6,12 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,257 +23,15 @@ from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Role, Scheme
 from quantc.spec.spec import INT8
 from quantc.targets.kernels.float_epilogue import Ending
-from quantc.targets.kernels.int8_conv_transpose import Spreading
-from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.kernel_agreement import KernelGap, kernel_agreement
 from quantc.targets.kernels.kernel_table import NoKernelError
-from quantc.targets.kernels.qnnpack_conv import OWN_TRANSPOSED, ConvOfRows, ConvSpread, QnnpackConv
+from quantc.targets.kernels.qnnpack_conv import QnnpackConv
 from quantc.targets.kernels.qnnpack_layer import QnnpackLayer
 from quantc.targets.kernels.qnnpack_linear import QnnpackLinear
+from tests.support.qnnpack_layers import integers, layer, seeded
 
-BYTES = (torch.uint8, torch.int8)
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest."""
-CONVS: tuple[Callable[..., Tensor], ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
-TRANSPOSED: tuple[Callable[..., Tensor], ...] = (
-    functional.conv_transpose1d,
-    functional.conv_transpose2d,
-    functional.conv_transpose3d,
-)
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def integers(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
-    limits = torch.iinfo(dtype)
-    return torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=dtype)
-
-
-# -- single kernels, on all bytes ----------------------------------------------------------------------------------
-
-
-def layer(op: str, weight: Tensor, seed: int, dtypes: tuple[torch.dtype, torch.dtype], *window: Any) -> QnnpackLayer:
-    """A product whose results fill the range of a byte; half of them have a bias, and half zero points of weights."""
-    generator = seeded(seed)
-    is_transposed = "transpose" in op
-    groups = window[-1] if window else 1
-    channels = weight.shape[1] * groups if is_transposed else weight.shape[0]
-    scales = 1 if is_transposed and groups > 1 else channels
-    size = weight.numel() / weight.shape[1 if is_transposed else 0]
-    multiplier = (torch.rand(scales, generator=generator) + 0.2) / (80 * size**0.5)
-    limits = torch.iinfo(dtypes[1])
-    zero_point = int(integers(generator, dtypes[1], 1))
-    return QnnpackLayer(
-        op,
-        weight,
-        integers(generator, torch.int8, scales).long() if seed % 4 > 1 else None,
-        Ending(multiplier, zero_point, limits.min, limits.max, dtypes[1]),
-        torch.randint(-3000, 3000, (channels,), generator=generator, dtype=torch.int32) if seed % 2 else None,
-        int(integers(generator, dtypes[0], 1)),
-        dtypes[0],
-        window,
-    )
-
-
-def expected(of: QnnpackLayer, x: Tensor) -> Tensor:
-    """The same with torch's products in float64, in which sums of bytes are exact."""
-    axes, ending, axis = of.levels.dim() - 2, of.ending, int(of.is_transposed)
-    along = [-1, *[1] * max(axes, 0)]
-    levels = of.levels.double()
-    if of.zero_points is not None:
-        shape = [1] * levels.dim()
-        shape[axis] = -1
-        levels = levels - of.zero_points.reshape(shape)
-    reals = x.double() - of.x_zero_point
-    if of.op == "linear":
-        sums = functional.linear(reals, levels)
-    elif of.is_transposed:
-        stride, padding, extra, dilation, groups = of.window
-        sums = TRANSPOSED[axes - 1](reals, levels, None, stride, padding, extra, groups, dilation)
-    else:
-        sums = CONVS[axes - 1](reals, levels, None, *of.window)
-    if of.bias is not None:
-        sums = sums + of.bias.reshape(along)
-    steps = (sums * ending.multiplier.double().reshape(along)).round() + ending.zero_point
-    return steps.clamp(ending.low, ending.high).to(ending.dtype)
-
-
-def bounded(of: QnnpackLayer, bounds: str) -> QnnpackLayer:
-    """A layer whose result begins at zero, as after a relu, or is cut off on both sides."""
-    ending = of.ending
-    found = {
-        "none": ending,
-        "relu": replace(ending, low=ending.zero_point),
-        "clamp": replace(ending, low=ending.low + 20, high=ending.high - 100),
-    }
-    return replace(of, ending=found[bounds])
-
-
-def steps_apart(one: Tensor, other: Tensor) -> int:
-    assert (one.shape, one.dtype) == (other.shape, other.dtype)
-    return int((one.int() - other.int()).abs().max()) if one.numel() else 0
-
-
-def check(kernel: Kernel, of: QnnpackLayer, x: Tensor) -> None:
-    found = kernel(x)
-    assert found.is_contiguous()
-    assert steps_apart(found, expected(of, x)) <= 1
-    for unpacked in kernel.unpack(kernel._packed).values():
-        assert torch.equal(unpacked, of.levels)
-    assert kernel.pair_sums is None  # full bytes by full bytes, and nothing is cut off on the way
-
-
-BOUNDS = st.sampled_from(["none", "relu", "clamp"])
-DTYPES = st.tuples(st.sampled_from(BYTES), st.sampled_from(BYTES))
-
-
-@settings(max_examples=150)
-@given(
-    rows=st.integers(0, 40),
-    read=st.integers(1, 90),
-    made=st.integers(1, 40),
-    leading=st.integers(0, 2),
-    dtypes=DTYPES,
-    bounds=BOUNDS,
-    seed=st.integers(0, 99),
-)
-def test_linears(rows: int, read: int, made: int, leading: int, dtypes: Any, bounds: str, seed: int) -> None:
-    generator = seeded(seed)
-    of = bounded(layer("linear", integers(generator, torch.int8, made, read), seed, dtypes), bounds)
-    x = integers(generator, dtypes[0], *([], [rows], [2, rows])[leading], read)
-    check(QnnpackLinear(of), of, x)
-
-
-@settings(max_examples=150)
-@given(
-    axes=st.integers(1, 3),
-    read=st.integers(1, 9),
-    made=st.integers(1, 9),
-    groups=st.sampled_from([1, 1, 2, 3, 16]),
-    kernel=st.integers(1, 5),
-    stride=st.integers(1, 3),
-    padding=st.integers(0, 2),
-    dilation=st.integers(1, 2),
-    batch=st.sampled_from([None, 0, 1, 3]),
-    dtypes=DTYPES,
-    bounds=BOUNDS,
-    seed=st.integers(0, 99),
-)
-def test_convolutions(
-    axes: int,
-    read: int,
-    made: int,
-    groups: int,
-    kernel: int,
-    stride: int,
-    padding: int,
-    dilation: int,
-    batch: int | None,
-    dtypes: Any,
-    bounds: str,
-    seed: int,
-) -> None:
-    size = (12, 10, 7)[axes - 1]
-    size = max(size, dilation * (kernel - 1) + 1 - 2 * padding)
-    if groups == 16:  # depthwise, for which there are kernels of their own
-        read = made = 1
-    generator = seeded(seed)
-    weight = integers(generator, torch.int8, made * groups, read, *[kernel] * axes)
-    window = ([stride] * axes, [padding] * axes, [dilation] * axes, groups)
-    of = bounded(layer(f"conv{axes}d", weight, seed, dtypes, *window), bounds)
-    x = integers(generator, dtypes[0], *([] if batch is None else [batch]), read * groups, *[size] * axes)
-    check(QnnpackConv(of), of, x)
-
-
-@settings(max_examples=100)
-@given(
-    axes=st.integers(1, 3),
-    read=st.integers(1, 5),
-    made=st.integers(1, 5),
-    groups=st.integers(1, 3),
-    kernel=st.integers(1, 4),
-    stride=st.integers(1, 3),
-    padding=st.integers(0, 1),
-    extra=st.integers(0, 1),
-    dilation=st.integers(1, 2),
-    dtypes=DTYPES,
-    bounds=BOUNDS,
-    seed=st.integers(0, 99),
-)
-def test_transposed_convolutions(
-    axes: int,
-    read: int,
-    made: int,
-    groups: int,
-    kernel: int,
-    stride: int,
-    padding: int,
-    extra: int,
-    dilation: int,
-    dtypes: Any,
-    bounds: str,
-    seed: int,
-) -> None:
-    extra = min(extra, max(stride, dilation) - 1)
-    generator = seeded(seed)
-    weight = integers(generator, torch.int8, read * groups, made, *[kernel] * axes)
-    window: Any = ([stride] * axes, [padding] * axes, [extra] * axes, [dilation] * axes, groups)
-    of = bounded(layer(f"conv_transpose{axes}d", weight, seed, dtypes, *window), bounds)
-    x = integers(generator, dtypes[0], 2, read * groups, *[5] * axes)
-    if axes in OWN_TRANSPOSED:
-        check(QnnpackConv(of), of, x)
-    of = replace(of, zero_points=None)
-    spreading = Spreading(
-        taps=tuple(weight.shape[2:]),
-        stride=tuple(window[0]),
-        padding=tuple(window[1]),
-        output_padding=tuple(window[2]),
-        dilation=tuple(window[3]),
-        groups=groups,
-        inputs=read,
-        outputs=made,
-    )
-    check(ConvSpread(of, spreading), of, x)
-
-
-@settings(max_examples=60)
-@given(
-    read=st.integers(1, 4),
-    kernel=st.tuples(st.integers(1, 4), st.integers(1, 7)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 3)),
-    down=st.integers(1, 2),
-    batch=st.sampled_from([None, 0, 1, 2]),
-    dtypes=DTYPES,
-    bounds=BOUNDS,
-    seed=st.integers(0, 99),
-)
-def test_rows_of_windows_as_channels(
-    read: int, kernel: Any, stride: Any, padding: Any, down: int, batch: int | None, dtypes: Any, bounds: str, seed: int
-) -> None:
-    generator = seeded(seed)
-    weight = integers(generator, torch.int8, 5, read, *kernel)
-    window = (list(stride), list(padding), [down, 1], 1)
-    of = bounded(layer("conv2d", weight, seed, dtypes, *window), bounds)
-    x = integers(generator, dtypes[0], *([] if batch is None else [batch]), read, 9, 11)
-    check(ConvOfRows(of), of, x)
-
-
-@pytest.mark.parametrize("zero_point", [0, 255])
-@pytest.mark.parametrize("level", [0, 255])
-@pytest.mark.parametrize("weight", [-128, 127])
-def test_sums_of_the_largest_products_are_not_cut_off(weight: int, level: int, zero_point: int) -> None:
-    """What x86's other kernels add in 16 bits."""
-    count = 512
-    reach = 255 * 128 * count
-    ending = Ending(torch.tensor([120 / reach]), 128, 0, 255, torch.uint8)
-    of = QnnpackLayer(
-        "linear", torch.full((8, count), weight, dtype=torch.int8), None, ending, None, zero_point, torch.uint8, ()
-    )
-    x = torch.full((5, count), level, dtype=torch.uint8)
-    assert torch.equal(QnnpackLinear(of)(x), expected(of, x))
 
 
 # -- what the kernels do not do ------------------------------------------------------------------------------------

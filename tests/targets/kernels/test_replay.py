@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import quantc as qc
 from quantc.targets.kernels.codegen import straight_line
-from quantc.targets.kernels.dispatch_trace import NoTapeError, taped
+from quantc.targets.kernels.dispatch_trace import NoTapeError
 from quantc.targets.kernels.lowered import Lowered
 from quantc.targets.kernels.replay import MAX_RECORDINGS, Replayed, replay
-from tests.targets.kernels.test_codegen import Counter, Residual, of_family
+from tests.support.lowered_families import Counter, Residual, of_family
 
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
 PLACES = torch.tensor([3, 0, 1])
@@ -130,12 +130,6 @@ def test_a_try_draws_no_numbers() -> None:
         torch.manual_seed(5)
         drawn.append(run(x)[0])
     assert all(torch.equal(one, drawn[0]) for one in drawn)
-
-
-def test_a_tape_holds_weights_and_no_results() -> None:
-    tape, made = taped(lambda x: [F.linear(x, WEIGHT).relu() + WEIGHT], [numbers(6, 6)])
-    assert [held is WEIGHT for held in tape.held] == [True]
-    assert torch.equal(made[0], F.linear(numbers(6, 6), WEIGHT).relu() + WEIGHT)
 
 
 # -- which calls are recorded --------------------------------------------------------------------------------------------

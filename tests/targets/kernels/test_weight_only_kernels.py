@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import quantc as qc
 from quantc import QuantSpec
-from quantc.targets.kernels.fp16_weights import are_exact, exact_halves
 from quantc.targets.kernels.stored_weight import StoredWeight
 from quantc.targets.kernels.weight_only_kernels import FloatLinear, HalfLinear, HalfLinearThreads
 from tests.support.stored_weights import (
@@ -28,6 +27,7 @@ from tests.support.stored_weights import (
     needs_fbgemm,
     real,
     seeded,
+    stored_weights,
     threads,
 )
 
@@ -118,60 +118,6 @@ def test_products_with_outputs_last(spec: QuantSpec) -> None:
         assert torch.allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
-@st.composite
-def stored_weights(draw: st.DrawFn) -> StoredWeight:
-    """Levels and scales of any size: per tensor, per row, or in groups whose scales have few bits."""
-    seed = draw(st.integers(0, 2**20))
-    rows, columns, size = draw(st.integers(1, 40)), draw(st.integers(1, 6)), draw(st.sampled_from([2, 16, 33]))
-    exponent = draw(st.integers(-120, 100))
-    kind = draw(st.sampled_from(["whole", "rows", "affine rows", "groups", "fp16", "e4m3", "e5m2"]))
-    generator = seeded(seed)
-    shape = (rows, columns * size)
-    spread = torch.randint(-6, 7, (rows, columns), generator=generator)
-    if kind in ("fp16", "e4m3", "e5m2"):
-        dtype = {"fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
-        reals = torch.randn(shape, generator=generator) * 2.0 ** draw(st.integers(-14, 6))
-        scale = None if kind == "fp16" else _scales(rows, generator) * 2.0**exponent
-        return StoredWeight(reals.to(dtype), scale, None, None if kind == "fp16" else 0, None)
-    high = 8 if kind == "groups" else 128
-    w = torch.randint(-high, high, shape, generator=generator).to(torch.int8)
-    w[draw(st.integers(0, rows - 1))] = 0
-    if kind == "whole":
-        return StoredWeight(w, _scales(1, generator)[0] * 2.0**exponent, None, None, None)
-    if kind == "groups":
-        scale = torch.randint(64, 128, (rows, columns), generator=generator) * 2.0**exponent * 2.0**spread
-        zero = torch.randint(-8, 8, (rows, columns), generator=generator)
-        return StoredWeight(w, scale, zero, None, size)
-    zero_point = torch.randint(-128, 128, (rows,), generator=generator) if kind == "affine rows" else None
-    return StoredWeight(w, _scales(rows, generator) * 2.0**exponent, zero_point, 0, None)
-
-
-def _scales(count: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(count, generator=generator) + 0.5
-
-
-@settings(max_examples=150)
-@given(stored_weights())
-def test_halves_are_exactly_the_weights(weight: StoredWeight) -> None:
-    assert are_exact(weight)
-    halves = exact_halves(weight)
-    assert halves is not None
-    assert torch.equal(halves.matrix.half().float(), halves.matrix)
-    # in float64, so that nothing is rounded
-    levels, scale = weight.w.double(), weight.scale
-    if weight.group_size is not None:
-        assert scale is not None
-        assert weight.zero_point is not None
-        wide, zero = (part.double().repeat_interleave(weight.group_size, 1) for part in (scale, weight.zero_point))
-        levels = (levels - zero) * wide
-    else:
-        offset = 0 if weight.zero_point is None else weight.zero_point.double().unsqueeze(1)
-        factor = 1.0 if scale is None else scale.double().reshape(-1, 1)
-        levels = (levels - offset) * factor
-    factor = torch.ones(()) if halves.factor is None else halves.factor.unsqueeze(1)
-    assert torch.equal(halves.matrix.double() * factor.double(), levels)
-
-
 @needs_fbgemm
 @settings(max_examples=60)
 @given(stored_weights(), st.integers(0, 5), st.booleans(), st.integers(0, 2**20))
@@ -183,14 +129,6 @@ def test_products_are_rounded_only(weight: StoredWeight, rows: int, has_bias: bo
     assert found.shape == (rows, weight.outputs)
     if rows:
         assert_rounded_only(found, x, exact, bias)
-
-
-def test_groups_too_far_apart_are_not_exact() -> None:
-    w = torch.full((128, 32), 3, dtype=torch.int8)
-    scale = torch.tensor([[2.0**-30, 1.0]]).repeat(128, 1)
-    assert exact_halves(StoredWeight(w, scale, None, None, 16)) is not None  # a power of two for all
-    scale = torch.tensor([[101 * 2.0**-40, 101.0]]).repeat(128, 1)
-    assert exact_halves(StoredWeight(w, scale, None, None, 16)) is None
 
 
 @needs_fbgemm
@@ -261,16 +199,3 @@ def test_wrong_columns_are_refused() -> None:
     (kernel,) = kernels(lowered(nn.Linear(96, 128), torch.randn(5, 96), qc.INT8_WEIGHT_ONLY)[1])
     with pytest.raises(RuntimeError):
         kernel(torch.randn(5, 95))
-
-
-# -- convolutions and recurrent layers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spec", FORMATS.values(), ids=FORMATS)
-def test_convolutions_read_a_float_weight_that_is_made_once(spec: QuantSpec) -> None:
-    x = torch.randn(2, 32, 9, 9)
-    program, module = lowered(nn.Conv2d(32, 40, 3), x, spec)
-    assert [row.kernel for row in module.placed] == ["float32 weight made once"]
-    assert torch.allclose(module(x), program(x), rtol=1e-5, atol=1e-5)
-    (kernel,) = kernels(module)
-    assert kernel() is kernel()

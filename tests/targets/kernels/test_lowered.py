@@ -317,51 +317,6 @@ def test_products_with_a_constant_run_on_kernels(config: QuantConfig | None) -> 
         close(found, expected)
 
 
-def first_of(result: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
-
-
-class Attention(nn.Module):
-    """Attention written out, in ways that torch's own op is and is not."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.qkv = nn.Linear(8, 24)
-
-    def forward(self, x: Tensor) -> Any:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
-        scores = q @ k.transpose(-1, -2)
-        if self.kind == "scaled":
-            scores = scores * 0.5
-        if self.kind == "divided":
-            scores = scores / 2
-        if self.kind == "masked":
-            scores = scores + torch.ones(5, 5).triu(1) * -1e4
-        weights = torch.softmax(scores, 2 if self.kind == "other axis" else -1)
-        return (weights @ v, weights) if self.kind == "read twice" else weights @ v
-
-
-@pytest.mark.parametrize(
-    ("kind", "fuses"),
-    [
-        ("plain", True),
-        ("scaled", True),
-        ("divided", True),
-        ("masked", False),
-        ("other axis", False),
-        ("read twice", False),
-    ],
-)
-def test_float_attention_becomes_one_op_where_it_is_one(kind: str, fuses: bool) -> None:
-    x = tensor(2, 5, 8)
-    made = qc.lower(quantized(seeded(Attention(kind)), x), "x86")
-    assert ("scaled_dot_product_attention" in made.module.code) is fuses
-    close(first_of(made(x)), first_of(made.program(x)))
-    x[0, 3, 1] = torch.nan
-    assert not first_of(made.module(x)).isfinite().any()
-
-
 class LowRank(nn.Module):
     """A linear layer whose weight is a parameter plus a product of two."""
 

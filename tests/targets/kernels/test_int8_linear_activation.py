@@ -1,0 +1,110 @@
+"""Linear, activation and quantize as one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quantc.targets.kernels.int8_linear_activation import ALGORITHM, POST_OPS
+from tests.support.linear_families import FAMILIES, gaps, layers, lowered
+
+families = pytest.mark.parametrize("family", list(FAMILIES))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu of tanh": lambda: nn.GELU(approximate="tanh"),
+    "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+}
+
+
+@families
+@pytest.mark.parametrize("rows", [1, 60])
+@pytest.mark.parametrize("name", list(MODULES))
+def test_an_activation_between_layers_is_done_by_the_first(name: str, rows: int, family: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 64), MODULES[name](), nn.Linear(64, 8))
+    x = torch.randn(rows, 48)
+    module = lowered(family, model, x)
+    found = gaps(module, x)
+    assert len(found) == 2
+    assert [node.op for node in module.module.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+
+
+def test_an_activation_that_is_read_twice_stays_apart() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            y = F.gelu(self.first(x))
+            return self.second(y), y
+
+    torch.manual_seed(0)
+    x = torch.randn(20, 16)
+    module = lowered("onednn", Twice(), x)
+    gaps(module, x)
+    assert [kernel.activation for kernel in layers(module)] == [None, None]
+
+
+TAKEN: dict[str, tuple[str, list[float], str, Callable[[Tensor], Tensor]]] = {
+    "relu": ("relu", [], ALGORITHM, torch.relu),
+    "clamp": ("hardtanh", [-0.5, 0.7], ALGORITHM, lambda x: x.clamp(-0.5, 0.7)),
+    "gelu": ("gelu", [], "none", F.gelu),
+    "gelu of tanh": ("gelu", [], "tanh", lambda x: F.gelu(x, approximate="tanh")),
+    "leaky_relu": ("leaky_relu", [0.2], ALGORITHM, lambda x: F.leaky_relu(x, 0.2)),
+    "tanh": ("tanh", [], ALGORITHM, torch.tanh),
+    "silu": ("swish", [], ALGORITHM, F.silu),
+    "hardswish": ("hardswish", [], ALGORITHM, F.hardswish),
+}
+REFUSED = ("sigmoid", "hardsigmoid", "elu", "mish", "softplus", "clamp", "silu")
+
+
+def post_op(name: str, scalars: list[float], algorithm: str, scale: float, zero: int, dtype: torch.dtype) -> Any:
+    """onednn's own results of a fixed product, and the product itself in float64."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-64, 65, (512, 64), dtype=torch.int8, generator=generator)
+    x = torch.randint(0, 256, (64, 64), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(512, generator=generator) * 2e-4
+    bias = torch.randn(512, generator=generator)
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    zeros = torch.zeros(1, dtype=torch.int32)
+    found = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, 100, packed, scales, zeros, bias, scale, zero, dtype, name, scalars, algorithm
+    )
+    return found, ((x.double() - 100) @ weight.double().t()) * scales.double() + bias.double()
+
+
+@pytest.mark.parametrize("op", list(TAKEN))
+def test_the_table_of_activations_is_what_the_kernel_does(op: str) -> None:
+    name, scalars, algorithm, function = TAKEN[op]
+    assert POST_OPS[op.split(" ", maxsplit=1)[0]].name == name
+    found, reals = post_op(name, scalars, algorithm, 1.0, 0, torch.float32)
+    expected = function(reals)
+    assert float((found - expected).abs().max()) <= 1e-6 * float(reals.abs().max())
+    low, high = float(expected.min()), float(expected.max())
+    scale = (high - low) / 255
+    zero = round(-low / scale)
+    levels, _ = post_op(name, scalars, algorithm, scale, zero, torch.uint8)
+    wanted = (torch.round(expected / scale) + zero).clamp(0, 255)
+    assert float((levels - wanted).abs().max()) <= 1
+    assert float((levels != wanted).double().mean()) < 1e-3
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_activations_that_are_not_in_the_table_are_refused_by_the_kernel(name: str) -> None:
+    with pytest.raises(RuntimeError, match="unsupported"):
+        post_op(name, [], ALGORITHM, 1.0, 0, torch.float32)
+
+
+def test_every_activation_of_the_table_is_tried() -> None:
+    assert {name.split(" ")[0] for name in TAKEN} == set(POST_OPS)
