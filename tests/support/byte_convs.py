@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import quantc as qc
 from quantc.integer.library import OPS
@@ -17,6 +18,12 @@ from tests.support.programs import Builder
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest."""
+CONVS: tuple[Any, ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
+TRANSPOSED: tuple[Any, ...] = (
+    functional.conv_transpose1d,
+    functional.conv_transpose2d,
+    functional.conv_transpose3d,
+)
 MAX_LEVEL = 64
 """Of weights: two products by bytes then fit 16 bits, where processors without VNNI add them."""
 
@@ -63,8 +70,18 @@ class Layer:
         return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
     def expected(self, x: Tensor) -> Tensor:
-        made: Tensor = OPS[self.op].target(x, *self.arguments())
-        return made
+        """The result by torch's convolutions in float64, in which sums of bytes are exact."""
+        zero_point, weight, zeros, bias, *window, _, multiplier, _, out_zero_point, low, high, dtype = self.arguments()
+        axes, is_transposed = len(self.shape) - 2, self.op == "conv_transpose"
+        along = [-1, *[1] * axes]
+        reals, levels = x.double() - zero_point, weight.double()
+        if zeros is not None:
+            levels = levels - zeros.reshape(along if is_transposed else [-1, 1, *[1] * axes])
+        sums = (TRANSPOSED if is_transposed else CONVS)[axes - 1](reals, levels, None, *window)
+        if bias is not None:
+            sums = sums + bias.reshape(along)
+        real: Tensor = sums * multiplier
+        return real.float() if dtype is torch.float32 else (real.round() + out_zero_point).clamp(low, high).to(dtype)
 
     def call(self, x: Tensor) -> Call:
         """A program with nothing but this op."""

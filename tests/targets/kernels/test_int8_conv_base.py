@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from quantc.errors import InputError
+from quantc.targets.kernels.float_conv import ConvFloat
+from quantc.targets.kernels.float_epilogue import Ending
+from quantc.targets.kernels.int8_conv_base import check_bytes, symmetric, two_axes
+from quantc.targets.kernels.kernel_table import NoKernelError
 from tests.support.byte_convs import FULL, Layer, close, plain
 
 
@@ -51,3 +55,64 @@ def test_levels_that_could_saturate_are_not_centered_unseen(monkeypatch: pytest.
     assert sum("cut off on this processor" in reason for reason in reasons) == 2
     monkeypatch.setattr("quantc.targets.kernels.int8_conv_base.adds_in_16_bits", lambda: False)
     assert [kernel.family for kernel in layer.kernels(x)[0]] == ["onednn", "fbgemm", "float32"]
+
+
+def refusal(layer: Layer, x: torch.Tensor) -> str:
+    with pytest.raises(NoKernelError) as caught:
+        check_bytes(layer.call(x), "the engine")
+    return str(caught.value)
+
+
+def test_operands_that_no_engine_convolves_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = plain()
+    x = layer.input(2, 4, 6, 5)
+    check_bytes(layer.call(x), "the engine")
+    assert refusal(layer, x.to(torch.int8)) == "the engine convolves uint8"
+    arguments = list(layer.arguments())
+    monkeypatch.setattr(Layer, "arguments", lambda self: tuple(arguments))
+    arguments[1] = arguments[1].to(torch.int16)
+    assert refusal(layer, x) == "the engine takes weights of int8, not torch.int16"
+
+
+@pytest.mark.parametrize(("zero_points", "is_centered"), [(0, True), (20, True), (120, False)])
+def test_weights_are_centered_where_bytes_hold_the_difference(zero_points: int, is_centered: bool) -> None:
+    layer = plain(zero_points=zero_points, most=40)
+    x = layer.input(1, 4, 6, 5)
+    kernel = ConvFloat(layer.call(x), Ending.of(layer.call(x)))
+    _, weight, zeros, *_ = layer.arguments()
+    assert kernel.is_centered is is_centered
+    shifted = weight.long() if zeros is None else weight.long() - zeros.reshape(-1, 1, 1, 1)
+    assert torch.equal(kernel.levels().long(), shifted if is_centered else weight.long())
+    assert torch.equal(kernel.plain(kernel.rows()), weight)
+    if is_centered:
+        assert symmetric(kernel, "the engine") is kernel
+    else:
+        with pytest.raises(NoKernelError, match="the engine takes symmetric weights"):
+            symmetric(kernel, "the engine")
+
+
+def test_the_reach_of_sums_is_that_of_the_largest_products() -> None:
+    """One tap of 64 by levels up to 248 from the zero point 7, times 1, is 15872: 15 bits and a sign."""
+    layer = Layer("conv", (1, 1, 1, 1), ([1, 1], [0, 0], [1, 1], 1), FULL, bias=False)
+    x = layer.input(1, 1, 2, 2)
+    kernel = ConvFloat(layer.call(x), Ending.of(layer.call(x)))
+    kernel.get_buffer("weight").fill_(-64)
+    kernel.get_buffer("multiplier").fill_(1.0)
+    kernel.check_reach(15)
+    with pytest.raises(NoKernelError, match="14 bits do not hold"):
+        kernel.check_reach(14)
+
+
+def test_a_row_is_an_image_of_one_row() -> None:
+    weight = torch.arange(24).reshape(2, 3, 4)
+    assert torch.equal(two_axes(weight), weight.reshape(2, 3, 1, 4))
+    image = torch.zeros(2, 3, 4, 5)
+    assert two_axes(image) is image
+
+
+def test_nothing_in_gives_nothing_out_of_the_right_shape() -> None:
+    layer = plain()
+    x = layer.input(0, 4, 6, 5)
+    for kernel in layer.kernels(x)[0]:
+        found = kernel(x)
+        assert (found.shape, found.dtype) == ((0, 6, 6, 5), torch.uint8)

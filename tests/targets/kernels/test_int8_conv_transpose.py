@@ -12,8 +12,21 @@ from torch import nn
 
 from quantc.targets.kernels.int8_conv_transpose import Spreading
 from quantc.targets.kernels.kernel_agreement import kernel_agreement
+from quantc.targets.kernels.kernel_table import NoKernelError
 from quantc.targets.kernels.saturation import adds_in_16_bits
-from tests.support.byte_convs import CLOSE, ENDINGS, FLOAT, FULL, ORDERS, Layer, in_memory, is_curved, kernels_in
+from tests.support.byte_convs import (
+    CLOSE,
+    CONVS,
+    ENDINGS,
+    FLOAT,
+    FULL,
+    ORDERS,
+    TRANSPOSED,
+    Layer,
+    in_memory,
+    is_curved,
+    kernels_in,
+)
 from tests.support.lowered_families import of_family
 
 
@@ -82,3 +95,51 @@ def test_curves_after_transposed_convolutions(axes: int, groups: int, curve: Any
     assert [is_curved(kernel) for kernel in kernels_in(module)].count(True) == (0 if is_refused else 1)
     found = kernel_agreement(module, x)
     assert all(gap.steps <= 1 and gap.relative <= CLOSE for gap in found), "\n".join(map(str, found))
+
+
+# -- the spreading itself, in float64 ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    axes=st.integers(1, 3),
+    groups=st.integers(1, 2),
+    taps=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+    stride=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+    padding=st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    dilation=st.lists(st.integers(1, 2), min_size=3, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_the_ordinary_convolution_is_torchs_transposed_one(
+    axes: int, groups: int, taps: Any, stride: Any, padding: Any, dilation: Any, seed: int
+) -> None:
+    taps, stride, dilation = tuple(taps[:axes]), tuple(stride[:axes]), tuple(dilation[:axes])
+    reach = [gap * (k - 1) for k, gap in zip(taps, dilation, strict=True)]
+    padding = tuple(min(pad, far) for pad, far in zip(padding, reach, strict=False))
+    extra = tuple(min(1, max(s, gap) - 1) for s, gap in zip(stride, dilation, strict=True))
+    spreading = Spreading(taps, stride, padding, extra, dilation, groups, 2, 3)
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-9, 10, (2 * groups, 3, *taps), generator=generator).double()
+    x = torch.randint(-9, 10, (2, 2 * groups, *[4] * axes), generator=generator).double()
+    expected = TRANSPOSED[axes - 1](x, weight, None, stride, padding, extra, groups, dilation)
+    window = spreading.window
+    made = CONVS[axes - 1](x, spreading.rows(weight), None, window.stride, window.padding, window.dilation, groups)
+    assert torch.equal(spreading.side_by_side(made), expected)
+    assert spreading.sizes([4] * axes) == list(expected.shape[2:])
+    assert torch.equal(spreading.weight(spreading.rows(weight)), weight)
+
+
+def test_numbers_of_outputs_are_those_of_each_phase() -> None:
+    spreading = Spreading((2,), (2,), (0,), (0,), (1,), 2, 1, 3)
+    values = torch.tensor([1, 2, 3, 4, 5, 6])
+    assert spreading.for_places(values).tolist() == [1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6]
+
+
+def test_a_window_that_is_only_known_as_it_runs_is_refused() -> None:
+    layer = Layer("conv_transpose", (4, 6, 3, 3), ([2, 2], [1, 1], [1, 1], 1, [1, 1]), FULL)
+    call = layer.call(layer.input(1, 4, 5, 5))
+    assert Spreading.of(call).stride == (2, 2)
+    size = call.node.args[0]
+    call.arguments["stride"] = [size, 2]
+    with pytest.raises(NoKernelError, match="not known before it runs"):
+        Spreading.of(call)
