@@ -36,8 +36,8 @@ def levels(shape: tuple[int, ...], dtype: torch.dtype, fill: str, seed: int) -> 
     return base + few if fill == "nearly" else base
 
 
-def kernels_of(op: str, *args: Any) -> tuple[list[tuple[Kernel, list[Tensor]]], Any]:
-    """The kernels that are offered for a call, with what each is to be given; and what the op itself yields."""
+def call_of(op: str, *args: Any) -> tuple[Call, Sketch]:
+    """A call of an op: bytes are its inputs, and other tensors constants."""
     sketch = Sketch()
     target: Any = getattr(torch.ops.quantc, op, None) or getattr(torch.ops.aten, op)
     target = getattr(target, "vec", None) or target.default if op not in dir(torch.ops.quantc) else target.default
@@ -48,7 +48,12 @@ def kernels_of(op: str, *args: Any) -> tuple[list[tuple[Kernel, list[Tensor]]], 
         return sketch.input("x", value) if value.dtype in BYTES else sketch.constant("c", value)
 
     node = sketch.call(target, map_aggregate(args, node_of))
-    call = Call(sketch.program(node), node)
+    return Call(sketch.program(node), node), sketch
+
+
+def kernels_of(op: str, *args: Any) -> tuple[list[tuple[Kernel, list[Tensor]]], Any]:
+    """The kernels that are offered for a call, with what each is to be given; and what the op itself yields."""
+    call, sketch = call_of(op, *args)
     found: list[tuple[Kernel, list[Tensor]]] = []
     for maker in kernels_for("x86")[call.op]:
         try:
@@ -57,7 +62,7 @@ def kernels_of(op: str, *args: Any) -> tuple[list[tuple[Kernel, list[Tensor]]], 
             continue
         placement = made if isinstance(made, Placement) else Placement(made, call.inputs)
         found.append((placement.kernel, [sketch.values[item] for item in placement.inputs]))
-    return found, sketch.values[node]
+    return found, sketch.values[call.node]
 
 
 def check(op: str, *args: Any, least: int = 1) -> list[str]:

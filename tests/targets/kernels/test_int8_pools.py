@@ -8,13 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn import functional
 
 from quantc.integer.lowerings.lower_reductions import windows_along
+from quantc.targets.kernels.float_epilogue import Ending
+from quantc.targets.kernels.int8_pools import AdaptivePool, AveragePool, MaxPool3d, Repeat, max_pool, turned, upsample
+from quantc.targets.kernels.kernel_table import NoKernelError
 from tests.support.kernel_calls import (
     FLOAT,
     by_odd_strides,
     by_odd_strides_last,
+    call_of,
     check,
     dtypes,
     grids,
@@ -102,3 +107,84 @@ def test_larger_images(shape: tuple[int, ...]) -> None:
     x = levels(shape, torch.uint8, "any", 0)
     axes = len(shape) - 2
     assert check(f"upsample_nearest{axes}d", x, None, [2.0] * axes) == ["upsample_nearest, channels last"]
+
+
+# -- the kernels themselves, against torch's pools of floats ---------------------------------------------------------------
+
+GRID = Ending(torch.ones(1), 4, 0, 255, torch.uint8)
+REAL = Ending(torch.ones(1), 0, 0, 0, torch.float32)
+
+
+def images(*shape: int) -> Tensor:
+    return levels(shape, torch.uint8, "any", 0)
+
+
+def test_volumes_are_pooled_as_images_and_along_the_depth() -> None:
+    x = images(2, 3, 5, 6, 4)
+    window: Any = ([2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 2], False)
+    expected = functional.max_pool3d(x.double(), *window)
+    assert torch.equal(MaxPool3d(*window)(x).double(), expected)
+    assert torch.equal(MaxPool3d(*window)(x[0]).double(), expected[0])
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("edges", ["none", "even", "one side"])
+def test_averages_are_those_of_float64(axes: int, edges: str) -> None:
+    x = images(2, 3, *[6] * axes)
+    before, after = {"none": (0, 0), "even": (1, 1), "one side": (0, 1)}[edges]
+    window: Any = ([2] * axes, [2] * axes, [before, after] * axes)
+    padded = functional.pad(x.double() - 9, [before, after] * axes)
+    pool: Any = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[axes - 1]
+    means = pool(padded, 2, 2)
+    factor = torch.tensor(0.5**axes)
+    torch.testing.assert_close(AveragePool(9, window, factor, REAL)(x), means.float())
+    made = AveragePool(9, window, factor, GRID)(x)
+    assert float((made - (means.round() + 4).clamp(0, 255)).abs().max()) <= 1
+
+
+@pytest.mark.parametrize("outputs", [[3], [2, 4], [1, 2, 3]], ids=str)
+def test_adaptive_averages_are_those_of_float64(outputs: list[int]) -> None:
+    axes = len(outputs)
+    x = images(2, 3, *[5] * axes)
+    pool: Any = (
+        functional.adaptive_avg_pool1d,
+        functional.adaptive_avg_pool2d,
+        functional.adaptive_avg_pool3d,
+    )[axes - 1]
+    means = pool(x.double() - 9, outputs if axes > 1 else outputs[0]) * 0.5
+    torch.testing.assert_close(AdaptivePool(9, outputs, 0.5, REAL)(x), means.float())
+
+
+def test_images_become_larger_by_repetition() -> None:
+    x = images(1, 40, 2, 3)
+    found = Repeat(2, None, [2.0, 3.0])(x)
+    assert torch.equal(found, x.repeat_interleave(2, 2).repeat_interleave(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((2, 40, 3, 4), (480, 1, 160, 40)), ((1, 40, 1, 4), (160, 1, 160, 40)), ((1, 64, 1, 1), (64, 1, 64, 64))],
+    ids=str,
+)
+def test_images_of_many_channels_are_turned_and_have_the_strides_of_that_order(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    x = images(*shape)
+    assert turned(x).stride() == strides
+    assert torch.equal(turned(x), x)
+
+
+def test_images_of_few_channels_stay_as_they_lie() -> None:
+    x = images(2, 3, 4, 5)
+    assert turned(x) is x
+    last = x.to(memory_format=torch.channels_last)
+    assert turned(last).stride() == last.stride()
+
+
+def test_what_is_no_byte_or_of_a_size_that_is_computed_is_refused() -> None:
+    call, _ = call_of("max_pool2d", torch.ones(1, 1, 4, 4), [2, 2])
+    with pytest.raises(NoKernelError, match="for bytes"):
+        max_pool(call)
+    call, _ = call_of("upsample_nearest2d", levels((1, 1, 4, 4), torch.int8, "any", 0).float(), None, [2.0, 2.0])
+    with pytest.raises(NoKernelError, match="for uint8"):
+        upsample(call)

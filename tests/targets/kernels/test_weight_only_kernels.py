@@ -199,3 +199,16 @@ def test_wrong_columns_are_refused() -> None:
     (kernel,) = kernels(lowered(nn.Linear(96, 128), torch.randn(5, 96), qc.INT8_WEIGHT_ONLY)[1])
     with pytest.raises(RuntimeError):
         kernel(torch.randn(5, 95))
+
+
+# -- convolutions and recurrent layers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", FORMATS.values(), ids=FORMATS)
+def test_convolutions_read_a_float_weight_that_is_made_once(spec: QuantSpec) -> None:
+    x = torch.randn(2, 32, 9, 9)
+    program, module = lowered(nn.Conv2d(32, 40, 3), x, spec)
+    assert [row.kernel for row in module.placed] == ["float32 weight made once"]
+    assert torch.allclose(module(x), program(x), rtol=1e-5, atol=1e-5)
+    (kernel,) = kernels(module)
+    assert kernel() is kernel()
