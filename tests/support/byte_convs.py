@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc.integer.library import OPS
+from quantc.ir.types import type_of_value
 from quantc.targets.kernels.int8_conv import CURVES, Conv
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.kernel_table import Call, NoKernelError, kernels_for
@@ -87,7 +88,7 @@ class Layer:
         """A program with nothing but this op."""
         build = Builder()
         read = build.graph.placeholder("x")
-        read.meta["val"] = x.to("meta")
+        read.meta["val"] = type_of_value(x)
         given = [
             build.constant(f"constant_{index}", value) if isinstance(value, Tensor) else value
             for index, value in enumerate(self.arguments())

@@ -21,6 +21,7 @@ from quantc.targets.kernels.dispatch_trace import (
     identity,
     taped,
 )
+from tests.support.stored_weights import needs_fbgemm
 
 ATEN: Any = torch.ops.aten
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
@@ -89,10 +90,10 @@ def test_tapes_are_alike_only_on_the_very_same_weights() -> None:
     assert not tape(WEIGHT).is_like(tape(WEIGHT.clone()))
 
 
+@needs_fbgemm
 def test_a_packed_weight_is_itself_however_often_it_is_asked_for() -> None:
     weight = torch.quantize_per_tensor(WEIGHT, 0.1, 0, torch.qint8)
-    engine = torch.backends.quantized.supported_engines[-1]
-    torch.backends.quantized.engine = engine
+    torch.backends.quantized.engine = "fbgemm"
     one, other = (torch.ops.quantized.linear_prepack(weight, None) for _ in range(2))
     assert identity([one][0]) == identity(one)
     assert identity(one) != identity(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
+from quantc.errors import QuantcError
 from quantc.ir.program import Program
 from quantc.targets.kernels.lowered import Lowered
+from quantc.targets.kernels.one_op import RUN_LOWERED, registered
 from tests.support.lowered_nets import dynamic_program, image, same, static_program
 
 
@@ -107,3 +110,30 @@ def test_what_comes_out_of_a_compiled_one_is_its_own() -> None:
     found = torch.compile(lowered, fullgraph=True, backend="aot_eager")(x)
     assert same(found, lowered(x))
     assert len({tensor.data_ptr() for tensor in (x, *found)}) == 4
+
+
+def test_an_op_whose_module_is_gone_says_so() -> None:
+    with pytest.raises(QuantcError, match="'lowered_gone'") as caught:
+        RUN_LOWERED([torch.zeros(1)], "lowered_gone")
+    assert "keep the lowered module" in str(caught.value.advice)
+
+
+def test_a_module_is_found_by_its_key_as_long_as_it_lives() -> None:
+    made = qc.lower(static_program(), "x86")
+    key, again = registered(made), registered(made)
+    assert key != again
+    x = image(3)
+    assert same(tuple(RUN_LOWERED([x], key)), tuple(made(x)))
+    del made
+    gc.collect()
+    with pytest.raises(QuantcError, match=key):
+        RUN_LOWERED([x], key)
+
+
+def test_the_shapes_of_the_op_are_those_of_its_results(lowered: Lowered) -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        found = RUN_LOWERED([mode.from_tensor(image(5))], registered(lowered))
+    expected = lowered(image(5))
+    assert [(part.shape, part.dtype) for part in found] == [(part.shape, part.dtype) for part in expected]

@@ -18,37 +18,22 @@ from torch.nn import functional
 import quantc as qc
 from quantc.backends import rules
 from quantc.backends.qnnpack import QNNPACK
-from quantc.errors import InputError, MissingDependencyError
+from quantc.errors import MissingDependencyError
 from quantc.spec.capability import Capability
 from quantc.spec.formats import DType, Role, Scheme
 from quantc.spec.spec import INT8
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.kernel_agreement import KernelGap, kernel_agreement
 from quantc.targets.kernels.kernel_table import NoKernelError
-from quantc.targets.kernels.qnnpack_conv import QnnpackConv
 from quantc.targets.kernels.qnnpack_layer import QnnpackLayer
 from quantc.targets.kernels.qnnpack_linear import QnnpackLinear
-from tests.support.qnnpack_layers import integers, layer, seeded
+from tests.support.qnnpack_layers import seeded
 
 CLOSE = 2e-6
 """How far floats may be off, relative to the largest."""
 
 
 # -- what the kernels do not do ------------------------------------------------------------------------------------
-
-
-def test_channels_are_counted_since_the_kernels_do_not() -> None:
-    generator = seeded(0)
-    linear = QnnpackLinear(layer("linear", integers(generator, torch.int8, 4, 8), 0, (torch.uint8, torch.uint8)))
-    with pytest.raises(InputError, match="8 columns"):
-        linear(integers(generator, torch.uint8, 3, 7))
-    window = ([1], [0], [1], 1)
-    conv = QnnpackConv(
-        layer("conv1d", integers(generator, torch.int8, 4, 8, 3), 0, (torch.uint8, torch.uint8), *window)
-    )
-    for shape in ((2, 7, 9), (8,), (1, 2, 8, 9)):
-        with pytest.raises(InputError, match="1 axes of 8 channels"):
-            conv(integers(generator, torch.uint8, *shape))
 
 
 @pytest.mark.parametrize(

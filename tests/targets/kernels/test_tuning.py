@@ -12,6 +12,7 @@ import torch
 
 import quantc as qc
 from quantc.errors import InputError
+from quantc.files.sealed_data import sealed
 from quantc.targets.kernels import tuning
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.tuning import Times
@@ -102,3 +103,75 @@ def test_without_inputs_there_is_nothing_to_time(target: str) -> None:
 def test_inputs_that_do_not_fit_are_refused(target: str) -> None:
     with pytest.raises(InputError):
         qc.lower(program(), target, tune=(torch.randn(5, 9),))
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [([5.0], 5.0), ([3.0, 1.0, 2.0], 1.0), ([8.0, 1.0, 2.0, 9.0, 7.0, 6.0, 5.0, 4.0], 1.5), ([4.0] * 40, 4.0)],
+)
+def test_the_lowest_quarter_of_the_times_counts(times: list[float], expected: float) -> None:
+    assert tuning.low(times) == expected
+
+
+@pytest.mark.usefixtures("target")
+def test_new_times_come_before_known_ones_and_outlive_the_process(tmp_path: Path) -> None:
+    times = Times.remembered()
+    assert times.path == tmp_path / tuning.FILE
+    assert times.get("a") is None
+    times.known["a"] = 1.0
+    assert times.get("a") == 1.0
+    times.put("a", 2.006)
+    assert times.get("a") == 2.01
+    times.put(None, 5.0)
+    assert times.get(None) is None
+    times.write()
+    assert Times.remembered().get("a") == 2.01
+
+
+@pytest.mark.usefixtures("target")
+def test_a_kernel_is_known_by_its_name_its_work_and_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times()
+    key = times.key_of("quick", "linear, 5 × 8→6")
+    assert key.startswith(tuning.processor())
+    assert key.endswith("| quick | linear, 5 × 8→6")
+    assert torch.__version__ in key
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert "7 threads" in times.key_of("quick", "linear, 5 × 8→6")
+    assert times.key(Unmeasured(), [torch.zeros(1)]) is None
+
+
+class Unmeasured(Kernel):
+    """A kernel that does not say what it has to do."""
+
+    name = "unmeasured"
+
+    def pack(self) -> Any:
+        return ()
+
+    def run(self, packed: Any, *inputs: Any) -> Any:
+        return inputs[0]
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("times", [{"a": -1.0}, {"a": "fast"}, {"a": 3}, [1.0]])
+def test_a_file_of_other_things_than_times_is_not_used(times: Any, tmp_path: Path) -> None:
+    content = sealed({"format": tuning.FORMAT, "times": times})
+    (tmp_path / tuning.FILE).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.warns(UserWarning, match="no times of kernels"):
+        assert Times.remembered().known == {}
+
+
+@pytest.mark.usefixtures("target")
+def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
+    Times.remembered().write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QUANTC_CACHE", str(tmp_path))
+    assert tuning.cache_folder() == tmp_path
+    monkeypatch.setenv("QUANTC_CACHE", "")
+    assert tuning.cache_folder().name == "quantc"
