@@ -79,3 +79,11 @@ def test_programs_in_integer_form_are_refused_by_the_name_of_the_target() -> Non
     program = qc.pipelines.integer().run_on_copy(converted())
     with pytest.raises(QuantcError, match=r"integer form, and a \.pte file is written from the Q/DQ form"):
         check_quantized(program, "a .pte file")
+
+
+def test_a_single_level_of_a_weight_is_told_apart() -> None:
+    program = converted()
+    other = program.clone()
+    levels = next(tensor for tensor in other.root.buffers() if tensor.dtype is torch.int8)
+    levels[0, 0] += 1
+    assert Provenance.of(other).source != Provenance.of(program).source

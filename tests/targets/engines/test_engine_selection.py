@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,8 +93,8 @@ def identity() -> qc.Program:
     return qc.capture(nn.Identity(), (torch.arange(1.0, 9.0),))
 
 
-def chosen_of(modules: dict[str, nn.Module], **reasons: str) -> Chosen:
-    return choose(identity(), {name: (lambda made=made: made) for name, made in modules.items()}, reasons)
+def chosen_of(modules: Mapping[str, nn.Module], **reasons: str) -> Chosen:
+    return choose(identity(), {name: partial(modules.__getitem__, name) for name in modules}, reasons)
 
 
 def test_the_least_time_of_each_counts_in_milliseconds(clock: list[float]) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantc.targets.kernels.int8_linear_activation import ALGORITHM, POST_OPS
+from quantc.ir.types import TensorType
+from quantc.qdq.registration import decomposed_ops
+from quantc.targets.kernels.dynamic_linear import Weight
+from quantc.targets.kernels.float_epilogue import Ending
+from quantc.targets.kernels.int8_linear import OnFbgemm, Reading
+from quantc.targets.kernels.int8_linear_activation import ALGORITHM, POST_OPS, fbgemm, onednn
+from quantc.targets.kernels.kernel_table import Call, NoKernelError
+from tests.support.by_hand import Builder, aten
 from tests.support.linear_families import FAMILIES, gaps, layers, lowered
 
 families = pytest.mark.parametrize("family", list(FAMILIES))
@@ -108,3 +116,73 @@ def test_activations_that_are_not_in_the_table_are_refused_by_the_kernel(name: s
 
 def test_every_activation_of_the_table_is_tried() -> None:
     assert {name.split(" ")[0] for name in TAKEN} == set(POST_OPS)
+
+
+# -- makers, on graphs written by hand -----------------------------------------------------------------------------------
+
+GRID = (0.05, 10, 0, 255, torch.uint8)
+LEVELS = torch.randint(-64, 65, (5, 8), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
+BIAS = torch.linspace(-1, 1, 5)
+X = torch.randint(0, 256, (40, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def call(*ops: tuple[Any, ...], grid: tuple[Any, ...] = GRID, also: bool = False, dtype: Any = torch.float32) -> Call:
+    """A linear layer on a kernel, some ops after it, and the quantize op that ends them."""
+    build = Builder()
+    node = build.input("x", X)
+    ending = Ending(torch.full((5,), 0.001), 0, 0, 255, dtype)
+    layer = OnFbgemm(Weight(LEVELS, ending.multiplier, BIAS), Reading(100, 255), ending)
+    build.root.add_module("kernel_linear", layer)
+    made = build.graph.create_node("call_module", "kernel_linear", (node,))
+    build.values[made] = torch.zeros(40, 5)
+    made.meta["val"] = TensorType(torch.float32, (40, 5))
+    for target, *rest in ops:
+        made = build.call(target, made, *rest)
+    rounded = build.call(decomposed_ops().quantize_per_tensor.default, made, *grid)
+    return Call(build.program(*([rounded, made] if also else [rounded])), rounded)
+
+
+FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[[Tensor], Tensor]]] = {
+    "relu": ((aten.relu.default,), torch.relu),
+    "gelu": ((aten.gelu.default,), F.gelu),
+    "clamp": ((aten.clamp.default, -0.5, 0.7), lambda x: x.clamp(-0.5, 0.7)),
+    "leaky_relu": ((aten.leaky_relu.default, 0.2), lambda x: F.leaky_relu(x, 0.2)),
+    "sigmoid, which onednn has not": ((aten.sigmoid.default,), torch.sigmoid),
+}
+
+
+@families
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("bounds", [(0, 255), (5, 90)])
+def test_the_kernel_rounds_what_the_function_makes_of_the_product(
+    name: str, family: str, bounds: tuple[int, int]
+) -> None:
+    op, function = FUNCTIONS[name]
+    placement = {"fbgemm": fbgemm, "onednn": onednn}[family](call(op, grid=(0.05, 10, *bounds, torch.uint8)))
+    assert placement.kernel.family == family
+    assert [node.name for node in placement.inputs] == ["x"]
+    for x in (X, X[:1]):
+        sums = (x.numpy().astype(np.int64) - 100) @ LEVELS.numpy().astype(np.int64).T
+        reals = function(torch.from_numpy(sums * 0.001 + BIAS.double().numpy()))
+        expected = ((reals / 0.05).round() + 10).clamp(*bounds)
+        found = placement.kernel(x)
+        assert float((found - expected).abs().max()) <= 1
+        assert float((found != expected).float().mean()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda: call((aten.gelu.default,), also=True), "read by others too"),
+        (lambda: call((aten.gelu.default,), grid=(0.05, 10, -128, 127, torch.int8)), "not rounded to uint8"),
+        (lambda: call((aten.softmax.int, -1)), "not an activation of a linear layer alone"),
+        (lambda: call((aten.tanh.default,), (aten.gelu.default,)), "not an activation of a linear layer"),
+        (call, "not an activation of a linear layer"),
+        (lambda: call((aten.gelu.default,), dtype=torch.uint8), "not an activation of a linear layer"),
+        (lambda: call((aten.clamp.default, None, 0.5)), "not a number"),
+    ],
+    ids=["read twice", "int8", "softmax", "two functions", "none", "bytes", "half a clamp"],
+)
+def test_what_is_no_activation_of_a_linear_layer_is_refused(made: Callable[[], Call], reason: str) -> None:
+    with pytest.raises(NoKernelError, match=reason):
+        onednn(made())

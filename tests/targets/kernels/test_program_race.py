@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantc.targets.kernels import program_race
 from quantc.targets.kernels.program_race import WARM_UP, fastest, race
 
 
@@ -17,7 +17,7 @@ from quantc.targets.kernels.program_race import WARM_UP, fastest, race
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A time that only the variants move, in seconds of the processor."""
     now = [0.0]
-    monkeypatch.setattr(program_race.time, "process_time", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
     return now
 
 
@@ -58,7 +58,7 @@ def test_each_run_gets_copies_of_the_inputs_and_records_no_gradients() -> None:
 
 def test_on_several_threads_the_time_on_the_wall_counts(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     wall = [0.0]
-    monkeypatch.setattr(program_race.time, "perf_counter", lambda: wall[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: wall[0])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
     def run() -> None:

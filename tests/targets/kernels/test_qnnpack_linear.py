@@ -81,6 +81,7 @@ def test_a_product_with_a_constant_matrix_is_a_linear_layer() -> None:
     generator = seeded(0)
     x, matrix = integers(generator, torch.uint8, 3, 8), integers(generator, torch.int8, 8, 5)
     made = matmul(product(x, matrix))
+    assert isinstance(made, QnnpackLinear)
     sums = (x.numpy().astype(np.int64) - 7) @ matrix.numpy().astype(np.int64)
     expected = np.clip(np.rint(sums * 0.001) + 100, 0, 255)
     assert np.abs(made(x).numpy() - expected).max() <= 1

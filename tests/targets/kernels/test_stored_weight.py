@@ -86,14 +86,9 @@ def test_weights_stored_in_another_shape_and_order_are_put_back() -> None:
 def call(computed: bool) -> Call:
     sketch = Sketch()
     weight = sketch.input("w", LEVELS) if computed else sketch.constant("w", LEVELS)
-    x, scale = sketch.input("x", torch.ones(2, 4)), sketch.constant("s", ROWS)
-    node = sketch.call(torch.ops.quantc.embedding_weight_only.default, (weight, scale, None, 0, None, indices(sketch)))
-    assert x.name == "x"
+    scale, indices = sketch.constant("s", ROWS), sketch.input("i", torch.tensor([0, 2]))
+    node = sketch.call(torch.ops.quantc.embedding_weight_only.default, (weight, scale, None, 0, None, indices))
     return Call(sketch.program(node), node)
-
-
-def indices(sketch: Sketch) -> torch.fx.Node:
-    return sketch.input("i", torch.tensor([0, 2]))
 
 
 def test_it_is_read_from_a_call_whose_weight_is_a_constant() -> None:
