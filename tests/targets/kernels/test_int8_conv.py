@@ -1,4 +1,4 @@
-"""Convolutions on x86: every kernel that offers itself for one, forced in turn, against the op of the integer form."""
+"""Convolutions on x86: every kernel that offers itself for one, forced in turn, against torch's in float64."""
 
 from __future__ import annotations
 

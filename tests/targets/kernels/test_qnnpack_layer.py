@@ -1,5 +1,4 @@
-"""QNNPACK's kernels: against torch's own products in float64, which are exact for bytes; against the ops of the integer
-form; and beside other engines in one process."""
+"""Layers on QNNPACK: what it does not compute, whole programs against the integer form, and other engines beside it."""
 
 from __future__ import annotations
 

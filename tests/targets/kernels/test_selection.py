@@ -1,4 +1,4 @@
-"""Which kernel runs an op where several could: by the table, by timing, by what was timed before."""
+"""Which kernel runs an op where several could: by the cost table at the nearest shape, or by times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 
 import quantc as qc
 from quantc.targets.kernels import costs
-from quantc.targets.kernels.kernel import Work
-from tests.support.toy_kernels import chosen, offer_toys, program
+from quantc.targets.kernels.kernel import Kernel, Work
+from quantc.targets.kernels.selection import by_table, by_times
+from tests.support.toy_kernels import AsWritten, chosen, offer_toys, program
 
 
 @pytest.fixture
@@ -60,3 +61,26 @@ def test_the_choice_changes_no_numbers(target: str) -> None:
     one, other = qc.lower(made, target), qc.lower(made, target, tune=True)
     assert chosen(one) != chosen(other)
     assert torch.equal(one(x), other(x))
+
+
+class Named(AsWritten):
+    """A kernel that is never run."""
+
+    def __init__(self, name: str) -> None:
+        Kernel.__init__(self)
+        self.name = name  # type: ignore[misc]
+
+
+def test_the_fastest_comes_first_and_those_without_a_time_last() -> None:
+    kernels = [Named(name) for name in ("unknown", "slow", "other", "fast")]
+    found = by_times(kernels, "measured", None, {"fast": 1.0, "slow": 2.4, "gone": 0.1})
+    assert [kernel.name for kernel in found.candidates] == ["fast", "slow", "unknown", "other"]
+    assert found.taken.name == "fast"
+    assert found.microseconds == {"fast": 1.0, "slow": 2.4}
+    assert str(found) == "measured: fast 1 µs, slow 2 µs"
+
+
+def test_one_candidate_is_no_choice() -> None:
+    (kernel,) = kernels = [Named("only")]
+    found = by_table("x86", kernels, (), {})
+    assert (found.taken, found.by, str(found)) == (kernel, "", "")
