@@ -138,15 +138,3 @@ def test_without_a_qconfig_it_says_so() -> None:
         qat.Linear(2, 3)
     with pytest.raises(SpecError, match="made of ConvBn2d, not of Conv2d"):
         intrinsic_qat.ConvBn2d.from_float(nn.Conv2d(1, 1, 1))
-
-
-@pytest.mark.parametrize("name", ["Embedding", "EmbeddingBag"])
-def test_tables(name: str) -> None:
-    torch.manual_seed(0)
-    table = getattr(nn, name)(10, 12)
-    table.qconfig = qconfigs.default_embedding_qat_qconfig
-    ours = getattr(qat, name).from_float(table)
-    theirs = getattr(ao_qat, name).from_float(table)
-    indices = torch.randint(10, (4, 3))
-    assert torch.equal(ours(indices), theirs(indices))
-    assert not torch.equal(ours(indices), table(indices))

@@ -14,7 +14,7 @@ import torch.ao.nn.intrinsic.quantized as ao_intrinsic_quantized
 import torch.ao.nn.quantized as ao_quantized
 from torch import Tensor, nn
 
-from quantc.nn import QuantizedTensor, intrinsic, quantized
+from quantc.nn import QuantizedTensor, intrinsic, observers, quantize_per_tensor, quantized
 from quantc.nn import qconfig as qconfigs
 from quantc.nn.intrinsic import quantized as intrinsic_quantized
 
@@ -79,7 +79,7 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> Callable[[], nn.Modu
     return made
 
 
-def _case(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], **options: Any) -> Case:
+def case_of(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], **options: Any) -> Case:
     fused = options.pop("fused", False)
     ours, theirs = (intrinsic_quantized, ao_intrinsic_quantized) if fused else (quantized, ao_quantized)
     return Case(name, getattr(ours, name), getattr(theirs, name), seeded(make), shape, relu=fused, **options)
@@ -104,12 +104,12 @@ CASES: list[Case] = [
         case
         for engine_name in ENGINES
         for case in (
-            _case("Conv1d", lambda: nn.Conv1d(6, 8, 3, padding=1), (2, 6, 20), engine=engine_name),
-            _case("Conv2d", lambda: nn.Conv2d(4, 8, 3, 2, 1, groups=2), (2, 4, 13, 13), engine=engine_name),
-            _case("Linear", lambda: nn.Linear(24, 10), (5, 24), engine=engine_name),
-            _case("ConvReLU1d", lambda: nn.Conv1d(6, 8, 3, dilation=2), (2, 6, 20), fused=True, engine=engine_name),
-            _case("ConvReLU2d", lambda: nn.Conv2d(5, 7, (3, 1)), (2, 5, 9, 9), fused=True, engine=engine_name),
-            _case("LinearReLU", lambda: nn.Linear(24, 10, bias=False), (2, 3, 24), fused=True, engine=engine_name),
+            case_of("Conv1d", lambda: nn.Conv1d(6, 8, 3, padding=1), (2, 6, 20), engine=engine_name),
+            case_of("Conv2d", lambda: nn.Conv2d(4, 8, 3, 2, 1, groups=2), (2, 4, 13, 13), engine=engine_name),
+            case_of("Linear", lambda: nn.Linear(24, 10), (5, 24), engine=engine_name),
+            case_of("ConvReLU1d", lambda: nn.Conv1d(6, 8, 3, dilation=2), (2, 6, 20), fused=True, engine=engine_name),
+            case_of("ConvReLU2d", lambda: nn.Conv2d(5, 7, (3, 1)), (2, 5, 9, 9), fused=True, engine=engine_name),
+            case_of("LinearReLU", lambda: nn.Linear(24, 10, bias=False), (2, 3, 24), fused=True, engine=engine_name),
         )
     ),
     # torch's transposed convolutions go wrong on its engine x86, so fbgemm is the oracle of quantc's x86
@@ -117,14 +117,14 @@ CASES: list[Case] = [
         case
         for engine_name in ("fbgemm", "qnnpack")
         for case in (
-            _case(
+            case_of(
                 "ConvTranspose1d",
                 lambda: nn.ConvTranspose1d(4, 6, 3, 2),
                 (2, 4, 11),
                 engine=engine_name,
                 per_channel=False,
             ),
-            _case(
+            case_of(
                 "ConvTranspose2d",
                 lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1),
                 (2, 4, 7, 7),
@@ -133,34 +133,32 @@ CASES: list[Case] = [
             ),
         )
     ),
-    _case(
+    case_of(
         "ConvTranspose3d", lambda: nn.ConvTranspose3d(4, 6, 2, 2), (1, 4, 4, 4, 4), engine="fbgemm", per_channel=False
     ),
-    _case("Conv3d", lambda: nn.Conv3d(3, 6, 3, padding=1), (2, 3, 6, 6, 6)),
-    _case("ConvReLU3d", lambda: nn.Conv3d(3, 6, 2), (2, 3, 6, 6, 6), fused=True),
-    _case("LayerNorm", _trained_norm(lambda: nn.LayerNorm(12)), (4, 12)),
-    _case("GroupNorm", _trained_norm(lambda: nn.GroupNorm(2, 6)), (2, 6, 5, 5)),
-    _case("InstanceNorm1d", _trained_norm(lambda: nn.InstanceNorm1d(6, affine=True)), (2, 6, 9)),
-    _case("InstanceNorm2d", _trained_norm(lambda: nn.InstanceNorm2d(6, affine=True)), (2, 6, 5, 5)),
-    _case("InstanceNorm3d", _trained_norm(lambda: nn.InstanceNorm3d(6, affine=True)), (2, 6, 3, 4, 5)),
-    _case("BatchNorm2d", _trained_norm(lambda: nn.BatchNorm2d(6)), (2, 6, 5, 5)),
-    _case("BatchNorm3d", _trained_norm(lambda: nn.BatchNorm3d(6)), (2, 6, 3, 4, 5)),
-    _case("BNReLU2d", _trained_norm(lambda: nn.BatchNorm2d(6)), (2, 6, 5, 5), fused=True),
-    _case("BNReLU3d", _trained_norm(lambda: nn.BatchNorm3d(6)), (2, 6, 3, 4, 5), fused=True),
-    _case("Hardswish", nn.Hardswish, (3, 40)),
-    _case("ELU", lambda: nn.ELU(0.7), (3, 40)),
-    _case("LeakyReLU", lambda: nn.LeakyReLU(0.2), (3, 40)),
-    _case("Sigmoid", nn.Sigmoid, (3, 40)),
-    _case("Softmax", lambda: nn.Softmax(dim=1), (3, 40)),
-    _case("ReLU6", nn.ReLU6, (3, 40)),
-    _case("Dropout", lambda: nn.Dropout(0.3), (3, 40)),
+    case_of("Conv3d", lambda: nn.Conv3d(3, 6, 3, padding=1), (2, 3, 6, 6, 6)),
+    case_of("ConvReLU3d", lambda: nn.Conv3d(3, 6, 2), (2, 3, 6, 6, 6), fused=True),
+    case_of("LayerNorm", _trained_norm(lambda: nn.LayerNorm(12)), (4, 12)),
+    case_of("GroupNorm", _trained_norm(lambda: nn.GroupNorm(2, 6)), (2, 6, 5, 5)),
+    case_of("InstanceNorm1d", _trained_norm(lambda: nn.InstanceNorm1d(6, affine=True)), (2, 6, 9)),
+    case_of("InstanceNorm2d", _trained_norm(lambda: nn.InstanceNorm2d(6, affine=True)), (2, 6, 5, 5)),
+    case_of("InstanceNorm3d", _trained_norm(lambda: nn.InstanceNorm3d(6, affine=True)), (2, 6, 3, 4, 5)),
+    case_of("BatchNorm2d", _trained_norm(lambda: nn.BatchNorm2d(6)), (2, 6, 5, 5)),
+    case_of("BatchNorm3d", _trained_norm(lambda: nn.BatchNorm3d(6)), (2, 6, 3, 4, 5)),
+    case_of("BNReLU2d", _trained_norm(lambda: nn.BatchNorm2d(6)), (2, 6, 5, 5), fused=True),
+    case_of("BNReLU3d", _trained_norm(lambda: nn.BatchNorm3d(6)), (2, 6, 3, 4, 5), fused=True),
+    case_of("Hardswish", nn.Hardswish, (3, 40)),
+    case_of("ELU", lambda: nn.ELU(0.7), (3, 40)),
+    case_of("LeakyReLU", lambda: nn.LeakyReLU(0.2), (3, 40)),
+    case_of("Sigmoid", nn.Sigmoid, (3, 40)),
+    case_of("Softmax", lambda: nn.Softmax(dim=1), (3, 40)),
+    case_of("ReLU6", nn.ReLU6, (3, 40)),
+    case_of("Dropout", lambda: nn.Dropout(0.3), (3, 40)),
 ]
 
 
 def both(x: Tensor, grid: tuple[float, int] = GRID) -> tuple[QuantizedTensor, Tensor]:
     """Numbers quantized by each library."""
-    from quantc.nn import quantize_per_tensor
-
     return quantize_per_tensor(x, *grid), torch.quantize_per_tensor(x, *grid, torch.quint8)
 
 
@@ -171,3 +169,13 @@ def steps_apart(ours: Any, theirs: Any) -> int:
     assert ours.q_zero_point() == theirs.q_zero_point()
     assert ours.shape == theirs.shape
     return int((ours.int_repr().int() - theirs.int_repr().int()).abs().max())
+
+
+def converted(module: Any, kind: Any, x: torch.Tensor, dtype: torch.dtype = torch.quint8) -> Any:
+    """A quantized module of a float one that has seen `x`, with results of a dtype."""
+    weight = observers.MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+    activation = observers.MinMaxObserver.with_args(dtype=dtype)
+    module.qconfig = qconfigs.QConfig(activation=activation, weight=weight)
+    module.activation_post_process = module.qconfig.activation()
+    module.activation_post_process(module(x))
+    return kind.from_float(module)
