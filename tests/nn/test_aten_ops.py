@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from quantc.nn import quantize_per_tensor
 from tests.support.nn_cases import both, steps_apart
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -44,3 +45,48 @@ def test_functions_are_torchs(name: str, inference: bool) -> None:
         found, wanted = FUNCTIONS[name](ours), FUNCTIONS[name](theirs)
     is_average = name in ("avg_pool2d", "adaptive", "mean", "bilinear")
     assert steps_apart(found, wanted) <= int(is_average)
+
+
+IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "relu_": lambda q: q.relu_(),
+    "hardtanh_": lambda q: functional.hardtanh_(q, -0.5, 0.7),
+    "relu6": lambda q: functional.relu6(q, inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_an_op_in_place_writes_into_the_tensor(name: str) -> None:
+    ours, theirs = both(torch.linspace(-4, 4, 50))
+    IN_PLACE[name](ours)
+    IN_PLACE[name](theirs)
+    assert steps_apart(ours, theirs) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (lambda q: torch.clamp_min(q, -0.5), [-0.5, 0.0, 3.0]),
+        (lambda q: torch.clamp_max(q, 0.5), [-2.0, 0.0, 0.5]),
+        (lambda q: torch.clamp(q, max=1.0), [-2.0, 0.0, 1.0]),
+        (lambda q: torch.clamp(q, min=-1.0), [-1.0, 0.0, 3.0]),
+        (lambda q: q.clone().clamp_(-1.0, 1.0), [-1.0, 0.0, 1.0]),
+        (lambda q: q.clone().clamp_min_(0.5), [0.5, 0.5, 3.0]),
+    ],
+)
+def test_bounds_on_either_side(function: Callable[[Any], Any], wanted: list[float]) -> None:
+    q = quantize_per_tensor(torch.tensor([-2.0, 0.0, 3.0]), 0.5, 100)
+    assert function(q).dequantize().tolist() == wanted
+
+
+def test_nothing_is_dropped_from_what_is_quantized() -> None:
+    q: Any = quantize_per_tensor(torch.ones(100), 0.5, 100)
+    made, kept = torch.native_dropout(q, 0.9, True)
+    assert made is q
+    assert bool(kept.all())
+
+
+def test_averages_stay_on_the_grid_of_what_they_read() -> None:
+    q = quantize_per_tensor(torch.tensor([[1.0, 2.0, 4.0]]), 0.5, 10)
+    assert q.mean().grid == q.grid
+    assert q.mean().dequantize().item() == 2.5  # 7/3, in steps of a half
+    assert functional.pad(q, (1, 1), mode="reflect").dequantize().tolist() == [[2.0, 1.0, 2.0, 4.0, 2.0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import hypothesis.strategies as st
@@ -64,3 +65,8 @@ def test_specs_of_observers() -> None:
     assert str(fake.observe) == "moving-average{rate=0.01}"
     with pytest.raises(SpecError):
         spec_of(nn.Identity)
+
+
+def test_no_module_of_the_vocabulary_needs_torch_s_quantization() -> None:
+    for module in (own_observers, own_fakes, own_qconfigs):
+        assert "torch.ao" not in inspect.getsource(module)

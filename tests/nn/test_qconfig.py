@@ -9,7 +9,7 @@ from torch import nn
 
 import quantc.nn.observers as own_observers
 import quantc.nn.qconfig as own_qconfigs
-from quantc.errors import QuantcError
+from quantc.errors import ConfigError, QuantcError
 from tests.support.observer_cases import alike, ao, named
 
 
@@ -50,3 +50,29 @@ def test_a_qconfig_of_observers_is_refused() -> None:
     assert isinstance(caught.value, QuantcError)
     with pytest.raises(QuantcError, match="did you mean fbgemm"):
         own_qconfigs.get_default_qconfig("fbgem")
+
+
+@pytest.mark.parametrize("make", [own_qconfigs.get_default_qconfig, own_qconfigs.get_default_qat_qconfig])
+def test_libraries_and_versions_that_are_not_known_are_refused(make: Any) -> None:
+    for given, word in ((("fbgem",), "fbgem"), (("x86", 7), "7")):
+        with pytest.raises(AssertionError, match=word) as caught:  # as torch.ao raises
+            make(*given)
+        assert isinstance(caught.value, ConfigError)
+        assert caught.value.advice
+
+
+def test_configs_of_the_same_arguments_are_equal() -> None:
+    one, other = own_qconfigs.get_default_qconfig("x86"), own_qconfigs.get_default_qconfig("fbgemm")
+    assert own_qconfigs.qconfig_equals(one, other)
+    assert not own_qconfigs.qconfig_equals(one, own_qconfigs.get_default_qconfig("onednn"))
+    assert own_qconfigs.qconfig_equals(None, None)
+    assert not own_qconfigs.qconfig_equals(one, None)
+    assert {one: 1}[other] == 1
+
+
+def test_the_older_name_observes_nothing_unless_told() -> None:
+    config = own_qconfigs.QConfigDynamic(weight=own_observers.default_weight_observer)
+    assert config.activation is nn.Identity
+    assert isinstance(config, own_qconfigs.QConfig)
+    with pytest.raises(ValueError, match="weight of QConfigDynamic"):
+        own_qconfigs.QConfigDynamic(weight=own_observers.MinMaxObserver())

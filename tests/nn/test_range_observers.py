@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
+from torch import Tensor, nn
 
-import quantc.nn.fake_quantize as own_fakes
 import quantc.nn.observers as own_observers
-import quantc.nn.qconfig as own_qconfigs
-from quantc.errors import DataError, SpecError
+from quantc.errors import DataError, ObservationError, SpecError
 from tests.support.observer_cases import SCHEMES, batches, observers, same
 
 
@@ -65,21 +62,96 @@ def test_scales_of_nothing_are_warned_of() -> None:
         (own_observers.MinMaxObserver, {"qscheme": torch.per_channel_affine}),
         (own_observers.PerChannelMinMaxObserver, {"qscheme": torch.per_tensor_affine}),
         (own_observers.PerChannelMinMaxObserver, {"is_dynamic": True}),
-        (own_observers.HistogramObserver, {"is_dynamic": True}),
         (own_observers.MovingAverageMinMaxObserver, {"is_dynamic": True}),
         (own_observers.MinMaxObserver, {"dtype": torch.float64}),
         (own_observers.MinMaxObserver, {"quant_min": 3, "quant_max": 9}),
         (own_observers.MinMaxObserver, {"qscheme": torch.per_tensor_symmetric, "reduce_range": True}),
-        (own_fakes.FakeQuantize, {"quant_min": -4, "quant_max": 300}),
-        (own_fakes.FusedMovingAvgObsFakeQuantize, {"observer": own_observers.MinMaxObserver}),
-        (own_fakes.FixedQParamsFakeQuantize, {"observer": own_observers.MinMaxObserver}),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Any, keywords: dict[str, Any]) -> None:
+def test_ranges_that_make_no_sense_are_refused(make: Any, keywords: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         make(**keywords)
 
 
-def test_no_module_of_the_vocabulary_needs_torch_s_quantization() -> None:
-    for module in (own_observers, own_fakes, own_qconfigs):
-        assert "torch.ao" not in inspect.getsource(module)
+def test_a_moving_average_moves_by_its_constant_towards_each_batch() -> None:
+    observer = own_observers.MovingAverageMinMaxObserver(averaging_constant=0.5)
+    for high in (4.0, 8.0, 0.0):
+        observer(torch.tensor([-high, high]))
+    assert (float(observer.min_val), float(observer.max_val)) == (-3.0, 3.0)  # 4, then 6, then half of that
+
+
+def test_empty_batches_say_nothing() -> None:
+    for kind in (own_observers.MinMaxObserver, own_observers.PerChannelMinMaxObserver):
+        observer = kind()
+        observer(torch.empty(0, 3))
+        assert not observer.has_seen
+
+
+def test_an_axis_may_be_set_before_anything_was_seen() -> None:
+    observer = own_observers.PerChannelMinMaxObserver()
+    observer.ch_axis = 1
+    observer(torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 9.0]]))
+    assert observer.max_val.tolist() == [1.0, 2.0, 9.0]
+    assert observer.min_val.tolist() == [-1.0, 0.0, 3.0]
+
+
+def test_files_of_older_versions_are_brought_up_to_date() -> None:
+    """They have other names by channel, no eps, and one element where there is none now."""
+    observer = own_observers.PerChannelMinMaxObserver()
+    observer.load_state_dict({"min_vals": torch.tensor([-1.0, 0.0]), "max_vals": torch.tensor([1.0, 2.0])})
+    assert observer.max_val.tolist() == [1.0, 2.0]
+    whole = own_observers.MinMaxObserver()
+    whole.load_state_dict({"min_val": torch.tensor([-1.0]), "max_val": torch.tensor([3.0])})
+    assert (whole.min_val.dim(), float(whole.max_val)) == (0, 3.0)
+    whole.load_state_dict({"min_val": torch.tensor([]), "max_val": torch.tensor([])})
+    assert not whole.has_seen
+
+
+@pytest.mark.parametrize(
+    "observer",
+    [
+        own_observers.PlaceholderObserver(),
+        own_observers.RecordingObserver(),
+        own_observers.NoopObserver(),
+        own_observers.ReuseInputObserver(),
+    ],
+    ids=lambda observer: type(observer).__name__,
+)
+def test_observers_without_a_range_have_no_scale(observer: Any) -> None:
+    x = torch.ones(2)
+    assert observer(x) is x
+    with pytest.raises(ObservationError, match=type(observer).__name__):
+        observer.calculate_qparams()
+
+
+def test_a_recording_keeps_copies_of_all_it_was_given() -> None:
+    observer, x = own_observers.RecordingObserver(), torch.zeros(2)
+    observer(x)
+    x += 1
+    observer(x)
+    assert [tensor.tolist() for tensor in observer.get_tensor_value()] == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_known_grid_is_not_moved_by_data() -> None:
+    observer = own_observers.FixedQParamsObserver(0.5, 7)
+    observer(torch.tensor([1e6]))
+    scale, zero_point = observer.calculate_qparams()
+    assert (scale.tolist(), zero_point.tolist()) == ([0.5], [7])
+
+
+def test_the_observers_of_a_model_are_saved_and_loaded_apart_from_it() -> None:
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        made[1].add_module("activation_post_process", own_observers.MinMaxObserver())
+        return made
+
+    one, other = model(), model()
+    one[1].activation_post_process(torch.tensor([-2.0, 5.0]))  # type: ignore[index, union-attr, operator]
+    state = own_observers.observer_state_dict(one)
+    assert sorted(state) == [f"1.activation_post_process.{name}" for name in ("eps", "max_val", "min_val")]
+    before = other[0].weight.clone()  # type: ignore[index, union-attr, operator]
+    own_observers.load_observer_state_dict(other, state)
+    assert other[1].activation_post_process.max_val == 5.0  # type: ignore[index, union-attr]
+    assert torch.equal(other[0].weight, before)  # type: ignore[index, union-attr, arg-type]
+    with pytest.raises(ObservationError, match=r"2\.activation_post_process"):
+        own_observers.load_observer_state_dict(other, {"2.activation_post_process.min_val": torch.zeros(1)})

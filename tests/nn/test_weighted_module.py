@@ -9,11 +9,14 @@ import torch
 import torch.ao.nn.quantized as ao_quantized
 import torch.ao.nn.quantized.reference as ao_reference
 from torch import nn
+from torch.nn import functional
 
 from quantc.errors import QuantcError, SpecError
-from quantc.nn import observers, quantize_per_tensor, quantized
+from quantc.nn import intrinsic, observers, quantize_per_tensor, quantized
 from quantc.nn import qconfig as qconfigs
+from quantc.nn.intrinsic import quantized as intrinsic_quantized
 from quantc.nn.quantized import dynamic
+from quantc.nn.weighted_module import folded, has_relu
 from tests.support.nn_cases import CASES, both, converted, engine, steps_apart
 
 
@@ -100,3 +103,46 @@ def test_a_layer_that_reads_several_grids() -> None:
     for scale in (0.03, 0.04, 0.05, 0.06, 0.07, 0.03):
         ours_x, theirs_x = both(x, (scale, 120))
         assert steps_apart(ours(ours_x), theirs(theirs_x)) <= 1
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv2d", "ConvTranspose2d"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_folded_norm_computes_what_the_layer_and_the_norm_do(kind: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer: Any = nn.Linear(3, 4, bias) if kind == "Linear" else getattr(nn, kind)(3, 4, 2, bias=bias)
+    norm: Any = (nn.BatchNorm1d if kind == "Linear" else nn.BatchNorm2d)(4).eval()
+    for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        nn.init.uniform_(tensor, 0.5, 2.0)
+    x = torch.randn(2, 3) if kind == "Linear" else torch.randn(2, 3, 5, 5)
+    wanted = norm(layer(x)).detach()
+    weight, added = folded(layer.weight, layer.bias, norm, is_transposed=kind == "ConvTranspose2d")
+    function: Any = {"Linear": functional.linear, "Conv2d": functional.conv2d}.get(kind, functional.conv_transpose2d)
+    torch.testing.assert_close(function(x, weight, added).detach(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_module_that_ends_in_a_relu_is_made_of_one_that_does() -> None:
+    fused, plain = intrinsic.LinearReLU(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2)
+    assert has_relu(fused)
+    assert not has_relu(plain)
+    with pytest.raises(SpecError, match="ReLU"):
+        quantized.Linear.from_float(fused)
+    with pytest.raises(SpecError, match="ReLU"):
+        intrinsic_quantized.LinearReLU.from_float(plain)
+
+
+def test_a_new_module_has_the_settings_of_the_float_one_and_zeros() -> None:
+    made = quantized.Conv2d(4, 6, 3, stride=2, groups=2, bias=False)
+    like = nn.Conv2d(4, 6, 3, stride=2, groups=2, bias=False)
+    for name in ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"):
+        assert getattr(made, name) == getattr(like, name)
+    assert made.weight().shape == like.weight.shape
+    assert not bool(made.weight().int_repr().any())
+    assert made.bias() is None
+    assert "bias" not in made.state_dict()
+
+
+def test_another_weight_is_computed_with_at_once() -> None:
+    layer, x = quantized.Linear(2, 1), quantize_per_tensor(torch.tensor([[1.0, 2.0]]), 1.0, 0)
+    assert layer(x).dequantize().tolist() == [[0.0]]
+    layer.set_weight_bias(quantize_per_tensor(torch.tensor([[3.0, 4.0]]), 1.0, 0, torch.int8), torch.tensor([5.0]))
+    assert layer(x).dequantize().tolist() == [[16.0]]
