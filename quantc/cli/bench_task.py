@@ -41,7 +41,7 @@ def own_task(source: str, data: str | None, method: Method) -> tuple[Task, tuple
         )
     else:
         calibration, unseen = _parted(given, source)
-        if unseen == calibration:
+        if unseen is calibration:
             notes.append("there is one batch: SQNR is of what was calibrated with")
     is_module = loaded.model is not None
     model = loaded.model if loaded.model is not None else program.module
