@@ -1,4 +1,4 @@
-"""docs/passes.md, docs/backends.md and docs/integer-form.md are what passes, backends and ops say of themselves."""
+"""docs/passes.md and docs/backends.md are what passes and backends say of themselves."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from typing import ClassVar
 
 import pytest
 
-from quantc.cli.integer_page import integer_page, semantics_rows
 from quantc.cli.reference_pages import backends_page, pass_rows, passes_page
-from quantc.integer.library import OPS
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Pass
 from quantc.pipeline.registry import BACKENDS, PASSES, register_pass
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "passes.md"
-INTEGER_PAGE = ROOT / "docs" / "integer-form.md"
 BACKENDS_PAGE = ROOT / "docs" / "backends.md"
 
 
@@ -65,30 +62,6 @@ def test_the_page_says_what_a_pass_needs(name: str) -> None:
 
 def test_the_page_of_backends_is_up_to_date() -> None:
     assert BACKENDS_PAGE.read_text() == backends_page(), "run: quantc backends --markdown > docs/backends.md"
-
-
-def test_the_page_of_the_integer_form_is_up_to_date() -> None:
-    assert INTEGER_PAGE.read_text() == integer_page(), "run: quantc ops --markdown > docs/integer-form.md"
-
-
-def test_every_op_of_the_integer_form_is_on_the_page_and_says_what_it_is() -> None:
-    page = INTEGER_PAGE.read_text()
-    for op in OPS.values():
-        assert f"| `{op.schema}` | {op.summary} |" in page
-        assert op.summary.endswith(".")
-        assert op.formula
-    for row in semantics_rows():
-        assert row.formula
-        assert all(f"`{name}`" in page for name in row.ops)
-
-
-@pytest.mark.parametrize("name", ["executorch", "qnnpack", "x86"])
-def test_every_rule_without_an_integer_form_is_on_its_page_with_the_reason(name: str) -> None:
-    section = INTEGER_PAGE.read_text().split("## Rules without an integer form\n")[1]
-    for rule in BACKENDS[name].table:
-        rows = [line for line in section.splitlines() if line.startswith(f"| {name} | `{rule.name}` |")]
-        assert len(rows) == ("integer" not in rule.supports)
-        assert all(len(row.split("|")[3].strip()) > 10 for row in rows)
 
 
 @pytest.mark.parametrize("name", ["executorch", "qnnpack", "x86"])
