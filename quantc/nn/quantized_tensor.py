@@ -35,7 +35,7 @@ class QuantizedTensor(Tensor):
     """
 
     handlers: ClassVar[dict[Any, Handler]] = {}
-    """What ATen's ops do to quantized tensors. `moves` and `byte_ops` fill it."""
+    """What ATen's ops do to quantized tensors. `moves` and `aten_ops` fill it."""
 
     # ops are caught once torch has taken them apart: attributes such as `shape` cost nothing then
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

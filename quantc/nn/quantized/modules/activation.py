@@ -1,4 +1,4 @@
-"""Quantized activations: a row each, of the function that `byte_ops` computes and the settings it takes."""
+"""Quantized activations: a row each, of the function that `functional_ops` computes and the settings it takes."""
 
 from __future__ import annotations
 
