@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,25 +14,19 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.annotate.annotator import Annotator
 from quantc.annotate.quantizer import TableQuantizer
-from quantc.errors import ConformanceError, PatternError
-from quantc.ir.dialect import OPS, is_op
+from quantc.errors import PatternError
 from quantc.ir.dialect import aten as aten_ops
+from quantc.ir.dialect import is_op
 from quantc.ir.program import Program, Stage
 from quantc.ir.types import tensor_type
 from quantc.passes.quantize import QuantizePass
 from quantc.patterns import aten
-from quantc.patterns.checks import at_least, differs, one_of
-from quantc.patterns.dsl import any_of, op, optional, out, result, shared
 from quantc.patterns.match import Match
-from quantc.patterns.operand_patterns import const, number, value
+from quantc.patterns.operand_patterns import const, value
 from quantc.patterns.predicates import predicate
-from quantc.patterns.table import Rule, RuleTable
 from quantc.pipeline.pipeline import Outcome, Pass
 from quantc.qdq.ops import is_quantize
 from quantc.testing import Check, Conformance, check_backend
-from quantc.testing.choices import Choices, NoExampleError, explore
-from quantc.testing.synthesis import models_of
-from quantc.testing.trial import sqnr
 from tests.support.faulty_backends import FAULTY, GOOD, QDQ, Faulty
 from tests.support.faulty_techniques import TECHNIQUES
 from tests.support.onnx_models import ADDED
@@ -52,9 +45,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def good() -> Conformance:
     return check_backend(GOOD)
-
-
-# -- the whole kit -----------------------------------------------------------------------------------------------
 
 
 def test_a_good_backend_passes(good: Conformance) -> None:
@@ -159,48 +149,12 @@ def test_scales_that_are_not_shared_are_said(monkeypatch: pytest.MonkeyPatch) ->
     assert not row.passed
 
 
-# -- what it gives -----------------------------------------------------------------------------------------------
-
-
-def test_rows_are_told_as_a_table_as_json_and_as_an_error() -> None:
-    faulty = next(faulty for faulty in FAULTY if faulty.name == "range-too-small")
-    found = check_backend(replace(faulty.backend, table=faulty.backend.table.only("sigmoid"), roles=_used(faulty)))
-    text = str(found)
-    assert "sigmoid" in text
-    assert "reaches from 0 to 0.498" in text
-    assert "what to do: fix a scale of 0.0039" in text
-    data = json.loads(found.to_json())
-    assert data["backend"] == "good"
-    assert data["passed"] is False
-    assert {row["check"] for row in data["rows"] if not row["passed"]} >= {"range"}
-    with pytest.raises(ConformanceError, match=r"fails \d+ of \d+ checks") as caught:
-        found.raise_if_failed()
-    assert len(caught.value.failures) == len(found.failures)
-    assert all(failure in str(caught.value) for failure in caught.value.failures)
-    assert "0.498" in str(caught.value)
-
-
-def _used(faulty: Faulty) -> dict[str, Any]:
-    return {name: role for name, role in faulty.backend.roles.items() if name in ("act", "unit")}
-
-
-def test_every_row_says_where_and_what_to_do() -> None:
-    found = check_backend(next(faulty.backend for faulty in FAULTY if faulty.name == "cat-does-not-share"))
-    row = found.row("cat", Check.SHARING)
-    assert row is not None
-    assert row.where == "cat"
-    assert row.advice == 'give out the role "like xs"'
-
-
 def test_what_has_no_table_is_refused() -> None:
     several: Any = qc.Quantizers((TableQuantizer(GOOD), TableQuantizer(replace(GOOD, name="other"))))
     with pytest.raises(PatternError, match="has no table to check"):
         check_backend(several)
     with pytest.raises(qc.QuantcError, match="no backend 'nowhere'"):
         check_backend("nowhere")
-
-
-# -- examples ----------------------------------------------------------------------------------------------------
 
 
 class IndexAdd(nn.Module):
@@ -254,99 +208,6 @@ def test_a_captured_program_that_is_changed_is_said() -> None:
 
 
 _only_square = aten.linear(value("x", rank=2), const("w"), const("b?"))
-
-
-# -- models ------------------------------------------------------------------------------------------------------
-
-
-def _labels(rule: Rule) -> list[str]:
-    return [model.label for _, model in models_of(rule).made]
-
-
-def test_every_op_of_the_dialect_has_an_example() -> None:
-    without = [op_.name for op_ in OPS if not models_of(Rule("one", op(op_.name))).made]
-    assert without == ["cast", "sym_size"]  # a cast yields another dtype, a size is no tensor
-
-
-def test_models_are_sound_and_hold_the_pattern() -> None:
-    for rule in GOOD.table:
-        bare = RuleTable("bare", (replace(rule, roles={}),))
-        for _, model in models_of(rule).made:
-            model.program.verify()
-            assert len(bare.match(model.program)) == 1, model.label
-
-
-def test_models_show_every_op_every_optional_part_and_lists_of_two_and_three() -> None:
-    conv = _labels(Rule("conv", aten.conv("x", const("w"), const("b?")) >> optional(aten.clamp)))
-    for shown in ("conv1d", "conv2d", "conv3d", "clamp", "relu", "without b", "groups=8", "without relu|clamp"):
-        assert any(shown in label for label in conv), shown
-    cats = [model.program for _, model in models_of(Rule("cat", aten.cat)).made]
-    assert {len(program.signature.inputs) for program in cats} == {2, 3}
-
-
-def test_the_number_of_models_grows_with_the_sum_of_the_options() -> None:
-    rule = Rule("conv", aten.conv("x", const("w"), const("b?")) >> optional(aten.activation))
-    assert len(_labels(rule)) <= 3 + len(aten.activation.ops) + 6
-
-
-def test_options_that_do_not_go_together_are_matched_up() -> None:
-    explored = models_of(Rule("conv-pool", aten.conv >> op("max_pool2d", "max_pool1d", "max_pool3d", args="_")))
-    assert explored.unshown == []
-    pairs = {tuple(re.findall(r"[123]d", model.label.partition(" (")[0])) for _, model in explored.made}
-    assert pairs == {("1d", "1d"), ("2d", "2d"), ("3d", "3d")}
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        pytest.param(op("mul")("x", op("sigmoid")("x")), id="one-value-twice"),
-        pytest.param(op("div")(op("mul")("x", op("clamp")(aten.add("x", 3), 0, 6)), 6), id="hardswish"),
-        pytest.param(aten.add(aten.conv.named("left"), aten.conv.named("right")), id="two-of-a-kind"),
-        pytest.param(aten.mul("x", any_of(const("c"), number("c"))), id="constant-or-number"),
-        pytest.param(op("conv2d", args="x w", where={"stride": 2, "groups": one_of(1, 2)}), id="attributes"),
-        pytest.param(op("conv2d", args="x w", where={"padding": at_least(1), "dilation": differs(1)}), id="bounds"),
-        pytest.param(out("max", 0, args="x"), id="one-of-two-results"),
-        pytest.param(result(shared(op("split", args="x")), 0) >> aten.clamp, id="shared"),
-        pytest.param(aten.cat([aten.conv, "y"]) >> optional(aten.relu), id="list-of-operands"),
-        pytest.param(optional(aten.relu) >> aten.conv, id="optional-first"),
-        pytest.param(op("linear")(value("x", rank=4), const("w")), id="rank"),
-        pytest.param(op("relu", args="x") >> op("conv1d", args="_ w"), id="rank-asked-for-below"),
-        pytest.param(op("flatten", args="x") >> aten.linear("_", const("w")), id="rank-changes"),
-    ],
-)
-def test_the_model_of_a_pattern_matches_it(pattern: Any) -> None:
-    rule = Rule("one", pattern)
-    explored = models_of(rule)
-    assert explored.made
-    assert explored.unshown == []
-    for _, model in explored.made:
-        matches = RuleTable("one", (rule,)).match(model.program)
-        assert [node.name for match in matches for node in match.nodes], model.label
-
-
-def test_exploring_names_what_cannot_be_shown() -> None:
-    def make(choices: Choices) -> str:
-        colour = ("red", "green", "blue")[choices.take("colour", "red", "green", "blue")]
-        size = ("small", "large")[choices.take("size", "small", "large")]
-        if colour == "blue" or (colour, size) == ("green", "small"):
-            raise NoExampleError(f"no {size} {colour}")
-        return f"{size} {colour}"
-
-    explored = explore(make)
-    assert [made for _, made in explored.made] == ["small red", "large red", "large green"]
-    assert [(gap.option, gap.error.what) for gap in explored.unshown] == [("blue", "no large blue")]
-
-
-def test_sqnr_is_that_of_the_textbook() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1000, generator=generator, dtype=torch.float64)
-    noise = torch.randn(1000, generator=generator, dtype=torch.float64) / 100
-    expected = 20 * torch.log10(x.norm() / noise.norm())
-    assert sqnr([x], [x + noise]) == pytest.approx(float(expected))
-    assert sqnr([x], [x]) == float("inf")
-
-
-# -- the tutorial ------------------------------------------------------------------------------------------------
 
 
 def _example_code() -> str:
