@@ -109,3 +109,12 @@ def test_strides_are_set_only_where_they_mean_nothing() -> None:
     assert q.as_strided_((2, 3, 1, 1), (3, 1, 3, 3)) is q
     with pytest.raises(MixedTensorsError, match="as_strided_"):
         q.as_strided_((2, 3, 1, 1), (1, 2, 1, 1))
+
+
+def test_a_permutation_takes_the_axis_of_channels_along() -> None:
+    x = torch.randn(2, 3, 4)
+    q = quantize_per_channel(x, torch.tensor([0.1, 0.2, 0.3]), torch.zeros(3, dtype=torch.int64), 1)
+    turned = q.permute(1, 2, 0)
+    assert turned.q_per_channel_axis() == 0
+    assert torch.equal(turned.dequantize(), q.dequantize().permute(1, 2, 0))
+    assert q.permute(-1, 0, 1).q_per_channel_axis() == 2

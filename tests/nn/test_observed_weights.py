@@ -51,6 +51,18 @@ def test_levels_beyond_the_range_of_the_observer_are_clipped(make: Any) -> None:
     assert quantize_weight(torch.tensor([-5.0, 5.0, 1.0]), observer).int_repr().tolist() == [-127, 127, 127]
 
 
+def test_a_fake_quantizer_may_leave_the_range_to_the_observer_within() -> None:
+    observer = observers.weight_observer_range_neg_127_to_127()
+    observer(torch.tensor([-1.0, 1.0]))
+    outer = SimpleNamespace(
+        calculate_qparams=observer.calculate_qparams,
+        dtype=observer.dtype,
+        qscheme=observer.qscheme,
+        activation_post_process=observer,
+    )
+    assert quantize_weight(torch.tensor([-5.0]), outer).int_repr().tolist() == [-127]
+
+
 def test_a_weight_is_looked_at_only_where_asked() -> None:
     observer = observers.default_weight_observer()
     observer(torch.tensor([-1.0, 1.0]))
