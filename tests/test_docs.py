@@ -8,16 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.doc_pages import PAGES, blocks
 from tests.support.paths import ROOT
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def blocks(page: Path) -> list[tuple[int, str]]:
-    """(line, code) of each Python block."""
-    text = page.read_text(encoding="utf-8")
-    return [(text[: found.start(1)].count("\n") + 1, found[1]) for found in BLOCK.finditer(text)]
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)])

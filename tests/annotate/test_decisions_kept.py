@@ -18,7 +18,7 @@ from quantc.ir.program import Program, Stage
 from quantc.qat.removal import fake_quantizers
 from quantc.spec.numerics import to_significant_bits
 from quantc.text.digests import constants
-from tests.annotate.test_quantizer import ByHand
+from tests.support.quantizer_by_hand import ByHand
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,49 +20,12 @@ from quantc.ir.program import Program
 from quantc.ir.site_index import operand_nodes
 from quantc.patterns import aten
 from quantc.patterns.dsl import op
-from quantc.patterns.explain_match import Explanation
 from quantc.patterns.operand_patterns import const
 from quantc.patterns.table import Rule, RuleTable
-from quantc.pipeline.pipeline import Pass
 from quantc.qdq.ops import is_dequantize, is_quantize
+from tests.support.quantizer_by_hand import ByHand
 
 OWN = {"x": "act", "out": "act"}
-
-
-@dataclass(frozen=True)
-class ByHand:
-    """Quantizes the operands of one op; whatever else it is told to do, it does too."""
-
-    name: str = "by-hand"
-    takes: str = "linear"
-    act: qc.QuantSpec = qc.INT8
-    then: Callable[[Annotator, fx.Node], None] | None = None
-    steps: tuple[Pass, ...] = ()
-    refuses: str = ""
-
-    def transforms(self) -> tuple[Pass, ...]:
-        return self.steps
-
-    def annotate(self, annotator: Annotator) -> None:
-        for node in annotator.program.graph.nodes:
-            if not is_op(node, self.takes) or node in annotator.left_out:
-                continue
-            annotator.claim([node], Claim(self.name, "first", node.name))
-            annotator.operand(node, 0, qc.Quantize(self.act))
-            if len(operand_nodes(node)) > 1:
-                annotator.operand(node, 1, qc.Quantize(qc.INT8_WEIGHT))
-            if self.then is not None:
-                self.then(annotator, node)
-
-    def validate(self, program: Program) -> None:
-        if self.refuses:
-            raise AnnotationError(self.refuses, where=str(sorted(map(str, program.plan.outcomes))))
-
-    def supported_operators(self) -> tuple[str, ...]:
-        return (self.takes,)
-
-    def explain(self, program: Program, node: str) -> Explanation:
-        return RuleTable(self.name, ()).explain(program, node)
 
 
 def table(name: str, *rules: Rule, act: qc.QuantSpec = qc.UINT8) -> qc.Backend:

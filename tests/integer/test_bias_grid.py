@@ -13,26 +13,13 @@ import quantc as qc
 from quantc.annotate.quantizer import Backend
 from quantc.errors import SpecError
 from quantc.ir.program import Program
-from quantc.patterns import aten
-from quantc.patterns.dsl import optional
-from quantc.patterns.operand_patterns import const
-from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.formats import PerGroup
-from quantc.spec.spec import INT8_TENSOR_WEIGHT, INT8_WEIGHT, INT32_BIAS, UINT8, QuantSpec
+from quantc.spec.spec import INT8_TENSOR_WEIGHT, INT8_WEIGHT, INT32_BIAS, QuantSpec
+from tests.support.biased_backend import backend
 
 FINE = INT8_WEIGHT.but(eps=2.0**-60)
 """Scales small enough for biases to become too large."""
 SPECS = {"per channel": FINE, "per tensor": INT8_TENSOR_WEIGHT.but(eps=2.0**-60), "affine": FINE.but(scheme="affine")}
-
-
-def backend(**roles: QuantSpec) -> Backend:
-    given = {"x": "act", "w": "weight", "out": "act", **({"b": "bias"} if "bias" in roles else {})}
-    rules = (
-        Rule("linear", aten.linear("x", const("w"), const("b?")) >> optional(aten.relu), given),
-        Rule("conv", aten.conv("x", const("w"), const("b?")), given),
-        Rule("conv-transpose", aten.conv_transpose("x", const("w"), const("b?")), given),
-    )
-    return Backend("biased", RuleTable("biased", rules), roles={"act": UINT8, **roles}, summary="for tests")
 
 
 def prepared(model: nn.Module, x: Tensor, to: Backend) -> Program:

@@ -28,7 +28,7 @@ from quantc.ir.program import Program
 from quantc.spec.spec import INT32_BIAS
 from quantc.support.finite_tensors import check_scales
 from tests import zoo
-from tests.integer.test_bias_grid import backend as biased
+from tests.support.biased_backend import backend as biased
 from tests.zoo.case import Case
 
 BACKENDS = ("x86", "qnnpack", "executorch", "onnx")

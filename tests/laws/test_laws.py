@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import quantc as qc
 from quantc.hooks import Guard, Truth, Verify
 from quantc.ir.dialect import is_op
 from quantc.ir.program import Program, Stage
@@ -26,29 +25,11 @@ from quantc.pipeline.registry import PASSES
 from quantc.text.digests import constants
 from quantc.text.parser import parse
 from quantc.text.printer import numbered
-from tests.support.agree import assert_same, fingerprint
+from tests.support.agree import assert_same
+from tests.support.laws import captured, law
 from tests.support.random_programs import GENTLE, Net, Step, inputs, nets, plan
 from tests.support.small_backend import SMALL
 from tests.zoo import detached
-
-Method = Literal["fx", "export"]
-PHASES = (Phase.explicit, Phase.generate, Phase.target, Phase.shrink)
-
-
-def law(examples: int) -> settings:
-    """As many examples as fit the time; always the same ones."""
-    return settings(
-        max_examples=examples,
-        database=None,
-        phases=PHASES,
-    )
-
-
-def captured(net: Net, method: Method = "fx", dtype: torch.dtype = torch.float32) -> Program:
-    before = fingerprint(net)
-    program = qc.capture(net, inputs(0, dtype), method=method)
-    assert fingerprint(net) == before, "capture changed the caller's model"
-    return program
 
 
 class Judge:

@@ -23,8 +23,8 @@ from quantc.hooks import Truth, Verify
 from quantc.ir.decisions import Fixed
 from quantc.spec.formats import PerChannel, PerTensor
 from quantc.spec.spec import INT16
-from tests.laws.test_laws import captured, law
 from tests.support.agree import fingerprint
+from tests.support.laws import captured, law
 from tests.support.random_programs import WILD, Net, inputs, nets
 
 STEADY = tuple(kind for kind in WILD if kind not in ("mask", "mask_", "mixed_", "layer_norm"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,18 +19,7 @@ from torch.ao.quantization import (
 )
 
 import quantc as qc
-from quantc.annotate.quantizer import Backend
-from quantc.backends.x86 import X86
-
-STEPS = 20
-RATE = 0.05
-ACT = qc.UINT8.but(observe=f"moving-average{{rate={RATE}}}", eps=2.0**-23)
-WEIGHT = qc.INT8_WEIGHT.but(qmin=-127)
-
-
-def backend() -> Backend:
-    """x86 for processors that add products in 32 bits: weights keep their whole range."""
-    return replace(X86, instruction_set="avx-vnni", roles={**X86.roles, "act": ACT, "weight": WEIGHT})
+from tests.support.qat_oracle import RATE, STEPS, backend, trained
 
 
 def qconfig() -> Any:
@@ -108,18 +96,6 @@ CASES: dict[str, tuple[Callable[[], nn.Sequential], Any, Any, tuple[int, ...]]] 
         (7,),
     ),
 }
-
-
-def trained(model: Any, parameters: Any, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
-    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-    losses = []
-    for x, target in batches:
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), target)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def started(name: str) -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:

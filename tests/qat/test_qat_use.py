@@ -14,8 +14,8 @@ from torch.nn import functional
 import quantc as qc
 from quantc.ir.program import Program
 from quantc.qat.fake import FollowedRange, LearnedScale
-from tests.ir.test_subgraphs import CASES as CONTROL_FLOW
-from tests.qat.test_fake import CONFIGS, assert_converts_exactly, batches, net, prepared, trained
+from tests.support.control_flow import CASES as CONTROL_FLOW
+from tests.support.trained_models import CONFIGS, assert_converts_exactly, batches, net, prepared, trained
 
 OPTIMIZERS: dict[str, Any] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),

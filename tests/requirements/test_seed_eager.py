@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import quantc.nn as qnn
 from quantc.flows import eager
-from tests.flows.eager.test_faults import FUSE, Small, Twice, X, run, small, with_qconfig
 from tests.support import seed_eager_names
 from tests.support.eager_models import CASES, QUANTC
+from tests.support.eager_small import FUSE, Small, Twice, X, run, small, with_qconfig
 from tests.support.seed_eager_items import ITEMS, item, quantized, size_of, torch_flow, wide
 
 # -- what is promised ---------------------------------------------------------------------------------------------------

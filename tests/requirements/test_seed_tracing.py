@@ -18,33 +18,8 @@ from quantc.flows.tracing.auto_trace import Interception, Run, add_auto_convert,
 from quantc.ir.plan import Part
 from quantc.ir.program import Program
 from quantc.verbs.convert import convert as convert_program
-from tests.flows.tracing.test_auto_trace import Counted, Gated, sqnr, trace_of
 from tests.support.traced_models import Capturable, EarlyExit
-
-
-class Small(nn.Module):
-    """Python around quantizable ops: a print, a dict, a branch on a number, and ops that are not quantizable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
-        self.head = nn.Linear(8, 4)
-        self.log: list[float] = []
-
-    def forward(self, x: Tensor) -> Any:
-        x = torch.relu(self.norm(self.conv(x)))
-        self.log.append(x.mean().item())
-        if self.log[-1] > 1e9:
-            raise ValueError("never")
-        x = self.block(x)
-        return self.head(torch.sin(x.mean((2, 3))))
-
-
-def state(module: nn.Module, path: str = "") -> AutoQuantizationState:
-    found: Any = module.get_submodule(path)._auto_quant_state
-    assert isinstance(found, AutoQuantizationState)
-    return found
+from tests.support.traced_runs import Counted, Gated, Hooks, Small, sqnr, state, trace_of
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +46,6 @@ def prepared(model: nn.Module, example: Tensor) -> nn.Module:
 @pytest.fixture(scope="module")
 def converted(prepared: nn.Module) -> nn.Module:
     return convert(prepared)
-
-
-class Hooks:
-    """Notes which hooks of all states are called, in which order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[str] = []
-        for name, function in vars(AutoQuantizationState).items():
-            if name.startswith(("op_", "module_", "validate", "cur_op")):
-                monkeypatch.setattr(AutoQuantizationState, name, self.noting(name, function))
-
-    def noting(self, name: str, function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.seen.append(name)
-            return function(*args, **kwargs)
-
-        return call
 
 
 def test_0_1_a_module_offers_prepare_and_convert() -> None:

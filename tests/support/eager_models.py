@@ -241,3 +241,14 @@ CASES: dict[str, Case] = {
     ),
     "scalars": Case(staged(Scalars), (8, 16)),
 }  # fmt: skip
+
+
+def grids(model: nn.Module) -> dict[str, tuple[float, int]]:
+    """Scale and zero point of each quantized module."""
+    found: dict[str, tuple[float, int]] = {}
+    for path, module in model.named_modules():
+        scale: Any = getattr(module, "scale", None)
+        if scale is not None:
+            zero_point: Any = module.zero_point
+            found[path] = (float(scale), int(zero_point))
+    return found

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import quantc.nn as qnn
 from quantc.flows import eager
-from tests.flows.eager.test_faults import FUSE, Small, X, run, small, with_qconfig
 from tests.support.eager_models import CASES
+from tests.support.eager_small import FUSE, Small, X, run, small, with_qconfig
 from tests.support.seed_eager_items import ITEMS, item, quantized, torch_flow
 
 

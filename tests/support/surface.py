@@ -18,8 +18,8 @@ import typer.main
 
 import quantc
 from quantc.cli.app import app
+from tests.support.doc_pages import PAGES, blocks
 from tests.support.paths import ROOT
-from tests.test_docs import PAGES, blocks
 
 FILE = ROOT / "tests" / "golden" / "surface.json"
 GROUPS = ("quantc.backends", "quantc.observations", "quantc.passes", "quantc.pipelines")

@@ -16,6 +16,7 @@ from quantc.flows import eager
 from quantc.nn import STATIC_MODULES, intrinsic, quantized, torch_state_dict
 from quantc.nn.intrinsic import quantized as intrinsic_quantized
 from quantc.nn.quantized import dynamic
+from tests.support.eager_small import converted
 from tests.support.oracles import sqnr
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -31,15 +32,6 @@ class Stubbed(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.dequant(self.body(self.quant(x)))
-
-
-def converted(model: nn.Module, *inputs: Any, engine: str = "fbgemm", **keywords: Any) -> Any:
-    model = model.eval()
-    if not hasattr(model, "qconfig"):
-        vars(model)["qconfig"] = eager.get_default_qconfig(engine)
-    prepared = eager.prepare(model, **keywords)
-    prepared(*inputs)
-    return eager.convert(prepared)
 
 
 class Nested(nn.Module):

@@ -14,8 +14,10 @@ from quantc.errors import QuantcError, SpecError
 from quantc.flows import eager
 from quantc.nn import QuantizedTensor, quantizable, quantized, torch_state_dict
 from quantc.nn.quantized import dynamic
-from tests.flows.eager.test_eager_behaviours import X, converted
+from tests.support.eager_small import converted
 from tests.support.oracles import sqnr
+
+X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 
 # -- LSTMs and attention -------------------------------------------------------------------------------------------
 

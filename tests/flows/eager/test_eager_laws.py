@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from quantc.flows import eager
-from tests.flows.eager.test_eager_oracle import grids
-from tests.support.eager_models import QUANTC, TORCH, Library, Staged
+from tests.support.eager_models import QUANTC, TORCH, Library, Staged, grids
 
 WIDTH = 8
 PARTS: dict[str, Any] = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.nn import QuantizedTensor, torch_state_dict
-from tests.support.eager_models import CASES, QUANTC, TORCH, Case, Library
+from tests.support.eager_models import CASES, QUANTC, TORCH, Case, Library, grids
 
 STEPS = 20
 
@@ -33,17 +33,6 @@ def config(library: Library, name: str) -> Any:
 def calibrated(library: Library, name: str) -> nn.Module:
     case = CASES[name]
     return library.calibrated(case.made(library), case.fuse, case.data(), config(library, name))
-
-
-def grids(model: nn.Module) -> dict[str, tuple[float, int]]:
-    """Scale and zero point of each quantized module."""
-    found: dict[str, tuple[float, int]] = {}
-    for path, module in model.named_modules():
-        scale: Any = getattr(module, "scale", None)
-        if scale is not None:
-            zero_point: Any = module.zero_point
-            found[path] = (float(scale), int(zero_point))
-    return found
 
 
 def weights(model: nn.Module) -> dict[str, Any]:

@@ -16,43 +16,7 @@ from quantc.errors import ConfigError, MixedTensorsError, QuantcError, UnknownNa
 from quantc.flows import eager
 from quantc.nn.quantized import FloatFunctional
 from tests.support.eager_models import CASES, QUANTC, names
-
-
-class Small(nn.Module):
-    """Stubs, a convolution with its norm and ReLU, and a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.quant = eager.QuantStub()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.bn = nn.BatchNorm2d(4)
-        self.relu = nn.ReLU()
-        self.fc = nn.Linear(4, 4)
-        self.dequant = eager.DeQuantStub()
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.relu(self.bn(self.conv(self.quant(x))))
-        return self.dequant(self.fc(x.mean([2, 3])))
-
-
-X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-FUSE = [["conv", "bn", "relu"]]
-
-
-def with_qconfig(model: nn.Module, qconfig: Any = None) -> nn.Module:
-    vars(model)["qconfig"] = qconfig or eager.get_default_qconfig("fbgemm")
-    return model
-
-
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return with_qconfig(eager.fuse_modules(Small().eval(), FUSE))
-
-
-def run(prepared: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        prepared(X)
-    return prepared
+from tests.support.eager_small import FUSE, Small, Twice, X, run, small, with_qconfig
 
 
 def check(error: QuantcError, path: str, *words: str) -> None:
@@ -65,20 +29,6 @@ def check(error: QuantcError, path: str, *words: str) -> None:
 
 
 # -- reused layers -----------------------------------------------------------------------------------------------------
-
-
-class Twice(nn.Module):
-    """One linear layer, run twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.quant = eager.QuantStub()
-        self.fc = nn.Linear(4, 4)
-        self.relu = nn.ReLU()
-        self.dequant = eager.DeQuantStub()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.dequant(self.fc(self.relu(self.relu(self.fc(self.quant(x))))))
 
 
 def prepared_twice() -> nn.Module:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.flows import eager
 from quantc.flows.eager.to_program import OUTSIDE
-from tests.flows.eager.test_eager_oracle import grids
-from tests.flows.eager.test_faults import Small, X, run, small, with_qconfig
-from tests.support.eager_models import CASES, QUANTC
+from tests.support.eager_models import CASES, QUANTC, grids
+from tests.support.eager_small import Small, X, run, small, with_qconfig
 
 HANDED_OVER = ["mlp", "linear-bn", "convnet", "residual", "depthwise", "branches", "conv1d", "conv3d", "gate"]
 

@@ -37,6 +37,7 @@ from quantc.flows.fx import (
 from quantc.flows.fx.observed_module import ObservedGraphModule
 from quantc.ir.decisions import Fixed
 from tests.support.fx_models import MODELS, model_and_data
+from tests.support.fx_observed import is_same, observed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own flow at every step
 
@@ -50,8 +51,6 @@ SCALED = {"numbers": (3, 0.3)}
 """Models with a product with a number: which observer sees it, and the number. torch's reference model puts it on the grid of
 what is multiplied, and its kernels multiply the scale, so that no level is lost; ours has a grid of its own, which is the same."""
 
-Row = tuple[Tensor, tuple[Any, ...]]
-
 
 @contextmanager
 def kernels_of(backend: str) -> Iterator[None]:
@@ -61,27 +60,6 @@ def kernels_of(backend: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.quantized.engine = before
-
-
-def observed(prepared: nn.Module, x: Tensor) -> list[Row]:
-    """Every activation that observers are shown, in order, with what they make of it."""
-    rows: list[Row] = []
-
-    def note(module: Any, args: tuple[Tensor, ...], _: Tensor) -> None:
-        kind = module.dtype, getattr(module, "qscheme", None), module.quant_min, module.quant_max
-        rows.append((args[0].detach().clone(), kind))
-
-    named = [module for name, module in prepared.named_children() if name.startswith("activation_post_process")]
-    hooks = [module.register_forward_hook(note) for module in named]
-    prepared(x)
-    for hook in hooks:
-        hook.remove()
-    return [row for row in rows if row[1][0] is torch.quint8]  # torch has weights of functions among them
-
-
-def is_same(left: Row, right: Row) -> bool:
-    same_kind = left[1] == right[1] and left[0].shape == right[0].shape
-    return same_kind and torch.allclose(left[0], right[0], atol=1e-4, rtol=1e-4)
 
 
 def scales(prepared: nn.Module) -> list[tuple[float, int]]:

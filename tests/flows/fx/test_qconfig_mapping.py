@@ -33,7 +33,7 @@ from quantc.flows.fx import (
 )
 from quantc.flows.fx.choosing import UnmatchedWarning
 from quantc.flows.observers import MinMaxObserver, default_weight_observer
-from tests.flows.fx.test_fx_upstream import is_same, observed
+from tests.support.fx_observed import is_same, observed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -27,10 +27,10 @@ from quantc.flows.pt2e import (
 )
 from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
 from quantc.flows.pt2e.x86_inductor_quantizer import get_default_x86_inductor_quantization_config
-from tests.flows.pt2e.test_pt2e_third_party import quantized
 from tests.support.custom_quantizer import CustomQuantizer, Network
 from tests.support.oracle_models import SUBJECTS, Subject
 from tests.support.oracles import Batches, differences, placement, sqnr, whole_sqnr
+from tests.support.pt2e_runs import quantized
 
 SYMMETRIC = get_symmetric_quantization_config(is_per_channel=True)
 

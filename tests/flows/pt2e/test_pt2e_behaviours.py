@@ -25,23 +25,9 @@ from quantc.flows.pt2e import (
 )
 from quantc.nn import observers
 from tests.support.pt2e_quantizers import Annotating, Doing, converted, count, exported
+from tests.support.pt2e_runs import DQ, DQ_CHANNEL, IMAGE, INT8, Q_CHANNEL, UINT8, Q, aten, conv, xnnpack
 
-aten = torch.ops.aten
-Q, DQ = "quantize_per_tensor.default", "dequantize_per_tensor.default"
-Q_CHANNEL, DQ_CHANNEL = "quantize_per_channel.default", "dequantize_per_channel.default"
-UINT8 = QuantizationSpec(torch.uint8, observers.MinMaxObserver, 0, 255, torch.per_tensor_affine)
-INT8 = QuantizationSpec(torch.int8, observers.MinMaxObserver, -128, 127, torch.per_tensor_affine)
 CHANNELS = QuantizationSpec(torch.int8, observers.PerChannelMinMaxObserver, -128, 127, torch.per_channel_affine, 0)
-NOTHING = QuantizationSpec(torch.float32, observers.PlaceholderObserver)
-IMAGE = (torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0)),)
-
-
-def xnnpack(**keywords: Any) -> XNNPACKQuantizer:
-    return XNNPACKQuantizer().set_global(get_symmetric_quantization_config(**keywords))
-
-
-def conv(bias: Any = NOTHING, weight: Any = INT8, output: Any = UINT8) -> Annotating:
-    return Annotating(aten.conv2d.default, (UINT8, weight, bias), output)
 
 
 # -- a quantizer of one's own --------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from quantc.flows.pt2e import (
     prepare_qat_pt2e,
 )
 from quantc.nn import fake_quantize, observers
-from tests.flows.pt2e.test_pt2e_behaviours import DQ, DQ_CHANNEL, IMAGE, INT8, NOTHING, UINT8, Q, conv, xnnpack
 from tests.support.pt2e_quantizers import Annotating, Doing, converted, count, exported
+from tests.support.pt2e_runs import DQ, DQ_CHANNEL, IMAGE, INT8, NOTHING, UINT8, Q, conv, xnnpack
 
 aten = torch.ops.aten
 

@@ -13,9 +13,9 @@ from torch import fx, nn
 
 from quantc.errors import AnnotationError
 from quantc.flows.executorch import to_executorch
-from quantc.flows.pt2e import convert_pt2e, prepare_pt2e
 from tests.support.oracle_models import SUBJECTS, Residual, Subject
 from tests.support.oracles import Batches, decomposed, differences, placement, worst_op_error
+from tests.support.pt2e_runs import captured, quantized, run
 
 Make = Callable[[], Any]
 
@@ -78,21 +78,6 @@ class Pair:
     ours: fx.GraphModule
     theirs: fx.GraphModule
     unseen: Batches
-
-
-def captured(model: nn.Module, batches: Batches, *, strict: bool = False) -> Any:
-    return torch.export.export(model, batches[0], strict=strict).module()
-
-
-def run(model: Any, batches: Batches) -> Any:
-    with torch.no_grad():
-        for batch in batches:
-            model(*batch)
-    return model
-
-
-def quantized(model: nn.Module, quantizer: Any, batches: Batches, *, strict: bool = False) -> fx.GraphModule:
-    return convert_pt2e(run(prepare_pt2e(captured(model, batches, strict=strict), quantizer), batches))
 
 
 def by_torchao(model: nn.Module, quantizer: Any, batches: Batches, *, strict: bool = False) -> fx.GraphModule:

@@ -5,116 +5,35 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import quantc as qc
 from quantc.errors import CaptureError, ConfigError, InputError, QuantcError, UnknownNameError
 from quantc.flows import tracing
 from quantc.flows.tracing import UnseenOpError, convert, prepare
-from quantc.flows.tracing.trace import Trace
 from quantc.ir.decisions import FLOAT
 from tests.support.traced_models import (
-    Branch,
     Capturable,
-    CustomFunction,
-    Detector,
     EarlyExit,
-    Loop,
-    Plumbing,
-    ThirdParty,
-    TreeModel,
-    TreeModule,
 )
-
-KERNELS = ("onednn.qconv", "onednn.qlinear", "quantized.linear", "quantized.conv", "quantized::linear")
-
-
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the ops that reach a kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def int8(self) -> int:
-        return sum(count for op, count in self.ops.items() if op.startswith(KERNELS))
-
-    @property
-    def float_products(self) -> int:
-        names = ("aten.convolution", "aten.addmm", "aten.mm", "aten.linear", "aten.conv2d")
-        return sum(count for op, count in self.ops.items() if op.startswith(names))
-
-
-def tree(depth: int) -> Any:
-    return torch.randn(4, 16) if depth == 0 else (tree(depth - 1), tree(max(depth - 2, 0)))
-
-
-def images(scale: float = 1.0, batch: int = 2) -> Tensor:
-    return torch.randn(batch, 3, 16, 16) * scale
-
-
-def parts() -> dict[str, Any]:
-    return {"parts": {"a": torch.randn(2, 16), "b": torch.randn(2, 16)}}
-
-
-Case = tuple[Callable[[], nn.Module], Callable[[], list[tuple[Any, ...]]], int]
-MODELS: dict[str, Case] = {
-    "data-dependent early exit": (EarlyExit, lambda: [(images(),), (images(8.0),)], 2),
-    "variable-length loop over a cell": (Loop, lambda: [(torch.randn(5, 2, 16),)], 3),
-    "recursion over a tree": (TreeModel, lambda: [(tree(3),)], 3),
-    "recursion of a module": (TreeModule, lambda: [(tree(3),)], 2),
-    "detection-style post-processing": (Detector, lambda: [(images(batch=1),)], 4),
-    "item-driven branches": (Branch, lambda: [(torch.randn(8, 16),), (torch.randn(8, 16) * 4,)], 2),
-    "dict and list plumbing": (Plumbing, lambda: [(parts(),)], 3),
-    "custom autograd function": (CustomFunction, lambda: [(images(),)], 2),
-    "third-party tensor code": (ThirdParty, lambda: [(torch.randn(4, 16),)], 2),
-    "what both flows take": (Capturable, lambda: [(images(),)], 6),
-}
-
-
-def seeded(name: str) -> tuple[nn.Module, list[tuple[Any, ...]], int]:
-    torch.manual_seed(0)
-    build, examples, products = MODELS[name]
-    return build().eval(), examples(), products
-
-
-def calibrated(model: nn.Module, examples: list[Any], **options: Any) -> nn.Module:
-    prepared = prepare(model, examples, **options)
-    with torch.no_grad():
-        for _ in range(3):
-            for example in examples:
-                prepared(*example)
-    return prepared
-
-
-def floats(made: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-
-def sqnr(expected: Any, found: Any) -> float:
-    pairs = [pair for pair in zip(floats(expected), floats(found), strict=True) if pair[0].shape == pair[1].shape]
-    signal = sum(float((a**2).sum()) for a, _ in pairs)
-    noise = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
-    return float(10 * torch.log10(torch.tensor(signal / max(noise, 1e-20))))
-
-
-def trace_of(model: nn.Module) -> Trace:
-    state: Any = model._auto_quant_state
-    found: Trace = state.trace
-    return found
+from tests.support.traced_runs import (
+    EXPORTED,
+    MODELS,
+    Counted,
+    Gated,
+    calibrated,
+    floats,
+    images,
+    seeded,
+    sqnr,
+    trace_of,
+    tree,
+)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -129,9 +48,6 @@ def test_models_run_on_int8_kernels(name: str) -> None:
             assert counted.int8 >= products
             assert counted.float_products == 0
             assert sqnr(model(*example), found) > 30
-
-
-EXPORTED = ("what both flows take", "custom autograd function", "dict and list plumbing")
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -185,22 +101,6 @@ def test_a_tree_may_be_larger_than_the_example() -> None:
         assert sqnr(model(larger), quantized(larger)) > 25
 
 
-class Gated(nn.Module):
-    """Goes on only if the input says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.more = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
-        self.last = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.first(x)
-        if x.sum().item() > 0:
-            y = self.more(y)
-        return self.last(y)
-
-
 @pytest.mark.parametrize("phase", ["prepared", "converted"])
 def test_control_flow_that_was_never_seen_is_an_error_and_the_model_goes_on(phase: str) -> None:
     torch.manual_seed(0)
@@ -217,8 +117,8 @@ def test_control_flow_that_was_never_seen_is_an_error_and_the_model_goes_on(phas
     text = str(caught.value)
     assert "in more (Sequential)" in text
     assert "seen linear of more.0" in text
-    assert "expected linear at test_auto_trace.py" in text
-    assert "test_auto_trace.py:" in (caught.value.where or "")
+    assert "expected linear at traced_runs.py" in text
+    assert "traced_runs.py:" in (caught.value.where or "")
     assert sqnr(before, after) > 30
 
 

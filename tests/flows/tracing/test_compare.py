@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quantc.errors import CaptureError, DataError, InputError
 from quantc.flows.tracing import UnseenOpError, compare, convert, coverage, prepare
-from tests.flows.tracing.test_tracing_search import decibels
+from tests.support.traced_runs import decibels
 
 
 class Gate(nn.Module):

@@ -19,43 +19,19 @@ from quantc.flows import tracing
 from quantc.flows.tracing import AutoQuantizationState, convert, prepare
 from quantc.flows.tracing.auto_trace import Interception
 from quantc.ir.decisions import FLOAT
-from tests.flows.tracing.test_auto_trace import Counted, calibrated, floats, seeded, sqnr, trace_of
-from tests.requirements.test_seed_tracing import Hooks, state
-
-
-class Nested(nn.Module):
-    """Containers in containers, and a module of the model's own that holds no others."""
-
-    class Shift(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return torch.sin(x).cos().exp().log1p().sqrt() + 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(4, 4, 1)
-        self.deep = nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), nn.Sequential(nn.Conv2d(4, 4, 1)))
-        self.list = nn.ModuleList([nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU())])
-        self.shift, self.soft = Nested.Shift(), nn.Softmax(1)
-        self.last = nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        x = torch.relu(self.stem(x))
-        x = self.list[0](self.deep(x)) + x
-        return self.last(self.soft(self.shift(x)))
-
-
-def picture() -> Tensor:
-    return torch.randn(2, 4, 6, 6)
-
-
-def nested(**options: Any) -> tuple[nn.Module, nn.Module, Tensor]:
-    torch.manual_seed(0)
-    model, x = Nested().eval(), picture()
-    prepared = prepare(model, x, **options)
-    with torch.no_grad():
-        prepared(x)
-    return model, prepared, x
-
+from tests.support.traced_runs import (
+    Counted,
+    Hooks,
+    Nested,
+    calibrated,
+    floats,
+    nested,
+    picture,
+    seeded,
+    sqnr,
+    state,
+    trace_of,
+)
 
 # -- states ------------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from quantc.errors import DataError
 from quantc.flows.tracing import UnseenOpError, convert, prepare
 from quantc.flows.tracing.run import ACTIVE
-from tests.flows.tracing.test_auto_trace import Counted, sqnr, trace_of, tree
 from tests.support.traced_models import TreeModule
+from tests.support.traced_runs import Counted, sqnr, trace_of, tree
 
 FILE = Path(__file__).name
 PHASES = ("observing", "training", "converted")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.bench.networks import resnet18
 from quantc.flows.tracing import convert, prepare
-from tests.flows.tracing.test_auto_trace import sqnr
 from tests.support.traced_models import Capturable
+from tests.support.traced_runs import sqnr
 
 Body = Callable[["Chain", Tensor], Any]
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantc.flows.tracing import UnseenOpError, convert, prepare
-from tests.flows.tracing.test_auto_trace import sqnr
-from tests.flows.tracing.test_tracing_between import fresh, images
+from tests.support.traced_blocks import fresh, images
+from tests.support.traced_runs import sqnr
 
 
 def test_errors_that_the_model_catches() -> None:

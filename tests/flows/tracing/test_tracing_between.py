@@ -15,51 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantc.flows.tracing import convert, prepare
-from tests.flows.tracing.test_auto_trace import sqnr
+from tests.support.traced_blocks import Blocks, fresh, images
+from tests.support.traced_runs import sqnr
 
-Code = Callable[["Blocks", int, Tensor], Any]
 PLACES = 9
 """Where code of a test is run in `Blocks`."""
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor, code: Callable[[int, Tensor], Tensor], place: int) -> Any:
-        y = code(place, self.conv1(x))
-        y = code(place + 1, self.relu(self.norm1(y)))
-        y = code(place + 2, self.norm2(self.conv2(y)))
-        return self.relu(y + x)
-
-
-class Blocks(nn.Module):
-    """Residual blocks, with places between their ops where a test puts its code."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.head = nn.Linear(8, 4)
-        self.code: Code = lambda model, place, x: x
-        self.kept: list[Any] = []
-
-    def forward(self, x: Tensor) -> Any:
-        def code(place: int, x: Tensor) -> Any:
-            return self.code(self, place, x)
-
-        x = code(0, F.relu(self.stem(x)))
-        for turn, block in enumerate(self.blocks):
-            x = block(x, code, 1 + 3 * turn)
-        x = code(7, torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
-        return code(8, self.head(x))
-
-
-def images(count: int = 2) -> Tensor:
-    return torch.randn(count, 3, 10, 10)
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +45,6 @@ def twin(made: Any) -> Iterator[Any]:
     yield made[1]
     made[1].code = lambda model, place, x: x
     made[1].kept.clear()
-
-
-def fresh(quantized: Any, x: Tensor, code: Code | None = None) -> Any:
-    """What a copy gives, which has not run before."""
-    own = copy.deepcopy(quantized)
-    own.kept = []
-    if code is not None:
-        own.code = code
-    with torch.no_grad():
-        return own(x)
 
 
 LOOKS: dict[str, Callable[[Tensor], Any]] = {

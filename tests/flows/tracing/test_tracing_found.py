@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quantc.errors import AnnotationError, CaptureError, InputError, QuantcError
 from quantc.flows.tracing import convert, coverage, prepare, to_program
-from tests.flows.tracing.test_auto_trace import floats, sqnr, trace_of
+from tests.support.traced_runs import floats, sqnr, trace_of
 
 
 class Convs(nn.Module):

@@ -17,10 +17,8 @@ from quantc.errors import CaptureError, LoadError
 from quantc.flows import tracing
 from quantc.flows.tracing import convert, prepare
 from quantc.ir.decisions import FLOAT
-from tests.flows.tracing.test_auto_trace import Counted, calibrated, seeded, trace_of
-from tests.flows.tracing.test_quantization_state import nested
-from tests.requirements.test_seed_tracing import Small
 from tests.support.traced_models import Capturable
+from tests.support.traced_runs import Counted, Small, calibrated, nested, seeded, trace_of
 
 # -- copies and files --------------------------------------------------------------------------------------------
 

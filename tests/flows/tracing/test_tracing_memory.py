@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quantc.errors import CaptureError, InputError
 from quantc.flows.tracing import UnseenOpError, convert, prepare, to_program
-from tests.flows.tracing.test_auto_trace import sqnr
+from tests.support.traced_runs import sqnr
 
 TORCH: Any = torch
 ARRAYS: Any = np

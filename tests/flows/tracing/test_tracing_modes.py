@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from quantc.errors import CaptureError, InputError
 from quantc.flows.tracing import UnseenOpError, compare, convert, coverage, prepare, to_program
-from tests.flows.tracing.test_tracing_search import decibels
+from tests.support.traced_runs import decibels
 
 ROWS = [torch.randn(16, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
 IMAGES = [torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]

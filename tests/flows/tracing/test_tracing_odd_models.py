@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from quantc.flows.tracing import convert, prepare
-from tests.flows.tracing.test_auto_trace import sqnr
+from tests.support.traced_runs import sqnr
 
 
 class Pair(nn.Module):

@@ -15,7 +15,7 @@ import quantc as qc
 from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.bench.networks import MobileNetV2, Sequences, TextEncoder, ViT, resnet18
 from quantc.flows.tracing import convert, coverage, prepare
-from tests.flows.tracing.test_auto_trace import EXPORTED, MODELS, Counted, calibrated, floats, seeded, sqnr, trace_of
+from tests.support.traced_runs import EXPORTED, MODELS, Counted, calibrated, floats, seeded, sqnr, trace_of
 from tests.zoo import BY_NAME
 
 ZOO = (

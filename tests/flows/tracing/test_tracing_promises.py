@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quantc.errors import CaptureError, InputError
 from quantc.flows.tracing import UnseenOpError, convert, coverage, prepare
-from tests.flows.tracing.test_auto_trace import Counted, sqnr
+from tests.support.traced_runs import Counted, sqnr
 
 Forward = Callable[[Any, Tensor], Any]
 

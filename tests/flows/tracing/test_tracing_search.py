@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import quantc as qc
 from quantc.errors import AnnotationError, CaptureError
 from quantc.flows.tracing import convert, prepare
-from tests.flows.tracing.test_auto_trace import trace_of
 from tests.support.traced_programs import batches, built, source_of
 from tests.support.traced_reference import Rounding
+from tests.support.traced_runs import decibels, trace_of
 
 Seen = dict[str, Tensor]
 
@@ -29,11 +29,6 @@ def seen(model: nn.Module, x: Tensor) -> Seen:
     made = {f"result {name}": value for name, value in model(given).items()}
     kept = {f"kept {number}": value for number, value in enumerate(getattr(model, "kept", ()))}
     return {**made, "input": given, **kept}
-
-
-def decibels(expected: Tensor, found: Tensor) -> float:
-    noise = (expected - found).double().square().sum().clamp(min=1e-20)
-    return float(10 * torch.log10(expected.double().square().sum().clamp(min=1e-20) / noise))
 
 
 def assert_near(expected: Seen, found: Seen) -> None:

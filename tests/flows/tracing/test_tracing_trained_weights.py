@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quantc.errors import InputError
 from quantc.flows.tracing import convert, prepare
-from tests.flows.tracing.test_weights import CHANGED, Net, images
+from tests.support.traced_weights import CHANGED, Net, images
 
 
 def give(model: Any, other: nn.Module) -> None:

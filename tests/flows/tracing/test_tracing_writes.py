@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quantc.errors import CaptureError
 from quantc.flows.tracing import convert, coverage, prepare, to_program
 from quantc.flows.tracing.run import STATE
-from tests.flows.tracing.test_auto_trace import sqnr
+from tests.support.traced_runs import sqnr
 
 TORCH: Any = torch
 Step = Callable[[Any], Any]

@@ -22,6 +22,7 @@ from quantc.integer.ops.lookup_tables import table_of
 from quantc.integer.semantics import semantics_of
 from quantc.ir.curves import Curve, prelu
 from quantc.ir.dialect import curve_of, op_name
+from tests.support.activation_grids import SEEDS, Of, grid
 from tests.support.integer_matches import NARROW, both, calibrated, floats_inside, integer_ops, some_integers
 
 aten = torch.ops.aten
@@ -82,12 +83,6 @@ def curve(name: str) -> Curve:
     return found
 
 
-def grid(scale: float, zero_point: int = 0, dtype: torch.dtype = torch.uint8) -> Grid:
-    info = torch.iinfo(dtype)
-    step = torch.tensor(scale, dtype=torch.float32).double()
-    return Grid(step, torch.tensor(zero_point), info.min, info.max, dtype)
-
-
 def is_rounding_of(level: int, real: float, out: Grid, within: float = 1e-9) -> bool:
     """Whether an integer of a grid is what a number of its steps rounds to; by a tie it may be either neighbour."""
     steps = real / out.one_scale
@@ -116,7 +111,6 @@ def test_a_curve_is_its_definition_and_keeps_its_direction_on_each_piece(name: s
 
 # -- steps ---------------------------------------------------------------------------------------------------------
 
-SEEDS = st.integers(0, 2**32 - 1)
 SCALES = st.floats(1e-6, 0.3) | st.sampled_from([2.0**-10, 0.25, 0.5])
 EIGHT_BITS = st.sampled_from([torch.uint8, torch.int8])
 
@@ -278,17 +272,6 @@ LONE: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: torch.softmax(x, -1),
     "softmax over channels": lambda x: torch.softmax(x, 1),
 }
-
-
-class Of(nn.Module):
-    """A model that is a function of one tensor."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def _lone(name: str) -> tuple[qc.Program, Tensor]:

@@ -19,7 +19,7 @@ import quantc as qc
 from quantc.errors import DataError, InputError
 from quantc.targets.kernels.dynamic_recurrent import Recurrent
 from quantc.targets.kernels.saturation import adds_in_16_bits
-from tests.integer.ops.test_recurrent import KINDS, Whole, every_model, model_and_input, noise
+from tests.support.recurrent_models import KINDS, Whole, every_model, model_and_input, noise
 
 TARGETS = ("x86", "qnnpack")
 CLOSE = 2e-6

@@ -21,7 +21,7 @@ from quantc.targets.onnx.profiles import PROFILES
 from quantc.targets.onnx.sessions import OnnxRuntime
 from tests.support import onnx_draws, onnx_draws_layers, onnx_draws_moves, onnx_draws_sizes
 from tests.support.onnx_calls import DRAWERS, Case, Verdict, difference, drawn, verdict_of
-from tests.targets.onnx.test_op_writers import Function, check
+from tests.support.onnx_functions import Function, check
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 DRAWN = (onnx_draws, onnx_draws_moves, onnx_draws_layers)

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from torch.export import Dim
-from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.ir.dialect import BY_NAME
 from quantc.targets.onnx.onnx_export import export
 from quantc.targets.onnx.op_writers import NoOnnxFormError, entries
 from quantc.targets.onnx.profiles import PROFILES
-from quantc.targets.onnx.sessions import OnnxRuntime
+from tests.support.onnx_functions import Function, check
 
 X, Y, Z = (4, 6), (4, 3, 8, 8), (4, 5, 6)
 """Shapes: a matrix, images, sequences. The first size varies."""
@@ -109,26 +107,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 }  # fmt: skip
 EXACT_BATCH = {"flatten-front", "index-front", "one-hot", "pads", "flip-roll", "add-alpha", "compare", "squeeze"}
 """Only for the size they were captured with: what they do to the first axis, torch.export wants fixed."""
-
-
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
-
-
-def check(module: nn.Module, program: qc.Program, x: Tensor) -> None:
-    exported = export(program, PROFILES["onnxruntime"])
-    found = OnnxRuntime(exported.model.SerializeToString(), 1)([x])
-    with torch.no_grad():
-        wanted = pytree.tree_leaves(module(x))
-    for left, place in zip(wanted, exported.outputs, strict=True):
-        torch.testing.assert_close(found[place], left, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
