@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quantc.errors import QuantcError
 from quantc.flows import eager
 
 
@@ -68,3 +69,16 @@ def converted(model: nn.Module, *inputs: Any, engine: str = "fbgemm", **keywords
     prepared = eager.prepare(model, **keywords)
     prepared(*inputs)
     return eager.convert(prepared)
+
+
+def check(error: QuantcError, path: str, *words: str) -> None:
+    """An error names the place and says what to do."""
+    assert error.where is not None
+    assert path in error.where
+    assert error.advice
+    for word in words:
+        assert word in str(error)
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
