@@ -15,6 +15,13 @@ from quantc.ir.program import Program
 
 NOT_COUNTED = "aten."
 """Ops whose numbers are sizes and axes: what they compute is part of the model, not of its state."""
+OF_THE_MODEL = frozenset(
+    (
+        *("axis", "dim", "dims", "length", "mode", "num_layers", "padding_idx", "shape"),
+        *("kernel", "stride", "padding", "output_padding", "dilation", "groups"),
+    )
+)
+"""Sizes and axes among the operands of all other ops."""
 
 
 Grid = tuple[float, int, torch.dtype]
@@ -40,7 +47,8 @@ def put_numbers(program: Program, state: Tensor) -> dict[int, Grid]:
     if len(rows) != len(nodes):
         raise _other(program, f"it has {len(rows)} calls, and this has {len(nodes)}")
     for node, row in zip(nodes, rows, strict=True):
-        if _structure(_row(node)) != _structure(row):
+        fixed = _of_the_model(node)
+        if _structure(_row(node), fixed) != _structure(row, fixed):
             raise _other(program, f"its {row[0]} is {row[1]} on other operands than {node.name} here")
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
         known = [new if _is_number(old) else old for old, new in zip(leaves, row[2], strict=True)]
@@ -66,9 +74,22 @@ def _row(node: fx.Node) -> list[Any]:
     return [node.name, str(node.target), [leaf if _is_number(leaf) else str(leaf) for leaf in leaves]]
 
 
-def _structure(row: list[Any]) -> list[Any]:
+def _of_the_model(node: fx.Node) -> frozenset[int]:
+    """The places among the operands of a call whose numbers belong to the model."""
+    names: list[str] = []
+    schema = getattr(node.target, "_schema", None)
+    given = zip((argument.name for argument in schema.arguments), node.args, strict=False) if schema is not None else ()
+    for name, value in (*given, *node.kwargs.items()):
+        names += [name] * len(pytree.tree_leaves(value))
+    is_all = str(node.target).startswith(NOT_COUNTED)
+    return frozenset(place for place, name in enumerate(names) if is_all or name in OF_THE_MODEL)
+
+
+def _structure(row: list[Any], fixed: frozenset[int]) -> list[Any]:
     """A row without the numbers that belong to the state."""
     name, target, leaves = row
-    if str(target).startswith(NOT_COUNTED):
-        return row
-    return [name, target, [type(leaf).__name__ if _is_number(leaf) else leaf for leaf in leaves]]
+    return [
+        name,
+        target,
+        [type(leaf).__name__ if _is_number(leaf) and place not in fixed else leaf for place, leaf in enumerate(leaves)],
+    ]
