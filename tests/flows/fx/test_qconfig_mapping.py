@@ -20,18 +20,13 @@ with warnings.catch_warnings():
 
 from quantc.errors import ConfigError
 from quantc.flows.fx import (
-    ConvertCustomConfig,
-    FuseCustomConfig,
-    PrepareCustomConfig,
     QConfig,
     QConfigMapping,
-    QuantType,
     default_qconfig,
     get_default_qat_qconfig_mapping,
     get_default_qconfig_mapping,
     prepare_fx,
 )
-from quantc.flows.fx.choosing import UnmatchedWarning
 from quantc.flows.observers import MinMaxObserver, default_weight_observer
 from tests.support.fx_observed import is_same, observed
 
@@ -149,44 +144,6 @@ def test_the_dict_form_is_taken_for_a_mapping_and_so_is_torchs() -> None:
         assert len([name for name, _ in prepared.named_children() if name.startswith("activation")]) == 2
 
 
-def test_custom_configs_read_back() -> None:
-    prepare = (
-        PrepareCustomConfig()
-        .set_standalone_module_name("a", None, (1,))
-        .set_standalone_module_class(Inner, None, (2,))
-        .set_float_to_observed_mapping(nn.LSTM, _Swap)
-        .set_non_traceable_module_names(["b"])
-        .set_non_traceable_module_classes([Inner])
-        .set_input_quantized_indexes([0])
-        .set_output_quantized_indexes([1])
-        .set_preserved_attributes(["c"])
-    )
-    assert prepare.to_dict() == {
-        "standalone_module_name": [("a", None, (1,), None, None)],
-        "standalone_module_class": [(Inner, None, (2,), None, None)],
-        "float_to_observed_custom_module_class": {"static": {nn.LSTM: _Swap}},
-        "non_traceable_module_name": ["b"],
-        "non_traceable_module_class": [Inner],
-        "input_quantized_idxs": [0],
-        "output_quantized_idxs": [1],
-        "preserved_attributes": ["c"],
-    }
-    convert = ConvertCustomConfig().set_observed_to_quantized_mapping(_Swap, _Swap, QuantType.DYNAMIC)
-    fuse = FuseCustomConfig().set_preserved_attributes("c")
-    for config in (prepare, convert, fuse):
-        assert type(config).from_dict(config.to_dict()).to_dict() == config.to_dict()
-
-
-class _Swap(nn.Module):
-    @classmethod
-    def from_float(cls, module: nn.Module) -> nn.Module:
-        return module
-
-    @classmethod
-    def from_observed(cls, module: nn.Module) -> nn.Module:
-        return module
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -196,14 +153,6 @@ class _Swap(nn.Module):
         (lambda: QConfigMapping.from_dict({"modules": []}), "has no key 'modules'"),
         (lambda: QConfigMapping.from_dict({"module_name": [("a",)]}), "'module_name' holds"),
         (lambda: QConfigMapping().set_global("int8"), "'int8' is no QConfig"),
-        (
-            lambda: PrepareCustomConfig.from_dict({"non_traceable_module_names": ["a"]}),
-            "no key 'non_traceable_module_n",
-        ),
-        (lambda: PrepareCustomConfig.from_dict({"non_traceable_module_name": [1]}), "holds 1"),
-        (lambda: PrepareCustomConfig.from_dict({"input_quantized_idxs": [True]}), "holds True"),
-        (lambda: PrepareCustomConfig().set_float_to_observed_mapping(nn.LSTM, nn.GRU), "has no classmethod from_float"),
-        (lambda: ConvertCustomConfig().set_observed_to_quantized_mapping(_Swap, _Swap, "fast"), "quantization 'fast'"),
     ],
 )
 def test_what_cannot_be_read_is_refused(made: Any, what: str) -> None:
@@ -211,9 +160,3 @@ def test_what_cannot_be_read_is_refused(made: Any, what: str) -> None:
         made()
     assert isinstance(caught.value, ConfigError)
     assert caught.value.advice
-
-
-def test_names_that_the_model_does_not_have_are_told() -> None:
-    mapping = get_default_qconfig_mapping().set_module_name("blok", None).set_module_name_regex("x+", None)
-    with pytest.warns(UnmatchedWarning, match=r"Outer does not have: blok, x\+"):
-        prepare_fx(Outer().eval(), mapping, (torch.randn(2, 8),))
