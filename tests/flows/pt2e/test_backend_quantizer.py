@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import nn
 
-import quantc as qc
 from quantc.errors import AnnotationError, ConfigError
 from quantc.flows.observers import MinMaxObserver
 from quantc.flows.pt2e import (
-    ComposableQuantizer,
     EmbeddingQuantizer,
     QNNPackQuantizer,
     QuantizationAnnotation,
@@ -20,27 +18,12 @@ from quantc.flows.pt2e import (
     QuantizationSpec,
     X86Quantizer,
     XNNPACKQuantizer,
-    convert_pt2e,
-    get_symmetric_quantization_config,
     prepare_pt2e,
-    to_program,
 )
-from quantc.flows.pt2e.backend_quantizer import BackendQuantizer
-from quantc.flows.pt2e.x86_inductor_quantizer import get_default_x86_inductor_quantization_config
-from tests.support.custom_quantizer import CustomQuantizer, Network
 from tests.support.oracle_models import SUBJECTS, Subject
-from tests.support.oracles import Batches, differences, placement, sqnr, whole_sqnr
+from tests.support.oracles import differences, placement, whole_sqnr
 from tests.support.pt2e_runs import quantized
-
-SYMMETRIC = get_symmetric_quantization_config(is_per_channel=True)
-
-
-def by_name(name: str) -> BackendQuantizer:
-    """A quantizer with its default config."""
-    if name == "x86":
-        return X86Quantizer().set_global(get_default_x86_inductor_quantization_config())
-    return (XNNPACKQuantizer() if name == "xnnpack" else QNNPackQuantizer()).set_global(SYMMETRIC)
-
+from tests.support.pt2e_small import SYMMETRIC, Block, Net, by_name
 
 SLOW = {"inverted", "attending", "smooth_convs", "joined", "moved", "pooled", "residual"}
 
@@ -73,27 +56,6 @@ def test_products_are_placed_as_executorch_has_them(subject: Subject) -> None:
 
 
 # -- configs -----------------------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.conv(x))
-        return y.relu() + x
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Block(), Block()
-        self.fc = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.fc(self.second(self.first(x)).mean((2, 3)))
 
 
 def annotated(quantizer: Any) -> set[str]:
@@ -186,89 +148,4 @@ def test_supported_operators(kind: Any) -> None:
 # -- several at once ---------------------------------------------------------------------------------------------
 
 
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(20, 8)
-        self.fc = nn.Linear(8, 4)
-
-    def forward(self, words: Tensor) -> Any:
-        return self.fc(self.table(words))
-
-
-def test_quantizers_compose() -> None:
-    torch.manual_seed(0)
-    model, words = Words().eval(), torch.randint(20, (3, 5))
-    composed = ComposableQuantizer([EmbeddingQuantizer(), by_name("xnnpack")])
-    exported: Any = torch.export.export(model, (words,)).module()
-    prepared = prepare_pt2e(exported, composed)
-    with torch.no_grad():
-        prepared(words)
-        converted = convert_pt2e(prepared)
-        assert sqnr(model(words), converted(words)) > 30
-    dtypes = {tensor.dtype for name, tensor in converted.named_buffers() if name.startswith("_frozen_param")}
-    assert dtypes == {torch.uint8, torch.int8}
-    assert len(composed.get_supported_operators()) == 1 + len(XNNPACKQuantizer.get_supported_operators())
-
-
-def test_composing_with_a_quantizer_of_another_package() -> None:
-    from torchao.quantization.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer as Theirs
-
-    torch.manual_seed(0)
-    model, words = Words().eval(), torch.randint(20, (3, 5))
-    batches: Batches = [(words,)]
-    ours = quantized(model, ComposableQuantizer([EmbeddingQuantizer(), by_name("xnnpack")]), batches)
-    theirs = quantized(model, ComposableQuantizer([Theirs(), by_name("xnnpack")]), batches)
-    with torch.no_grad():
-        assert torch.equal(ours(*batches[0]), theirs(*batches[0]))
-
-
-class Overwriting(EmbeddingQuantizer):
-    def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
-        for node in model.graph.nodes:
-            node.meta.pop("quantization_annotation", None)
-        return super().annotate(model)
-
-
-def test_who_changes_what_another_said_is_named() -> None:
-    exported: Any = torch.export.export(Words().eval(), (torch.randint(20, (3, 5)),)).module()
-    with pytest.raises(RuntimeError, match="Overwriting changed the annotation of embedding"):
-        prepare_pt2e(exported, ComposableQuantizer([by_name("xnnpack"), Overwriting()]))
-
-
 # -- back to the engine ------------------------------------------------------------------------------------------
-
-
-def test_coverage_says_what_a_quantizer_did() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 8, 8)
-    converted = quantized(Network().eval(), CustomQuantizer(), [(x,)])
-    coverage = to_program(converted).coverage()
-    assert {row.op for row in coverage.rows} >= {"conv2d", "linear", "add", "max_pool2d", "sigmoid"}
-    assert "100.0%" in str(coverage)
-
-
-def test_a_converted_model_runs_on_quantcs_kernels() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
-    batches: Batches = [(torch.randn(4, 16),) for _ in range(3)]
-    converted = quantized(model, by_name("x86"), batches)
-    program = to_program(converted)
-    with torch.no_grad():
-        assert torch.equal(program(*batches[0]), converted(*batches[0]))
-        assert sqnr(converted(*batches[0]), qc.lower(program, "x86")(*batches[0])) > 35
-
-
-def test_the_integer_form_agrees_with_the_float_one() -> None:
-    torch.manual_seed(0)
-    model = Net().eval()
-    x = torch.randn(2, 4, 8, 8)
-    exported: Any = torch.export.export(model, (x,)).module()
-    prepared = prepare_pt2e(exported, by_name("qnnpack"))
-    with torch.no_grad():
-        prepared(x)
-        integer = convert_pt2e(prepared, use_reference_representation=True)
-        assert sqnr(convert_pt2e(prepared)(x), integer(x)) > 30
-    targets = {str(node.target) for node in integer.graph.nodes}
-    assert not [target for target in targets if "quantized_decomposed" in target]
-    assert "out_dtype" in targets

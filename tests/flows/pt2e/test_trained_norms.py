@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import copy
-from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from quantc.flows.fake_quantize import disable_observer
 from quantc.flows.pt2e import (
     XNNPACKQuantizer,
-    allow_exported_model_train_eval,
-    compare_results,
     convert_pt2e,
-    extract_results_from_loggers,
-    generate_numeric_debug_handle,
     get_symmetric_quantization_config,
-    model_is_exported,
     move_exported_model_to_eval,
-    move_exported_model_to_train,
-    prepare_for_propagation_comparison,
-    prepare_pt2e,
     prepare_qat_pt2e,
 )
 from quantc.flows.pt2e.trained_norms import close_norms, open_norms
@@ -153,90 +144,4 @@ def test_opening_and_closing_norms_keeps_the_function() -> None:
         assert torch.allclose(module(X), expected, atol=1e-5)
 
 
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4, momentum=0.3, eps=0.2)
-        self.drop = nn.Dropout(0.7)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.drop(self.norm(x))
-
-
-def test_modes_follow_the_model() -> None:
-    torch.manual_seed(0)
-    given, x = Dropping(), torch.randn(6, 4)
-    module: Any = torch.export.export(given.train(), (x,)).module()
-    assert model_is_exported(module)
-    assert not model_is_exported(given)
-    move_exported_model_to_eval(module)
-    given.load_state_dict(module.state_dict())
-    assert torch.equal(module(x), given.eval()(x))
-    move_exported_model_to_train(module)
-    torch.manual_seed(1)
-    found = module(x)
-    torch.manual_seed(1)
-    assert torch.equal(found, given.train()(x))
-    allow_exported_model_train_eval(module)
-    module.eval()
-    assert torch.equal(module(x), module(x))
-    module.train()
-    assert not torch.equal(module(x), module(x))
-
-
 # -- comparing ---------------------------------------------------------------------------------------------------
-
-
-def loggers(module: fx.GraphModule, x: Tensor) -> Any:
-    watched = prepare_for_propagation_comparison(module)
-    with torch.no_grad():
-        assert torch.equal(watched(x), module(x))
-    return extract_results_from_loggers(watched)
-
-
-def test_models_are_compared_node_by_node() -> None:
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
-    exported = torch.export.export(network, (X,))
-    generate_numeric_debug_handle(exported)
-    handles = [
-        node.meta["custom"]["numeric_debug_handle"] for node in exported.graph.nodes if node.op == "call_function"
-    ]
-    assert handles == sorted(set(handles))
-    reference: Any = exported.module()
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
-    prepared = prepare_pt2e(reference, quantizer)
-    with torch.no_grad():
-        prepared(X)
-    results = compare_results(loggers(reference, X), loggers(convert_pt2e(prepared), X))
-    by_name = {info.name: summary for info, summary in results.items()}
-    assert {"conv2d", "relu", "conv2d_1"} <= set(by_name)
-    for summary in by_name.values():
-        assert summary.results[0].sqnr > 25
-        assert summary.results[0].mse_loss < 0.01
-    assert by_name["conv2d"].ref_module_stack.endswith("0")
-
-
-def test_the_comparison_agrees_with_torchao() -> None:
-    other: Any = import_module("torchao.quantization.pt2e")
-    torch.manual_seed(0)
-    exported: Any = torch.export.export(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.randn(3, 4),))
-    x = torch.randn(3, 4)
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
-    prepared = prepare_pt2e(exported.module(), quantizer)
-    prepared(x)
-    pair = exported.module(), convert_pt2e(prepared)
-    ours = compare_results(*(loggers(each, x) for each in pair))
-    watched = [other.prepare_for_propagation_comparison(each) for each in pair]
-    with torch.no_grad():
-        for each in watched:
-            each(x)
-    results = other.compare_results(*map(other.extract_results_from_loggers, watched))
-    found = {info.name: float(summary.results[0].sqnr) for info, summary in ours.items()}
-    expected = {info.name: float(summary.results[0].sqnr) for info, summary in results.items()}
-    assert found == pytest.approx(expected, rel=1e-4)
-
-
-def test_handles_are_for_exported_programs() -> None:
-    with pytest.raises(ValueError, match="ExportedProgram"):
-        generate_numeric_debug_handle(nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import threading
 from typing import Any
 
@@ -13,10 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import quantc as qc
-from quantc.errors import CaptureError, ConfigError, InputError, QuantcError, UnknownNameError
-from quantc.flows import tracing
 from quantc.flows.tracing import UnseenOpError, convert, prepare
-from quantc.ir.decisions import FLOAT
 from tests.support.traced_models import (
     Capturable,
     EarlyExit,
@@ -163,36 +158,6 @@ def test_numbers_that_come_from_data_are_not_folded() -> None:
         assert sqnr(model(x), quantized(x)) > 25
 
 
-class Looked(nn.Module):
-    """Somebody looks at what lies between a convolution and its activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.act = nn.Conv2d(3, 8, 3), nn.ReLU()
-        self.seen: list[float] = []
-        self.looks = False
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.conv(x)
-        z = self.act(y)
-        if self.looks:
-            self.seen.append(float(y.min()))
-        return z
-
-
-def test_what_lies_inside_of_a_fused_op_can_be_looked_at() -> None:
-    torch.manual_seed(0)
-    model = Looked().eval()
-    quantized: Any = convert(calibrated(model, [(images(),)]))
-    quantized.looks = model.looks = True
-    x = images()
-    with torch.no_grad():
-        expected, found = model(x), quantized(x)
-    assert sqnr(expected, found) > 25
-    assert model.seen[0] < -0.1  # it is what comes before the activation
-    assert abs(quantized.seen[-1] - model.seen[0]) < 0.05
-
-
 class InPlace(nn.Module):
     """What is written in place is seen under its other names."""
 
@@ -260,63 +225,6 @@ def test_threads() -> None:
     assert all(torch.equal(found[number], row) for number, row in enumerate(expected))
 
 
-def test_calibration_in_threads_counts_every_batch() -> None:
-    model, examples, _ = seeded("what both flows take")
-    batches = [images() for _ in range(8)]
-    alone, shared = prepare(model, examples), prepare(model, examples)
-    with torch.no_grad():
-        for x in batches:
-            alone(x)
-
-    def run(start: int) -> None:
-        with torch.no_grad():
-            for x in batches[start::4]:
-                shared(x)
-
-    threads = [threading.Thread(target=run, args=(start,)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert trace_of(shared).held.plan.batches == 8
-    with torch.no_grad():
-        assert torch.equal(convert(alone)(batches[0]), convert(shared)(batches[0]))
-
-
-def test_deepcopy() -> None:
-    model, examples, _ = seeded("what both flows take")
-    prepared = calibrated(model, examples)
-    twin = copy.deepcopy(prepared)
-    quantized = convert(twin)
-    with torch.no_grad():
-        expected = convert(prepared)(*examples[0])
-        assert torch.equal(quantized(*examples[0]), expected)
-        assert torch.equal(copy.deepcopy(quantized)(*examples[0]), expected)
-
-
-def test_state_dict_without_pickle() -> None:
-    model, examples, _ = seeded("what both flows take")
-    quantized = convert(calibrated(model, examples))
-    file = io.BytesIO()
-    torch.save(quantized.state_dict(), file)
-    file.seek(0)
-    torch.manual_seed(1)
-    other = Capturable().eval()
-    again = convert(calibrated(other, [(images(3.0),)]))
-    again.load_state_dict(torch.load(file, weights_only=True))
-    with torch.no_grad():
-        assert torch.equal(again(*examples[0]), quantized(*examples[0]))
-
-
-def test_state_dict_of_a_calibration() -> None:
-    model, examples, _ = seeded("what both flows take")
-    prepared = calibrated(model, examples)
-    fresh = prepare(model, examples)
-    fresh.load_state_dict(prepared.state_dict())
-    with torch.no_grad():
-        assert torch.equal(convert(fresh)(*examples[0]), convert(prepared)(*examples[0]))
-
-
 def test_autocast_and_inference_mode() -> None:
     model, examples, _ = seeded("what both flows take")
     quantized = convert(calibrated(model, examples))
@@ -327,36 +235,6 @@ def test_autocast_and_inference_mode() -> None:
     assert sqnr(expected, found) > 25
     with torch.inference_mode():
         assert torch.equal(quantized(*examples[0]), expected)
-
-
-def test_dynamic_mode() -> None:
-    model, examples, _ = seeded("item-driven branches")
-    prepared = prepare(model, examples, mode="dynamic")
-    quantized = convert(prepared)  # no data is needed
-    with torch.no_grad():
-        for example in examples:
-            with Counted() as counted:
-                found = quantized(*example)
-            assert counted.float_products == 0
-            assert sqnr(model(*example), found) > 25
-
-
-def test_config_leaves_modules_float() -> None:
-    model, examples, _ = seeded("what both flows take")
-    config = qc.QuantConfig().set("tail", FLOAT)
-    quantized = convert(calibrated(model, examples, config=config))
-    with torch.no_grad(), Counted() as counted:
-        quantized(*examples[0])
-    assert counted.float_products == 2
-    with pytest.raises(ConfigError):
-        prepare(model, examples, config=qc.QuantConfig().set("tale", FLOAT))
-
-
-def test_qnnpack() -> None:
-    model, examples, _ = seeded("what both flows take")
-    quantized = convert(calibrated(model, examples, backend="qnnpack"))
-    with torch.no_grad():
-        assert sqnr(model(*examples[0]), quantized(*examples[0])) > 25
 
 
 def test_training() -> None:
@@ -398,51 +276,6 @@ def test_training_learns_what_the_export_flow_does() -> None:
         torch.testing.assert_close(prepared(x), program(x), rtol=1e-4, atol=1e-5)
 
 
-def test_to_program_of_a_stable_trace() -> None:
-    model, examples, _ = seeded("what both flows take")
-    prepared = calibrated(model, examples)
-    program = tracing.to_program(prepared)
-    lowered = qc.lower(qc.convert(program), "x86")
-    with torch.no_grad():
-        made = lowered(*examples[0])
-        assert torch.equal(made, convert(prepared)(*examples[0]))
-    unstable = prepare(*seeded("data-dependent early exit")[:2])
-    with pytest.raises(CaptureError, match="not stable"):
-        tracing.to_program(unstable)
-
-
-def test_coverage_and_explain() -> None:
-    model, examples, _ = seeded("data-dependent early exit")
-    prepared = prepare(model, examples)
-    text = str(tracing.coverage(prepared))
-    assert "by conv of x86" in str(tracing.explain(prepared, "conv2d"))
-    assert "first" in text
-    assert "second" in text
-
-
-def test_refusals() -> None:
-    model, examples, _ = seeded("what both flows take")
-    with pytest.raises(QuantcError, match="not calibrated"):
-        convert(prepare(model, examples))
-    with pytest.raises(QuantcError, match="not prepared"):
-        convert(model)
-    with pytest.raises(CaptureError, match="training mode"):
-        prepare(Capturable().train(), examples)
-    with pytest.raises(InputError, match="no examples"):
-        prepare(model, [])
-    quantized = convert(calibrated(model, examples))
-    with pytest.raises(InputError, match="gradients"):
-        quantized(images().requires_grad_())
-
-
-def test_the_model_is_not_changed() -> None:
-    model, examples, _ = seeded("what both flows take")
-    before, kinds = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
-    convert(calibrated(model, examples))
-    assert [type(module) for module in model.modules()] == kinds
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
 def test_users_hooks_are_called() -> None:
     model, examples, _ = seeded("what both flows take")
     quantized = convert(calibrated(model, examples))
@@ -453,8 +286,3 @@ def test_users_hooks_are_called() -> None:
         expected = convert(calibrated(model, examples))(*examples[0])
         assert torch.equal(quantized(*examples[0]), expected)
     assert seen == [torch.Size([2, 8, 8, 8])]
-
-
-def test_a_backend_without_kernels_is_refused_before_anything_is_traced() -> None:
-    with pytest.raises(UnknownNameError, match="there are no kernels for 'executorch'"):
-        prepare(nn.Linear(4, 4).eval(), torch.randn(2, 4), backend="executorch")

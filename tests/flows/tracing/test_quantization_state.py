@@ -48,21 +48,6 @@ def test_every_module_that_is_called_and_makes_calls_of_others_has_a_state() -> 
     assert all(state(prepared, name).path == name for name in found)
 
 
-def test_subgraphs_are_programs_that_compute_what_the_module_does() -> None:
-    model, prepared, x = nested()
-    (graph,) = state(prepared, "deep.0").subgraphs
-    with torch.no_grad():
-        y = torch.relu(model.get_submodule("stem")(x))
-        (found,) = floats(graph(y))
-        torch.testing.assert_close(found, model.get_submodule("deep.0")(y))
-    whole = trace_of(prepared).held
-    names = {node.name for node in graph.graph.nodes if node.op == "call_function"}
-    assert graph.plan.outcomes == {site: row for site, row in whole.plan.outcomes.items() if site.node in names}
-    assert graph.plan.outcomes
-    others = state(prepared, "deep.1").subgraphs[0].graph.nodes
-    assert not {node.name for node in others if node.op == "call_function"} & names
-
-
 def test_observers_are_those_of_the_modules_own_ops() -> None:
     _, prepared, _ = nested()
     plan = trace_of(prepared).held.plan
