@@ -23,7 +23,7 @@ from quantc.flows import eager, pt2e, tracing
 from quantc.flows.fx import convert_fx, get_default_qconfig_mapping, prepare_fx
 from quantc.flows.pt2e import XNNPACKQuantizer, get_symmetric_quantization_config
 from quantc.ir.batch_inputs import batch_of
-from quantc.ir.infinite_masks import is_mask, masks_rows
+from quantc.ir.infinite_masks import is_mask
 from quantc.ir.program import Program
 from quantc.spec.spec import INT32_BIAS
 from quantc.support.finite_tensors import check_scales
@@ -503,39 +503,6 @@ def test_a_row_that_is_masked_out_as_a_whole_is_refused_where_softmax_makes_nan_
                 form(x, empty)
             with pytest.raises(InputError, match="'mask' holds infinity"):
                 form(x, upwards)
-
-
-ROWS: dict[str, tuple[bool, Callable[[Tensor, Tensor], Tensor]]] = {
-    "added": (True, lambda scores, mask: scores + mask),
-    "taken from": (True, lambda scores, mask: mask - scores),
-    "laid out anew": (True, lambda scores, mask: scores + mask.reshape(2, 5)[:, None, :]),
-    "of heads": (
-        True,
-        lambda scores, mask: scores + mask.expand(-1, 5, -1).contiguous().transpose(0, 1).transpose(1, 0),
-    ),
-    "by a product": (True, lambda scores, mask: torch.baddbmm(mask, scores, scores.mT)),
-    "subtracted": (False, lambda scores, mask: scores - mask),
-    "added times minus one": (False, lambda scores, mask: torch.add(scores, mask, alpha=-1)),
-    "bounded": (False, lambda scores, mask: scores + mask.clamp(min=-1e4)),
-    "filled": (False, lambda scores, mask: scores + mask.masked_fill(mask < -1e30, -9.0)),
-    "turned": (False, lambda scores, mask: scores + mask.mT),
-    "joined": (False, lambda scores, mask: torch.cat([scores, mask.expand(-1, 5, -1)], -1)),
-    "of another axis": (False, lambda scores, mask: (scores + mask).transpose(1, 2)),
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_rows_are_looked_at_where_they_stay_rows(name: str) -> None:
-    expected, join = ROWS[name]
-
-    class Model(nn.Module):
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return join(x, mask).softmax(-1)
-
-    program = qc.capture(Model().eval(), (torch.randn(2, 5, 5), torch.zeros(2, 1, 5)), dynamic_shapes=None)
-    (entry,) = [node for node in program.graph.find_nodes(op="placeholder") if node.name == "mask"]
-    assert is_mask(entry)
-    assert masks_rows(entry) == expected
 
 
 class Padded(nn.Module):

@@ -8,8 +8,6 @@ from hypothesis import given
 from pydantic import ValidationError
 
 from quantc.errors import ParseError, SpecError
-from quantc.ir.decisions import FLOAT, OUTCOMES, Derived, Fixed, Float, Quantize, SameAs, TensorOutcome
-from quantc.ir.sites import Site
 from quantc.spec.formats import FACTS, DType, PerChannel, PerGroup, PerTensor, PerToken, Role, Scheme, Timing
 from quantc.spec.spec import (
     FLOAT32_EPS,
@@ -157,41 +155,6 @@ def test_options_of_an_observation_are_a_mapping_outside_and_sorted_inside() -> 
     right = Observe.parse("fixed{scale=0.5 zero_point=3}")
     assert left == right
     assert left.model_dump() == {"name": "fixed", "options": {"scale": 0.5, "zero_point": 3}}
-
-
-OUTCOME_VALUES: list[TensorOutcome] = [
-    Quantize(INT8),
-    SameAs(Site("", "conv2d", out=0)),
-    SameAs(Site("true_graph_0", "add", operand=1)),
-    Derived((Site("", "linear", operand=0), Site("", "linear", operand=1))),
-    Fixed(1 / 256, 0, UINT8),
-    Float("a mask"),
-    FLOAT,
-]
-
-
-@pytest.mark.parametrize("outcome", OUTCOME_VALUES, ids=str)
-def test_outcomes_are_values_and_round_trip(outcome: TensorOutcome) -> None:
-    again = OUTCOMES.validate_json(OUTCOMES.dump_json(outcome))
-    assert again == outcome
-    assert hash(again) == hash(outcome)
-
-
-def test_outcomes_read_well() -> None:
-    assert str(Quantize(INT8_WEIGHT)) == "quantize as INT8_WEIGHT"
-    assert str(SameAs(Site("", "conv2d", out=0))) == "same as conv2d:out0"
-    assert str(Float("a mask")) == "float: a mask"
-
-
-def test_faulty_outcomes_are_refused() -> None:
-    with pytest.raises(SpecError, match="scale: it must be a positive finite number"):
-        Fixed(0.0, 0, UINT8)
-    with pytest.raises(SpecError, match=r"zero_point: it must lie in 0..255 \(given: -1\)"):
-        Fixed(0.5, -1, UINT8)
-    with pytest.raises(SpecError, match="per-tensor"):
-        Fixed(0.5, 0, INT8_WEIGHT)
-    with pytest.raises(SpecError, match="of 1 sites is not defined"):
-        Derived((Site("", "linear", operand=0),))
 
 
 def test_granularities_print() -> None:
