@@ -173,13 +173,23 @@ def _square(program: Program, node: fx.Node) -> fx.Node:
 # -- clamps ------------------------------------------------------------------------------------------------------
 
 
+def _is_integer(node: fx.Node) -> bool:
+    """True if the first operand is known to hold no floats: `clamp` with a float would make some of it."""
+    dtype = dtype_of(node.args[0])
+    return dtype is not None and not dtype.is_floating_point
+
+
 @spelling(aten.hardtanh.default)
-def _hardtanh(program: Program, node: fx.Node) -> fx.Node:
+def _hardtanh(program: Program, node: fx.Node) -> fx.Node | None:
+    if _is_integer(node):
+        return None
     return respell(program, node, aten.clamp.default, node.args[0], argument(node, 1, -1.0), argument(node, 2, 1.0))
 
 
 @spelling(aten.relu6.default)
-def _relu6(program: Program, node: fx.Node) -> fx.Node:
+def _relu6(program: Program, node: fx.Node) -> fx.Node | None:
+    if _is_integer(node):
+        return None
     return respell(program, node, aten.clamp.default, node.args[0], 0.0, 6.0)
 
 
@@ -188,7 +198,7 @@ def _clamp(program: Program, node: fx.Node) -> fx.Node | None:
     low, high = argument(node, 1), argument(node, 2)
     if node.target is aten.clamp_max.default:
         low, high = None, low
-    if high is None and low == 0 and not isinstance(low, fx.Node):
+    if high is None and low == 0 and not isinstance(low, fx.Node) and not _is_integer(node):
         return respell(program, node, aten.relu.default, node.args[0])
     if node.target is aten.clamp.default:
         return None
