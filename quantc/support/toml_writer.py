@@ -19,15 +19,13 @@ def to_toml(data: Mapping[str, Any]) -> str:
     for name, tables in data.items():
         if name in plain:
             continue
-        if not tables:
-            lines.append(f"{_key(name)} = []")
         for table in tables:
             lines += ["", f"[[{_key(name)}]]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _is_table_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _key(name: str) -> str:

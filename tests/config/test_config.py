@@ -32,7 +32,6 @@ from quantc.spec.spec import (
     UINT8,
     QuantSpec,
 )
-from quantc.support.toml_writer import to_toml
 from tests.support.growth import calls, exponent
 from tests.support.specs import specs
 
@@ -296,14 +295,6 @@ def test_there_is_a_schema_and_it_knows_every_selector() -> None:
     for word in ("ByModule", "ByRegex", "ByType", "ByOp", "ByNode", "ByEdge", "ByAll", "INT8_WEIGHT", '"act"'):
         assert word in schema
     assert set(QuantConfig.model_json_schema()["properties"]) == {"rules", "seal"}  # an editor knows what files have
-
-
-def test_toml_that_cannot_be_written_is_refused() -> None:
-    assert to_toml({"a": 1, "b": [True, 2.5], "c d": {"x": "\x7f\n"}}) == (
-        'a = 1\nb = [true, 2.5]\n"c d" = { x = "\\u007f\\n" }\n'
-    )
-    with pytest.raises(ConfigError, match="cannot be written"):
-        to_toml({"a": None})
 
 
 def test_a_spec_for_another_role_is_refused() -> None:
