@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterator
-from io import StringIO
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.ao.quantization.observer import MinMaxObserver, MovingAverageMinMaxObserver
 
@@ -18,7 +16,6 @@ import quantc as qc
 from quantc.errors import CalibrationError, DataError, InputError, QuantcError, UnknownNameError
 from quantc.ir.decisions import FLOAT
 from quantc.observe import MinMax, Recording
-from quantc.support.progress import showing
 from tests.support.calibration import batch, data, digest, observing, one_thread, prepared, small  # noqa: F401 - a fixture
 
 # -- what is observed ------------------------------------------------------------------------------------------
@@ -394,12 +391,3 @@ def test_progress_is_told_and_nothing_is_printed_without_a_terminal(capfd: pytes
     assert err.startswith("calibrating Small: 2 of 2 batches")
     with pytest.raises(UnknownNameError, match="no way 'loud'"):
         qc.calibrate(program, data(1), progress="loud")  # type: ignore[arg-type]
-
-
-def test_a_terminal_gets_a_bar() -> None:
-    console = Console(file=StringIO(), force_terminal=True, width=100)
-    with showing("calibrating", "auto", console=console) as told:
-        told(3, 10)
-        told(10, 10)
-    assert isinstance(console.file, StringIO)
-    assert "10/10" in console.file.getvalue()

@@ -15,7 +15,6 @@ from quantc.errors import ParseError, PipelineError
 from quantc.ir.program import Program, Stage
 from quantc.pipeline.pipeline import Pass, Pipeline
 from quantc.pipeline.registry import PASSES, register_pass
-from quantc.support.option_text import Value, read, spell
 
 
 class Colour(Enum):
@@ -101,31 +100,6 @@ def test_a_pipeline_reads_back_from_its_text(passes: list[Pass]) -> None:
     again = Pipeline.parse(text)
     assert again == pipeline
     assert str(again) == text
-
-
-values: st.SearchStrategy[Value] = st.recursive(
-    st.none() | st.booleans() | st.integers() | floats | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-)
-
-
-@given(values)
-def test_any_value_reads_back_with_its_type(value: Value) -> None:
-    (call,) = read(f"a{{x={spell(value)}}}")
-    assert repr(call.options[0].value) == repr(value)
-
-
-@given(st.text(alphabet='ab1-_.,={}[]" \\\n', max_size=30))
-def test_any_text_reads_or_is_refused_with_its_place(text: str) -> None:
-    faults: list[ParseError] = []
-    try:
-        read(text)
-    except ParseError as error:
-        faults.append(error)
-    for fault in faults:
-        assert 1 <= fault.line <= text.count("\n") + 1
-        assert 1 <= fault.column <= max(len(row) for row in text.split("\n")) + 1
-        assert fault.advice
 
 
 def test_the_text_leaves_defaults_out_and_writes_dashes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from quantc.ir.program import Program
 from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline.pipeline import Pass, Pipeline
 from quantc.pipeline.registry import BACKENDS, PASSES, PIPELINES, register_pass
+from tests.support.distributions import write_distribution
 
 
 class Step(Pass):
@@ -76,19 +78,7 @@ Distribution = Callable[..., None]
 def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distribution:
     """Makes a package as pip would install it, in a folder that is on the path."""
     monkeypatch.syspath_prepend(str(tmp_path))
-
-    def make(name: str, module: str, source: str, **groups: dict[str, str]) -> None:
-        (tmp_path / f"{module}.py").write_text(source)
-        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        rows = [
-            f"[quantc.{group}]\n" + "\n".join(f"{key} = {value}" for key, value in entries.items())
-            for group, entries in groups.items()
-        ]
-        (info / "entry_points.txt").write_text("\n".join(rows))
-
-    return make
+    return partial(write_distribution, tmp_path)
 
 
 PLUGIN = """

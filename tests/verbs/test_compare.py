@@ -18,7 +18,6 @@ from quantc.errors import DataError, InputError, QuantcError
 from quantc.inspect.lockstep import Lane, Lockstep
 from quantc.inspect.size import size, size_of
 from quantc.ir.program import Program
-from quantc.support.sqnr import Noise
 
 
 class Net(nn.Module):
@@ -256,15 +255,6 @@ def test_branches_are_compared_from_outside_and_that_is_said() -> None:
     assert comparison.sqnr > 15
     assert comparison.layer("linear") is not None
     assert any("not compared one by one" in note for note in comparison.notes)
-
-
-def test_masks_of_infinity_are_neither_signal_nor_noise() -> None:
-    noise = Noise()
-    masked = torch.tensor([1.0, -math.inf, 2.0])
-    assert noise.add(masked, masked + torch.tensor([0.1, 0.0, 0.0]))
-    assert noise.sqnr == pytest.approx(10 * math.log10(5 / 0.01), abs=1e-4)
-    noise.add(torch.tensor([1.0]), torch.tensor([math.nan]))
-    assert math.isnan(noise.sqnr)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
