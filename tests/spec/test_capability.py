@@ -1,0 +1,63 @@
+"""What a backend's kernels accept, and the reasons against what they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from quantc.spec.capability import Capability, refusal
+from quantc.spec.formats import DType, PerChannel, Role, Scheme, Timing
+from quantc.spec.spec import INT4_GROUP, INT8, INT8_DYNAMIC, INT8_NARROW_WEIGHT, INT8_WEIGHT, UINT8, QuantSpec
+
+ACT = Capability(role=Role.ACT, dtypes=(DType.INT8, DType.UINT8), min_eps=2**-12)
+NARROW = Capability(
+    role=Role.WEIGHT,
+    dtypes=(DType.INT8,),
+    schemes=(Scheme.SYMMETRIC,),
+    granularities=("per-tensor", "per-channel"),
+    qmin=-127,
+)
+
+
+def test_a_spec_whose_fields_are_all_listed_is_accepted() -> None:
+    assert ACT.refusals(INT8) == ACT.refusals(UINT8) == []
+    assert NARROW.refusals(INT8_NARROW_WEIGHT) == []
+    assert NARROW.refusals(INT8_NARROW_WEIGHT.but(granularity="per-tensor")) == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "spec", "told"),
+    [
+        (ACT, QuantSpec(dtype=DType.INT16), "dtype must be int8 or uint8, not int16"),
+        (NARROW, INT8_NARROW_WEIGHT.but(scheme="affine"), "scheme must be symmetric, not affine"),
+        (ACT, INT8.but(granularity=PerChannel(axis=1)), "granularity must be per-tensor, not per-channel"),
+        (ACT, INT8_DYNAMIC, "timing must be static, not dynamic"),
+        (NARROW, INT8_WEIGHT, "the range must lie in -127..127, not be -128..127"),
+        (ACT, INT8.but(eps=2**-13), "at least 0.000244140625, not 0.0001220703125"),
+    ],
+    ids=["dtype", "scheme", "granularity", "timing", "range", "eps"],
+)
+def test_each_field_that_is_not_listed_is_one_reason(capability: Capability, spec: QuantSpec, told: str) -> None:
+    (reason,) = capability.refusals(spec)
+    assert told in reason
+
+
+@pytest.mark.parametrize("spec", [INT8, UINT8, INT8_WEIGHT, INT8_NARROW_WEIGHT, INT4_GROUP, INT8_DYNAMIC], ids=str)
+def test_the_capability_of_a_spec_accepts_it_and_narrower_ranges(spec: QuantSpec) -> None:
+    capability = Capability.of(spec)
+    assert capability.refusals(spec) == []
+    assert capability.refusals(spec.but(eps=spec.eps / 2)) == []
+    symmetric = spec.scheme is Scheme.SYMMETRIC
+    assert capability.refusals(spec.but(qmax=3, **({"qmin": -3} if symmetric else {}))) == []
+
+
+def test_the_reason_is_that_of_the_nearest_capability() -> None:
+    far = Capability(role=Role.WEIGHT, dtypes=(DType.INT4,), schemes=(Scheme.AFFINE,))
+    assert refusal((far, NARROW), INT8_WEIGHT) == "the range must lie in -127..127, not be -128..127"
+    assert refusal((far, NARROW, Capability.of(INT8_WEIGHT)), INT8_WEIGHT) is None
+
+
+def test_roles_and_techniques_come_first() -> None:
+    assert refusal((ACT,), INT8_WEIGHT) == "it quantizes act, not weight"
+    assert refusal((), INT8) == "it quantizes nothing, not act"
+    both = (ACT, Capability(role=Role.ACT, dtypes=(DType.INT4,), timings=(Timing.STATIC,)))
+    assert refusal(both, INT8_DYNAMIC) == "timing must be static, not dynamic"
