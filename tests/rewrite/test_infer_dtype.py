@@ -43,11 +43,13 @@ def test_ops_that_keep_the_dtype_are_followed_back() -> None:
     assert proven_dtype(cast) is None, "a cast makes another"
 
 
-def test_a_weight_is_not_proven_by_the_layer_that_reads_it() -> None:
+def test_only_the_first_operand_of_a_layer_is_proven_by_its_weight() -> None:
     graph = fx.Graph()
-    unknown = graph.placeholder("unknown")
+    unknown, bias = graph.placeholder("unknown"), graph.placeholder("bias")
     graph.call_function(aten.linear.default, (graph.placeholder("x"), unknown))
+    graph.call_function(aten.linear.default, (graph.placeholder("y"), weight(graph), bias))
     assert proven_dtype(unknown) is None
+    assert proven_dtype(bias) is None
     assert proven_dtype(3.0) is None
 
 
