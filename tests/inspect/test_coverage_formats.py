@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import quantc as qc
 from quantc.errors import AnnotationError
 from quantc.ir.program import Program
-from tests.support.trained_models import assert_converts_exactly
+from tests.support.training import assert_converts_exactly
 
 BYTES = (torch.int8, torch.uint8)
 

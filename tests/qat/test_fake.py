@@ -1,217 +1,31 @@
-"""Quantization-aware training, from `prepare(qat=True)` to `convert`."""
+"""Fake quantizers: each kind of scale, what it learns from data, and what it refuses to give."""
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+import math
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils import _pytree as pytree
+from torch import Tensor
+from torch.ao.quantization.observer import MovingAverageMinMaxObserver
 
 import quantc as qc
-from quantc.ir.dialect import is_op
-from quantc.ir.program import Program
-from quantc.qat.fake import FakeQuantizer, FollowedRange, HandedOn, LearnedScale
-from quantc.qat.norms import LiveNorm
-from quantc.qat.removal import module_calls
-from tests.support.trained_models import (
-    CONFIGS,
-    assert_converts_exactly,
-    batches,
-    net,
-    prepared,
-    trained,
+from quantc.errors import DataError, TrainingError
+from quantc.qat.fake import (
+    DerivedScale,
+    FakeQuantizer,
+    FollowedRange,
+    GivenScale,
+    HandedOn,
+    LearnedScale,
+    OwnRange,
+    RunTimeScale,
 )
-from tests.zoo import BY_NAME
-
-
-@pytest.mark.parametrize("backend", ["x86", "qnnpack", "executorch"])
-def test_eval_is_the_converted_program_bit_for_bit(backend: str) -> None:
-    program = trained(prepared(backend))
-    converted = assert_converts_exactly(program, batches(1)[0][0])
-    assert not any(is_op(node, "batch_norm", "dropout") for node in converted.nodes() if node.name.startswith("drop"))
-    converted.verify()
-
-
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_every_kind_of_scale_converts_exactly(name: str) -> None:
-    program = trained(prepared(config=CONFIGS[name]))
-    for x, _ in batches(3):
-        assert_converts_exactly(program, x)
-
-
-@pytest.mark.parametrize(
-    "name", ["exotic_convs", "audio_conv1d", "video_conv3d", "conv_transpose_decoder", "super_resolution"]
-)
-def test_models_of_the_zoo_convert_exactly(name: str) -> None:
-    case = BY_NAME[name]
-    args, kwargs = case.example()
-    program = qc.prepare(qc.capture(case.model(), args, example_kwargs=kwargs or None), "x86", qat=True)
-    optimizer = torch.optim.SGD(program.parameters(), lr=1e-3)
-    for seed in range(2):
-        args, kwargs = case.example(seed)
-        outputs = pytree.tree_leaves(program(*args, **kwargs))
-        optimizer.zero_grad()
-        torch.stack([output.square().mean() for output in outputs]).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    assert_converts_exactly(program, *args, **kwargs)
-
-
-@pytest.mark.parametrize(
-    "product", ["conv1d", "conv2d", "conv3d", "transposed1d", "transposed2d", "transposed3d", "linear"]
-)
-def test_norms_behind_every_product_are_folded(product: str) -> None:
-    torch.manual_seed(0)
-    rank = 0 if product == "linear" else int(product[-2])
-    layers: dict[str, nn.Module] = {
-        "linear": nn.Linear(4, 6),
-        **{f"conv{n}d": getattr(nn, f"Conv{n}d")(4, 6, 3, groups=2, bias=False) for n in (1, 2, 3)},
-        **{f"transposed{n}d": getattr(nn, f"ConvTranspose{n}d")(4, 6, 3, groups=2) for n in (1, 2, 3)},
-    }
-    norm = getattr(nn, f"BatchNorm{max(rank, 1)}d")(6)
-    model = nn.Sequential(layers[product], norm, nn.ReLU())
-    x = torch.randn(5, 4, *[5] * rank)
-    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
-    optimizer = torch.optim.SGD(program.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        program(x).square().mean().backward()
-        optimizer.step()
-    assert program.state_dict()["1.num_batches_tracked"] == 3
-    converted = assert_converts_exactly(program, x)
-    assert not any(is_op(node, "batch_norm") for node in converted.nodes())
-
-
-def test_live_norms_learn_what_float_training_does_where_rounding_is_fine() -> None:
-    """With 16 bits there is next to nothing to round: training must go as it does without."""
-    model = net().train()
-    reference = copy.deepcopy(model)
-    from dataclasses import replace
-
-    from quantc.backends.x86 import X86
-
-    even = qc.INT16.but(qmin=-32767)  # else the largest number of all is clipped, and has no gradient
-    fine_roles = {"act": even.but(eps=1e-9), "weight": even.but(role="weight", eps=1e-12)}
-    fine = replace(X86, roles={**X86.roles, **fine_roles}, takes=(), instruction_set="")
-    program = qc.prepare(qc.capture(model.eval(), (batches(1)[0][0],)), fine, qat=True)
-    drop = [module for module in program.root.modules() if getattr(module, "op", "") == "dropout"]
-    for flag in drop:
-        flag.train_value = False  # type: ignore[assignment]
-    reference.drop.p = 0.0  # type: ignore[union-attr]
-    for module, parameters in ((program, program.parameters()), (reference, reference.parameters())):
-        optimizer = torch.optim.SGD(parameters, lr=0.02)
-        for x, y in batches(5):
-            optimizer.zero_grad()
-            functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    state = program.state_dict()
-    for name, tensor in reference.state_dict().items():
-        assert torch.allclose(state[name].float(), tensor.float(), rtol=2e-3, atol=2e-3), name
-
-
-def test_integer_form_of_what_was_trained() -> None:
-    program = trained(prepared())
-    x = batches(1)[0][0]
-    found = qc.agreement(qc.convert(program), qc.convert(program, to="integer"), [x])
-    assert found.rows
-    assert found.worst <= 1
-    assert found.clear_equal >= 0.999
-
-
-def test_the_model_is_not_changed() -> None:
-    model = net()
-    before = copy.deepcopy(model.state_dict())
-    program = qc.capture(model, (batches(1)[0][0],))
-    text = str(program)
-    trained(qc.prepare(program, "x86", qat=True))
-    assert str(program) == text
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_train_and_eval_keep_every_attribute() -> None:
-    program = prepared()
-    module = program.module
-    assert program.training
-    drops = [node for node in program.nodes() if is_op(node, "dropout")]
-    assert [node.args[1] for node in drops] == [0.3]
-    x = batches(1)[0][0]
-    program(x)
-    program.eval()
-    assert program.module is module
-    assert torch.equal(program(x), program(x))  # neither dropout nor statistics
-    counted = {name: int(value) for name, value in program.state_dict().items() if name.endswith("tracked")}
-    program.train()
-    assert not torch.equal(program(x), program(x))
-    after = {name: int(value) for name, value in program.state_dict().items() if name.endswith("tracked")}
-    assert {after[name] - counted[name] for name in after} == {2}
-    momenta = sorted(child.momentum or 0.0 for child in program.root.modules() if isinstance(child, LiveNorm))
-    assert momenta == pytest.approx([0.1, 0.1, 0.3])
-    module.eval()  # a module that somebody holds follows its own mode
-    assert torch.equal(module(x), module(x))
-
-
-def test_dropout_is_rounded_around_not_after() -> None:
-    """What dropout leaves is larger: its range is none that inference has."""
-    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
-    torch.manual_seed(0)
-    x = torch.randn(64, 6)
-    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
-    program(x)
-    ranges = [fake for fake in program.root.modules() if isinstance(fake, FollowedRange)]
-    assert len(ranges) == 2
-    assert float(ranges[1].high) == pytest.approx(float(model[1](model[0](x)).max()), rel=0.05)
-    converted = assert_converts_exactly(program, x)
-    assert not any(is_op(node, "dropout") for node in converted.nodes())
-
-
-def test_dropout_that_is_always_on_stays_where_it_is() -> None:
-    class Sampled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.two(functional.dropout(self.one(x), 0.5, True))
-
-    x = torch.randn(8, 6)
-    program = qc.prepare(qc.capture(Sampled().eval(), (x,)), "x86", qat=True)
-    program(x)
-    program.eval()
-    converted = qc.convert(program)
-    with torch.no_grad():
-        torch.manual_seed(1)
-        ours = program(x)
-        torch.manual_seed(1)
-        assert torch.equal(ours, converted(x))
-
-
-def test_what_is_quantized_can_be_asked_while_it_trains() -> None:
-    program = prepared()
-    before = str(program)
-    ours = {row.node: row.verdict for row in program.coverage().rows}
-    theirs = {
-        row.node: row.verdict for row in qc.prepare(qc.capture(net(), (batches(1)[0][0],)), "x86").coverage().rows
-    }
-    assert ours == theirs
-    assert sum(row.macs or 0 for row in program.coverage().rows) > 0
-    assert "✗" not in str(program.explain("conv2d")).splitlines()[0]
-    assert str(program) == before
-
-
-def test_tensors_that_are_moved_about_are_rounded_once() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4))
-    x = torch.randn(2, 3, 8, 8)
-    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
-    calls = [module for _, module in module_calls(program)]
-    assert sum(isinstance(module, FakeQuantizer) for module in calls) == 4  # two inputs, two weights
-    handing_on = [module for module in calls if isinstance(module, HandedOn)]
-    assert len(handing_on) == 2
-    assert all(module(x) is x for module in handing_on)
-    program(x)
-    assert_converts_exactly(program, x)
+from quantc.spec.formats import PerToken
+from quantc.spec.numerics import QParams, fake_quantize, qparams_of
+from quantc.spec.spec import INT8_NARROW_WEIGHT, INT8_WEIGHT, UINT8, QuantSpec
+from tests.support import fake_quantized
+from tests.support.training import CONFIGS, assert_converts_exactly, batches, prepared, trained
 
 
 def test_learned_scales_are_parameters_that_learn() -> None:
@@ -238,30 +52,156 @@ def test_learned_scales_are_parameters_that_learn() -> None:
     assert torch.equal(qparams.scale, learned.find(torch.empty(0)).scale)
 
 
-def test_weights_train_in_a_range_whose_sums_cannot_overflow() -> None:
-    program = trained(prepared())
-    entries = [note for entry in program.log for note in entry.notes if "-64..64" in note]
-    assert entries
-    converted = qc.convert(program)
-    assert not any("raised" in note for entry in converted.log for note in entry.notes)
-    proof = next(entry for entry in converted.log if entry.name == "prove-accumulators")
-    assert any("safe" in note for note in proof.notes)
+def test_learned_scales_stay_positive() -> None:
+    program = prepared(config=CONFIGS["learned"])
+    program(batches(1)[0][0])
+    for fake in (fake for fake in program.root.modules() if isinstance(fake, LearnedScale)):
+        with torch.no_grad():
+            fake.scale.mul_(-1.0)
+            fake.zero_point.add_(1000.0)
+    assert_converts_exactly(program, batches(1)[0][0])
 
 
-def test_a_trained_program_is_saved_and_lowered_like_any_other(tmp_path: Any) -> None:
-    program = trained(prepared())
-    x = batches(1)[0][0]
-    converted = qc.convert(program)
-    converted.save(tmp_path / "trained.qc")
-    loaded = qc.load(tmp_path / "trained.qc")
-    assert isinstance(loaded, Program)
-    assert torch.equal(loaded(x), converted(x))
-    fast = qc.lower(converted, "x86")
-    with torch.no_grad():
-        assert float((fast(x) - converted(x)).abs().max()) < 0.5
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_preparing_to_train_prints_as_a_pipeline() -> None:
-    pipeline = qc.pipelines.training("x86")
-    assert qc.Pipeline.parse(str(pipeline)).names == pipeline.names
-    assert "insert-fake-quantize" in pipeline.names
+def followed(rate: float | None = None, spec: QuantSpec = UINT8) -> FollowedRange:
+    return FollowedRange("relu:out0", spec, "relu of Net", torch.Size(()), rate)
+
+
+def given(scale: float, zero_point: int = 0) -> GivenScale:
+    return GivenScale("x:in0", UINT8, "", QParams(torch.tensor(scale), torch.tensor(zero_point)))
+
+
+def test_weights_are_rounded_by_their_own_range_as_torch_rounds_them() -> None:
+    weight = noise(4, 6)
+    spec = INT8_NARROW_WEIGHT
+    fake = OwnRange("linear:in1", spec)
+    assert torch.equal(fake(weight), fake_quantized.weight_by_channel(weight, eps=spec.eps))
+    assert torch.equal(fake(weight * 3), fake_quantized.weight_by_channel(weight * 3, eps=spec.eps))  # nothing is kept
+    assert fake.trained() is None
+
+
+def test_only_even_ranges_of_exact_scales_clip_nothing() -> None:
+    assert not OwnRange("w", INT8_NARROW_WEIGHT).clips
+    for spec in (INT8_WEIGHT, INT8_NARROW_WEIGHT.but(scale_bits=4), INT8_NARROW_WEIGHT.but(observe="fit")):
+        assert OwnRange("w", spec).clips, str(spec)
+
+
+def test_a_range_that_grows_is_that_of_all_batches() -> None:
+    fake, parts = followed(), [noise(8), noise(8, seed=1) * 3, noise(8, seed=2)]
+    for part in parts:
+        fake(part)
+    assert fake.trained().equals(qparams_of(torch.cat(parts), UINT8))
+    assert int(fake.batches) == 3
+
+
+def test_a_range_that_follows_is_torch_s_moving_average() -> None:
+    fake = followed(0.25)
+    theirs = MovingAverageMinMaxObserver(averaging_constant=0.25, eps=UINT8.eps)
+    for seed in range(4):
+        x = noise(16, seed=seed) * (seed + 1)
+        fake(x)
+        theirs(x)
+    scale, zero_point = theirs.calculate_qparams()
+    assert fake.trained().one == (scale.item(), zero_point.item())
+
+
+@pytest.mark.parametrize("how", ["eval", "frozen"])
+def test_a_range_that_does_not_learn_stays_and_rounds(how: str) -> None:
+    fake = followed()
+    fake(torch.tensor([0.0, 2.55]))
+    fake.eval() if how == "eval" else setattr(fake, "frozen", True)
+    rounded = fake(torch.tensor([0.014, 100.0]))
+    assert rounded.tolist() == pytest.approx([0.01, 2.55])
+    assert int(fake.batches) == 1
+
+
+def test_what_has_seen_no_batch_gives_no_scale() -> None:
+    for fake in (followed(), LearnedScale("w", INT8_WEIGHT, "", torch.Size((2,)), learns_zero_point=False)):
+        assert fake.trained_by_data
+        for ask in (fake.trained, lambda fake=fake: fake.eval()(torch.ones(2, 3))):
+            with pytest.raises(TrainingError, match="no batch has gone through it"):
+                ask()
+
+
+def test_numbers_that_are_not_finite_are_refused_and_leave_no_trace() -> None:
+    fake = followed()
+    fake(torch.tensor([0.0, 1.0]))
+    with pytest.raises(DataError, match="1 of 2 values") as caught:
+        fake(torch.tensor([math.nan, 5.0]))
+    assert "relu:out0" in str(caught.value.where)
+    assert float(fake.high) == 1.0
+
+
+def test_empty_tensors_pass_through_every_kind() -> None:
+    kinds: list[FakeQuantizer] = [
+        followed(),
+        OwnRange("w", INT8_WEIGHT),
+        RunTimeScale("x", UINT8),
+        LearnedScale("w", UINT8, "", torch.Size(()), learns_zero_point=True),
+    ]
+    for fake in kinds:
+        assert fake(torch.zeros(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("spec", [UINT8, qc.UINT8_DYNAMIC, UINT8.but(granularity=PerToken())], ids=str)
+def test_run_time_scales_are_of_the_tensor_at_hand_and_pass_all_gradients(spec: QuantSpec) -> None:
+    x = noise(3, 8).requires_grad_()
+    rounded = RunTimeScale("linear:in0", spec)(x)
+    per_token = isinstance(spec.granularity, PerToken)
+    expected = (
+        fake_quantized.by_token(x.detach(), eps=spec.eps)
+        if per_token
+        else fake_quantized.as_it_comes(x.detach(), eps=spec.eps)
+    )
+    assert torch.equal(rounded, expected)
+    rounded.sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad == 1).all())
+    with pytest.raises(TrainingError, match="linear:in0"):
+        RunTimeScale("linear:in0", spec).find(x)
+
+
+def test_derived_scales_are_products_of_what_went_through_their_parents() -> None:
+    parents = given(0.5), given(0.25)
+    fake = DerivedScale("linear:in2", qc.INT32_BIAS, "", parents)
+    with pytest.raises(TrainingError, match="linear:in2"):
+        fake(torch.ones(2))
+    for parent in parents:
+        parent(torch.ones(2))
+    assert fake(torch.tensor([0.3, -0.7])).tolist() == [0.25, -0.75]  # multiples of an eighth
+    assert list(fake.children()) == []
+
+
+def test_a_tensor_that_is_handed_on_is_rounded_in_eval_mode_alone() -> None:
+    again = HandedOn(given(0.5))
+    x = torch.tensor([0.3])
+    assert again(x) is x
+    assert again.eval()(x).tolist() == [0.5]
+    assert list(again.state_dict()) == []
+
+
+def test_learned_scales_start_at_the_first_tensor_and_are_kept_by_the_state_dict() -> None:
+    fake = LearnedScale("x", UINT8.but(observe="lsq"), "", torch.Size(()), learns_zero_point=False)
+    x = noise(64)
+    assert torch.equal(fake(x), fake_quantize(x, qparams_of(x, UINT8), UINT8))
+    first = fake.trained()
+    fake(x * 10)
+    assert fake.trained().equals(first)  # later tensors move it by gradients alone
+    other = LearnedScale("x", UINT8.but(observe="lsq"), "", torch.Size(()), learns_zero_point=False)
+    other.load_state_dict(fake.state_dict())
+    assert other.eval()(x).equal(fake(x))
+
+
+def test_frozen_learned_scales_get_no_gradient() -> None:
+    fake = LearnedScale("x", UINT8.but(observe="lsq-plus"), "", torch.Size(()), learns_zero_point=True)
+    x = noise(64)
+    fake(x * 2).square().sum().backward()
+    assert fake.scale.grad is not None
+    assert float(fake.scale.grad) != 0
+    fake.frozen, fake.scale.grad = True, None
+    fake(x.requires_grad_()).square().sum().backward()
+    assert fake.scale.grad is None
+    assert x.grad is not None

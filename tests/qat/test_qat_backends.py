@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import AnnotationError, TrainingError
-from tests.support.trained_models import assert_converts_exactly
+from tests.support.training import assert_converts_exactly
 
 BACKENDS = ("x86", "qnnpack", "executorch", "onnx", "openvino", "tensorrt")
 

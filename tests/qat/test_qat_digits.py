@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from xml.etree import ElementTree
-
 import pytest
 import torch
 
 import quantc as qc
 from examples.qat_digits import W4A8, W8A8, accuracy, calibrated, captured, trained
 from quantc.cli.example import digits_split
-from quantc.errors import SaveError
-from quantc.qat.training_chart import Curve, write_plot
 
 ONE_IMAGE = 100 / 719 + 1e-9
 
@@ -57,13 +52,3 @@ def test_a_few_steps_bring_four_bit_weights_closer() -> None:
     assert accuracy(converted, held_out) > static
     assert converted.stage is qc.Stage.FOLDED
     assert len(course.losses) == 34
-
-
-def test_the_plot_is_an_svg(tmp_path: Path) -> None:
-    path = tmp_path / "plots" / "training.svg"
-    write_plot(path, "a <training>", [Curve("accuracy", [90.0, 95.0, 99.0], each=10)], {"float": 99.5})
-    root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
-    lines = [part for part in root.iter() if part.tag.endswith("polyline")]
-    assert len(lines[0].attrib["points"].split()) == 3
-    with pytest.raises(SaveError, match="png"):
-        write_plot(tmp_path / "training.png", "", [Curve("", [1.0])], {})

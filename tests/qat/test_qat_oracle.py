@@ -19,7 +19,7 @@ from torch.ao.quantization import (
 )
 
 import quantc as qc
-from tests.support.qat_oracle import RATE, STEPS, backend, trained
+from tests.support.training_peers import RATE, STEPS, backend, trained
 
 
 def qconfig() -> Any:

@@ -13,7 +13,7 @@ from torch.export import export
 
 import quantc as qc
 from quantc.ir.program import Program
-from tests.support.qat_oracle import RATE, STEPS, backend, trained
+from tests.support.training_peers import RATE, STEPS, backend, trained
 
 
 def network() -> nn.Sequential:

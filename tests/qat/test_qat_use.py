@@ -13,9 +13,8 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc.ir.program import Program
-from quantc.qat.fake import FollowedRange, LearnedScale
-from tests.support.control_flow import CASES as CONTROL_FLOW
-from tests.support.trained_models import CONFIGS, assert_converts_exactly, batches, net, prepared, trained
+from tests.ir.test_subgraphs import CASES as CONTROL_FLOW
+from tests.support.training import CONFIGS, assert_converts_exactly, batches, net, prepared, trained
 
 OPTIMIZERS: dict[str, Any] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
@@ -87,51 +86,6 @@ def test_clones_train_apart() -> None:
     trained(program, 2)
     assert all(torch.equal(tensor, before[name]) for name, tensor in twin.state_dict().items())
     assert_converts_exactly(twin, batches(1)[0][0])
-
-
-def test_what_is_frozen_stays() -> None:
-    program = trained(prepared(), 3)
-    assert qc.qat.freeze_norms(program) > 0
-    assert qc.qat.freeze_norms(program) == 0
-    qc.qat.freeze_ranges(program)
-    before = copy.deepcopy(program.state_dict())
-    x = batches(1)[0][0]
-    torch.manual_seed(0)
-    program.train()
-    in_training = program(x)
-    trained(program, 3)
-    after = program.state_dict()
-    still = ("running_mean", "running_var", "tracked", ".low", ".high", ".batches")
-    for name, tensor in before.items():
-        if name.endswith(still):
-            assert torch.equal(tensor, after[name]), name
-    assert not torch.equal(before["norm1.weight"], after["norm1.weight"])  # these are trained on
-    assert in_training.requires_grad
-
-
-def test_frozen_training_computes_what_eval_does() -> None:
-    """But for dropout, which this model has none of."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
-    x = batches(1)[0][0]
-    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
-    program(x)
-    qc.qat.freeze_norms(program)
-    qc.qat.freeze_ranges(program)
-    assert torch.equal(program(x), program.eval()(x))
-
-
-def test_a_schedule_freezes_on_time() -> None:
-    program = prepared()
-    optimizer = torch.optim.SGD(program.parameters(), lr=0.01)
-    schedule = qc.qat.Schedule(freeze_norms=4, freeze_ranges=2)
-    report = qc.qat.train(program, batches(6), functional.cross_entropy, optimizer, schedule=schedule)
-    assert len(report.losses) == 6
-    assert not report.without_gradient
-    assert int(program.state_dict()["norm1.num_batches_tracked"]) == 3 + 4
-    ranges = [fake for fake in program.root.modules() if isinstance(fake, FollowedRange)]
-    assert {int(fake.batches) for fake in ranges} == {2}
-    assert str(report).startswith("6 steps, loss ")
 
 
 @pytest.mark.parametrize("config", ["default", "learned"])
@@ -245,57 +199,3 @@ def test_attention_keeps_its_dropout(backend: str) -> None:
     program.eval()
     assert torch.equal(program(x), program(x))
     assert_converts_exactly(program, x)
-
-
-def test_a_norm_whose_weight_others_read_stays_apart() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 1)
-            self.one, self.two = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.two(self.conv(self.one(self.conv(x))))
-
-    torch.manual_seed(0)
-    x = batches(1)[0][0]
-    program = qc.prepare(qc.capture(Twice().eval(), (x,)), "x86", qat=True)
-    assert any("stays" in note for entry in program.log for note in entry.notes)
-    optimizer = torch.optim.SGD(program.parameters(), lr=0.05)
-    program(x).square().mean().backward()
-    optimizer.step()
-    assert_converts_exactly(program, x)
-
-
-def test_a_frozen_norm_of_the_model_stays_frozen() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    model.train()
-    model[1].eval()
-    x = batches(1)[0][0]
-    program = qc.prepare(qc.capture(model, (x,)), "x86", qat=True)
-    mean = program.state_dict()["1.running_mean"].clone()
-    program(x)
-    assert torch.equal(mean, program.state_dict()["1.running_mean"])
-    assert_converts_exactly(program, x)
-
-
-def test_a_norm_that_is_switched_off_divides_nothing_by_zero() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
-    x = batches(1)[0][0]
-    program = qc.prepare(qc.capture(model.eval(), (x,)), "x86", qat=True)
-    program(x).sum().backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in program.parameters() if parameter.grad is not None)
-    assert_converts_exactly(program, x)
-
-
-def test_learned_scales_stay_positive() -> None:
-    program = prepared(config=CONFIGS["learned"])
-    program(batches(1)[0][0])
-    for fake in (fake for fake in program.root.modules() if isinstance(fake, LearnedScale)):
-        with torch.no_grad():
-            fake.scale.mul_(-1.0)
-            fake.zero_point.add_(1000.0)
-    assert_converts_exactly(program, batches(1)[0][0])

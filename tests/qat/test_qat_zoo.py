@@ -12,7 +12,7 @@ import quantc as qc
 from quantc.errors import AnnotationError, ModeError, QuantcError, TrainingError
 from tests import zoo
 from tests.support import architectures
-from tests.support.trained_models import assert_converts_exactly
+from tests.support.training import assert_converts_exactly
 from tests.zoo.case import Case
 
 CASES = {case.name: case for case in (*architectures.CASES, *zoo.CASES)}
