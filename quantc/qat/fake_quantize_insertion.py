@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import fx, nn
@@ -46,7 +47,8 @@ def put_module(program: Program, graph: fx.Graph, holder: str, name: str, module
         owner.add_module(holder, nn.Module())
     inside = owner.get_submodule(holder)
     if inside._modules.setdefault(name, module) is not module:
-        name = f"{name}_{len(inside._modules)}"
+        numbered = (f"{name}_{number}" for number in count(len(inside._modules)))
+        name = next(fresh for fresh in numbered if fresh not in inside._modules)
         inside.add_module(name, module)
     return f"{holder}.{name}"
 
