@@ -11,7 +11,7 @@ from quantc.rewrite.spellings import is_literal
 def name_literals(program: Program) -> None:
     """Rename them to const_0, const_1, … in order of use."""
     found = [node for node in program.graph.find_nodes(op="get_attr") if is_literal(str(node.target))]
-    values = {str(node.target): program.root._buffers.pop(str(node.target)) for node in found}
+    values = {name: program.root._buffers.pop(name) for name in dict.fromkeys(str(node.target) for node in found)}
     fresh: dict[str, str] = {}
     for node in found:
         old = str(node.target)

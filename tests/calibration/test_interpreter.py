@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 import quantc as qc
 from quantc.calibration.interpreter import Runner, Watch
-from quantc.calibration.state_isolation import Isolation
 from quantc.errors import CalibrationError
 from quantc.ir.program import Program
 from tests.support.calibration import one_thread  # noqa: F401 - a fixture
@@ -231,63 +230,3 @@ def test_compiling_and_running_grow_linearly() -> None:
 
 
 # -- isolation -------------------------------------------------------------------------------------------------
-
-
-class Counting(nn.Module):
-    """Gives another answer each time, unless its buffer is put back."""
-
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        return x * self.count
-
-
-def test_what_a_program_writes_is_put_back_after_each_batch() -> None:
-    x = torch.randn(3, 4)
-    program = qc.capture(Counting().eval(), (x,))
-    runner, isolation = Runner(program, {}), Isolation(program)
-    for number in range(3):
-        with isolation.batch(number, [x]) as inputs:
-            assert same(runner.run(inputs)[0], x)
-    assert all(float(buffer) == 0 for buffer in program.root.buffers())
-
-
-class WritesInput(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.add_(1) * 2
-
-
-def test_inputs_a_program_writes_to_are_copied() -> None:
-    x = torch.randn(3, 4)
-    before = x.clone()
-    program = qc.capture(WritesInput().eval(), (x.clone(),))
-    with Isolation(program).batch(0, [x]) as inputs:
-        assert same(Runner(program, {}).run(inputs)[0], (before + 1) * 2)
-    assert torch.equal(x, before)
-
-
-class Noisy(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-
-def test_random_numbers_follow_the_batch_and_leave_the_generator_alone() -> None:
-    x = torch.zeros(3, 4)
-    program = qc.capture(Noisy().eval(), (x,))
-    runner, isolation = Runner(program, {}), Isolation(program)
-    state = torch.get_rng_state()
-
-    def run(number: int) -> Tensor:
-        with isolation.batch(number, [x]) as inputs:
-            found: Tensor = runner.run(inputs)[0]
-            return found
-
-    first, second = run(0), run(1)
-    assert not torch.equal(first, second)
-    assert torch.equal(run(0), first)
-    assert torch.equal(torch.get_rng_state(), state)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.ao.quantization.observer import MinMaxObserver, MovingAverageMinMaxObserver
 
 import quantc as qc
 from quantc.errors import CalibrationError, DataError, InputError, QuantcError, UnknownNameError
 from quantc.ir.decisions import FLOAT
-from quantc.observe import MinMax, Recording
-from tests.support.calibration import batch, data, digest, observing, one_thread, prepared, small  # noqa: F401 - a fixture
+from quantc.observe import MinMax
+from quantc.support.progress import showing
+from tests.support.calibration import batch, data, digest, eager_activations, observing, one_thread, prepared, small  # noqa: F401 - a fixture
 
 # -- what is observed ------------------------------------------------------------------------------------------
-
-
-def eager_activations(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The tensors of the small model, by eager torch."""
-    first = torch.relu(model.conv1(x))  # type: ignore[operator]
-    second = model.conv2(first)  # type: ignore[operator]
-    total = second + first
-    mean = torch.relu(total).mean((2, 3))
-    out = model.head(mean)  # type: ignore[operator]
-    return {"x": x, "relu": first, "conv2d_1": second, "add": total, "mean": mean, "linear": out}
 
 
 def scales(program: qc.Program) -> dict[str, tuple[float, int]]:
@@ -66,29 +58,6 @@ def test_moving_averages_follow_the_batches_as_torchs_do() -> None:
         observer(eager_activations(model, x)["add"])
     scale, zero_point = observer.calculate_qparams()
     assert scales(program)["add"] == pytest.approx((float(scale), int(zero_point)), rel=1e-6)
-
-
-class Shared(nn.Module):
-    """One tensor is read by two ops, and reshaped on the way to a third."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.three = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.one(x)
-        return self.two(y), self.three(y.reshape(-1, 3))
-
-
-def test_each_tensor_of_a_group_is_observed_once_a_run() -> None:
-    x = torch.randn(4, 6)
-    program = qc.prepare(qc.capture(Shared().eval(), (x,)), observing("recording"))
-    qc.calibrate(program, [x])
-    records = program.plan.statistics
-    tensors = {name: seen.tensors for name, seen in records.items() if isinstance(seen, Recording)}
-    assert len(tensors) == 4  # what goes into the first, and what each gives; the second and third read the same
-    assert all(len(seen) == 1 for seen in tensors.values())
 
 
 def test_repeated_calls_add_up() -> None:
@@ -333,24 +302,6 @@ def test_the_program_is_otherwise_unchanged() -> None:
 # -- reports and progress --------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def test_the_report_says_what_was_seen() -> None:
-    program = prepared("minmax")
-    report = qc.calibrate(program, data())
-    activations = [eager_activations(small(), x)["add"] for x in data()]
-    row = next(row for row in report.groups if row.where.startswith("add "))
-    assert row.low == min(float(x.min()) for x in activations)
-    assert row.high == max(float(x.max()) for x in activations)
-    assert row.seen == sum(x.numel() for x in activations)
-    assert (report.batches, report.total, report.samples) == (9, 9, 18)
-    assert report.unseen == ()
-    text = str(report)
-    assert "9 batches, 18 samples" in text
-    assert f"{row.high:.4g}" in text
-    assert json.loads(json.dumps(report.to_json()))["groups"][0]["seen"] == report.groups[0].seen
-    assert set(report.statistics.sites) == {row.group for row in report.groups}
-
-
 class Branch(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -391,3 +342,12 @@ def test_progress_is_told_and_nothing_is_printed_without_a_terminal(capfd: pytes
     assert err.startswith("calibrating Small: 2 of 2 batches")
     with pytest.raises(UnknownNameError, match="no way 'loud'"):
         qc.calibrate(program, data(1), progress="loud")  # type: ignore[arg-type]
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=100)
+    with showing("calibrating", "auto", console=console) as told:
+        told(3, 10)
+        told(10, 10)
+    assert isinstance(console.file, StringIO)
+    assert "10/10" in console.file.getvalue()

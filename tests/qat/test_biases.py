@@ -56,7 +56,7 @@ def test_backends_that_add_biases_to_integers_train_them_so() -> None:
 
 def linears(config: qc.QuantConfig | None = None, *, bias: bool = True) -> Program:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4, bias=bias), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
+    model = nn.Sequential(nn.Linear(3, 4, bias=bias), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
     return qc.prepare(qc.capture(model, (torch.randn(2, 3),)), "x86", qat=True, config=config)
 
 

@@ -63,6 +63,12 @@ def test_a_scan_carries_and_stacks_as_torch_s_does() -> None:
     assert torch.equal(every, theirs[1])
 
 
+def test_a_scan_of_several_values_keeps_each_in_its_place() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    total, count, every = run_scan(lambda t, n, row: (t + row, n + 1, t), (torch.tensor(0.0), torch.tensor(0)), (x,))
+    assert (float(total), int(count), every.tolist()) == (6.0, 3, [0.0, 1.0, 3.0])
+
+
 def test_regions_hold_inside_and_end_behind_them() -> None:
     x = torch.ones(2, 2, requires_grad=True)
     assert not run_with_grad(False, lambda x: x * 2, x).requires_grad

@@ -54,6 +54,14 @@ def test_dropout_that_is_always_on_stays_where_it_is() -> None:
         assert torch.equal(ours, converted(x))
 
 
+def test_dropout_that_follows_the_mode_is_claimed_by_the_rule() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)).eval()
+    program = qc.prepare(qc.capture(model, (torch.randn(2, 6),)), "x86", qat=True)
+    (dropout,) = [node for node in program.nodes() if is_op(node, "dropout")]
+    assert program.plan.claims[dropout].rule == RULE
+
+
 def test_a_table_gains_one_rule_and_keeps_its_own() -> None:
     found = through_dropout(TableQuantizer(SMALL))
     assert isinstance(found, TableQuantizer)

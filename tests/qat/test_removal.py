@@ -78,9 +78,10 @@ def test_norms_are_folded_into_the_weights_for_good() -> None:
     assert any("folded" in note for note in program.inference_only)
 
 
-def test_a_norm_that_has_diverged_is_not_folded() -> None:
+@pytest.mark.parametrize("name", ["1.running_var", "1.running_mean"])  # of the weight, and of the bias alone
+def test_a_norm_that_has_diverged_is_not_folded(name: str) -> None:
     program = small_prepared()
-    program.state_dict()["1.running_var"].fill_(torch.nan)
+    program.state_dict()[name].fill_(torch.nan)
     remove_fake_quantizers(program)
     with pytest.raises(TrainingError, match="NaN or infinite"):
         fold_norms(program)

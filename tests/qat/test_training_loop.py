@@ -81,6 +81,8 @@ def test_several_inputs_come_in_a_tuple_and_what_has_no_gradient_is_reported() -
     assert report.without_gradient == ("other.bias", "other.weight")
     assert str(report).startswith("2 steps, loss ")
     assert "other.bias" in str(report)
+    by_turns = qc.qat.train(program, [((x, x), 0), ((x, x), 1)], lambda out, turn: out[turn].mean(), sgd(program))
+    assert by_turns.without_gradient == ()  # each had one in some step
 
 
 def test_a_report_lists_a_few_names_and_counts_the_rest() -> None:

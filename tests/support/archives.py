@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.export import Dim, export, save
+
+from quantc.capture.pt2.archive import load_exported
+from quantc.errors import LoadError
 
 Edit = Callable[[Any], None]
 ROOT = "archive"
@@ -108,3 +112,17 @@ def pickled(value: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def refused(data: bytes, folder: Path) -> LoadError:
+    """The error with which a file of these bytes is refused."""
+    file = folder / "model.pt2"
+    file.write_bytes(data)
+    with pytest.raises(LoadError) as caught:
+        load_exported(file)
+    return caught.value
+
+
+def refusal(data: bytes, folder: Path) -> str:
+    """The text of that error."""
+    return str(refused(data, folder))

@@ -82,6 +82,16 @@ def data(count: int = BATCHES) -> list[Tensor]:
     return [batch(index) for index in range(count)]
 
 
+def eager_activations(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The tensors of the small model, by eager torch."""
+    first = torch.relu(model.conv1(x))  # type: ignore[operator]
+    second = model.conv2(first)  # type: ignore[operator]
+    total = second + first
+    mean = torch.relu(total).mean((2, 3))
+    out = model.head(mean)  # type: ignore[operator]
+    return {"x": x, "relu": first, "conv2d_1": second, "add": total, "mean": mean, "linear": out}
+
+
 def digest(program: Program) -> str:
     """One digest of all qparams a calibrated program comes to."""
     return digest_of(qc.convert(program))
