@@ -1,158 +1,25 @@
-"""Passes and pipelines as values: text form, order, running, finding them by name."""
+"""Pipelines as values: others made from one, named ones, and running them."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
-from pydantic import ValidationError
 
 from quantc import pipelines
 from quantc.errors import PassError, PipelineError, PluginError
 from quantc.ir.program import Program, Stage
-from quantc.pipeline.pipeline import Hook, Outcome, Pass, Pipeline, Preserves
-from quantc.pipeline.registry import PASSES, PIPELINES, register_pass, register_pipeline
+from quantc.pipeline.pipeline import Hook, Outcome, Pass, Pipeline
+from quantc.pipeline.registry import register_pipeline
 from tests.support.by_hand import two_layers
-
-
-class Options(Pass):
-    """Has options and does nothing."""
-
-    name: ClassVar[str] = "test-options"
-    needs: ClassVar[Stage] = Stage.CAPTURED
-
-    count: int = 0
-    is_on: bool = False
-
-    def run(self, program: Program) -> bool:
-        return False
-
-
-class Step(Pass):
-    """Does nothing; its subclasses stand at different stages."""
-
-    name: ClassVar[str] = "test-step"
-    needs: ClassVar[Stage] = Stage.CAPTURED
-
-    def run(self, program: Program) -> bool:
-        return False
-
-
-class Tidy(Step):
-    name: ClassVar[str] = "test-tidy"
-    gives: ClassVar[Stage | None] = Stage.CANONICAL
-
-
-class Join(Step):
-    name: ClassVar[str] = "test-join"
-    needs: ClassVar[Stage] = Stage.CANONICAL
-    before: ClassVar[Stage | None] = Stage.ANNOTATED
-    gives: ClassVar[Stage | None] = Stage.FUSED
-
-
-class Mark(Step):
-    name: ClassVar[str] = "test-mark"
-    needs: ClassVar[Stage] = Stage.CANONICAL
-    gives: ClassVar[Stage | None] = Stage.ANNOTATED
-
-
-class Share(Step):
-    name: ClassVar[str] = "test-share"
-    needs: ClassVar[Stage] = Stage.ANNOTATED
-    gives: ClassVar[Stage | None] = Stage.SHARED
+from tests.support.staged_passes import Join, Mark, Options, Share, Step, Tidy, staged
 
 
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
-    kinds: tuple[type[Pass], ...] = (Options, Step, Tidy, Join, Mark, Share)
-    for kind in kinds:
-        register_pass(kind)
-    yield
-    PASSES.session.clear()
-    PIPELINES.session.clear()
-
-
-# -- passes as values -----------------------------------------------------------------------------------------
-
-
-def test_a_pass_is_frozen_compares_and_refuses_what_it_does_not_know() -> None:
-    one = Options(count=1)
-    assert one == Options(count=1) != Options(count=2)
-    with pytest.raises(ValidationError, match="frozen"):
-        setattr(one, "count", 2)  # noqa: B010 - the type checker knows it too
-    with pytest.raises(ValidationError, match="Extra inputs"):
-        Options.model_validate({"cuont": 1})
-    assert hash(Step()) == hash(Step())
-
-
-def define(**members: Any) -> type[Pass]:
-    body = {"__module__": __name__, "run": lambda self, program: False, **members}
-    annotations = dict.fromkeys(members, ClassVar[Any])
-    made: type[Pass] = types.new_class(
-        "Made", (Pass,), exec_body=lambda names: names.update(body, __annotations__=annotations)
-    )
-    return made
-
-
-@pytest.mark.parametrize("name", ["Fuse", "fold_constants", "", "fold--it", "-a", 3])
-def test_a_pass_without_a_proper_name_is_refused_when_defined(name: object) -> None:
-    with pytest.raises(PipelineError, match="kebab-case"):
-        define(name=name)
-
-
-def test_a_pass_that_can_never_run_is_refused_when_defined() -> None:
-    with pytest.raises(PipelineError, match="can never run"):
-        define(name="never", needs=Stage.FUSED, before=Stage.FUSED)
-
-
-def test_defaults_are_the_strict_ones() -> None:
-    assert define(name="plain").preserves is Preserves.EXACTLY
-    assert define(name="plain").needs is Stage.CANONICAL
-
-
-# -- order ----------------------------------------------------------------------------------------------------
-
-
-def test_a_good_order_is_accepted_and_knows_what_it_needs() -> None:
-    assert Pipeline((Tidy(), Join(), Mark(), Share())).needs is Stage.CAPTURED
-    assert Pipeline((Join(), Mark(), Share())).needs is Stage.CANONICAL
-    assert Pipeline((Share(),)).needs is Stage.ANNOTATED
-    assert Pipeline().needs is Stage.CAPTURED
-
-
-@pytest.mark.parametrize(
-    ("passes", "first", "second", "fix"),
-    [
-        ((Join(), Tidy()), "test-join", "test-tidy", "put test-tidy before test-join"),
-        ((Mark(), Join()), "test-join", "test-mark", "put test-join before test-mark"),
-        ((Tidy(), Share(), Mark()), "test-share", "test-mark", "put test-mark before test-share"),
-        ((Join(), Share()), "test-share", "test-join", "between test-join and test-share, run "),
-    ],
-)
-def test_a_wrong_order_is_an_error_when_built(passes: tuple[Pass, ...], first: str, second: str, fix: str) -> None:
-    with pytest.raises(PipelineError) as caught:
-        Pipeline(passes)
-    assert first in caught.value.what
-    assert second in caught.value.what
-    assert str(caught.value.advice).startswith(fix)
-    with pytest.raises(PipelineError):
-        Pipeline.parse(",".join(pass_.name for pass_ in passes))
-
-
-def test_a_program_at_the_wrong_stage_is_refused_before_anything_runs() -> None:
-    program = two_layers(stage=Stage.CAPTURED)
-    with pytest.raises(
-        PipelineError, match="test-mark needs a program that is canonical, but program is only"
-    ) as early:
-        Pipeline((Step(), Mark())).run(program)
-    assert "test-tidy" in str(early.value.advice)
-    program.stage = Stage.ANNOTATED
-    with pytest.raises(PipelineError, match="is already annotated") as late:
-        Pipeline((Step(), Join())).run(program)
-    assert "without('test-join')" in str(late.value)
-    assert program.log == []
+    with staged():
+        yield
 
 
 # -- other pipelines from one ---------------------------------------------------------------------------------
