@@ -1,4 +1,4 @@
-"""What is decided is carried out, or refused by name: plans that text loses, FLOAT, bits of scales, axes of observers."""
+"""What is decided is carried out, or refused by name: plans that text loses, bits of scales, axes of observers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,7 @@ from quantc.ir.program import Program, Stage
 from quantc.qat.removal import fake_quantizers
 from quantc.spec.numerics import to_significant_bits
 from quantc.text.digests import constants
-from tests.support.quantizer_by_hand import ByHand
-
-X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-
-
-def linears() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-
-
-def prepared(backend: Any = "x86", **how: Any) -> Program:
-    return qc.prepare(qc.capture(linears(), (X,)), backend, **how)
+from tests.support.hand_quantizers import X, linears, prepared
 
 
 def again(program: Program) -> Program:
@@ -70,61 +59,6 @@ def test_what_needs_no_plan_is_read_from_text() -> None:
     assert all(row.kernel for row in lowered.placed)
     nothing = qc.prepare(program, "x86", config=qc.QuantConfig().set_all(qc.FLOAT), allow_empty=True)
     assert torch.equal(qc.convert(nothing)(X), program(X)), "nothing quantized on purpose is no plan that was lost"
-
-
-# -- the config ----------------------------------------------------------------------------------------------------------
-
-
-class Deaf(ByHand):
-    """A quantizer that does not look at what the config leaves out."""
-
-    def annotate(self, annotator: Any) -> None:
-        from quantc.annotate.annotator import Claim
-        from quantc.ir.dialect import is_op
-
-        for node in annotator.program.graph.nodes:
-            if is_op(node, "linear"):
-                annotator.claim([node], Claim(self.name, "first", node.name))
-                annotator.operand(node, 0, qc.Quantize(self.act))
-                annotator.operand(node, 1, qc.Quantize(qc.INT8_WEIGHT))
-                annotator.output(node, qc.Quantize(self.act))
-
-
-@pytest.mark.parametrize("select", ["2", "last", "op"])
-def test_float_counts_for_quantizers_written_by_hand(select: str) -> None:
-    config = qc.QuantConfig()
-    config = {
-        "2": config.set("2", qc.FLOAT),
-        "last": config.set_node("linear_1", qc.FLOAT),
-        "op": config.set_op("linear", qc.FLOAT).set("0", qc.INT8),
-    }[select]
-    made = prepared(Deaf(), config=config)
-    rows = {row.node: row for row in made.coverage().rows}
-    assert rows["linear"].verdict == "quantized"
-    assert rows["linear_1"].verdict == "float"
-    assert "as the config says" in rows["linear_1"].reason
-    qc.calibrate(made, [X], progress="silent")
-    program = qc.convert(made)
-    last = program.node("linear_1")
-    assert {str(node.target) for node in last.all_input_nodes if node.op == "get_attr"} == {"2.weight", "2.bias"}
-
-
-def test_float_on_an_edge_counts_for_quantizers_written_by_hand() -> None:
-    config = qc.QuantConfig().set_edge("relu", "linear_1", qc.FLOAT)
-    made = prepared(Deaf(), config=config)
-    places = {str(site) for site in made.plan.outcomes}
-    assert "linear_1:in1" in places
-    assert "linear_1:in0" not in places
-
-
-def test_a_format_that_a_quantizer_written_by_hand_does_not_heed_is_refused() -> None:
-    with pytest.raises(AnnotationError, match="by-hand does not heed the config's rule 2") as caught:
-        prepared(Deaf(), config=qc.QuantConfig().set("2", qc.INT16))
-    assert "linear_1" in str(caught.value)
-    with pytest.raises(AnnotationError, match="does not heed"):
-        prepared(Deaf(), config=qc.QuantConfig().set("2", qc.FLOAT, role="weight"))
-    prepared(Deaf(), config=qc.QuantConfig().set("2", Deaf().act))
-    prepared(Deaf(act=qc.INT16), config=qc.QuantConfig().set("2", qc.INT16))
 
 
 # -- training ------------------------------------------------------------------------------------------------------------

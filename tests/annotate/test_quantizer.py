@@ -11,43 +11,16 @@ import torch
 from torch import fx, nn
 
 import quantc as qc
-from quantc.annotate.annotator import Annotator, Claim
+from quantc.annotate.annotator import Annotator
 from quantc.annotate.quantizer import quantizer_of
-from quantc.errors import AnnotationError, PatternError
+from quantc.errors import AnnotationError
 from quantc.ir.decisions import SameAs, TensorOutcome
 from quantc.ir.dialect import is_op
-from quantc.ir.program import Program
 from quantc.ir.site_index import operand_nodes
 from quantc.patterns import aten
-from quantc.patterns.dsl import op
-from quantc.patterns.operand_patterns import const
-from quantc.patterns.table import Rule, RuleTable
+from quantc.patterns.table import Rule
 from quantc.qdq.ops import is_dequantize, is_quantize
-from tests.support.quantizer_by_hand import ByHand
-
-OWN = {"x": "act", "out": "act"}
-
-
-def table(name: str, *rules: Rule, act: qc.QuantSpec = qc.UINT8) -> qc.Backend:
-    used = {role for rule in rules for role in rule.roles.values()}
-    roles = {"act": act, **({"weight": qc.INT8_WEIGHT} if "weight" in used else {})}
-    return qc.Backend(name, RuleTable(name, rules), roles=roles)
-
-
-LINEAR = Rule("linear", aten.linear("x", const("w")), {"x": "act", "w": "weight", "out": "act"})
-TANH = Rule("tanh", aten.tanh, OWN)
-
-
-def two_linears() -> tuple[nn.Module, Program, list[torch.Tensor]]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
-    batches = [torch.randn(16, 8) for _ in range(4)]
-    return model, qc.capture(model, (batches[0],)), batches
-
-
-def claimed(prepared: Program) -> dict[str, str]:
-    return {node.name: f"{claim.quantizer}/{claim.rule}" for node, claim in prepared.plan.claims.rows.items()}
-
+from tests.support.hand_quantizers import LINEAR, TANH, ByHand, claimed, table, two_linears
 
 # -- by hand -----------------------------------------------------------------------------------------------------
 
@@ -208,52 +181,6 @@ def test_two_of_one_name_are_refused() -> None:
         qc.prepare(program, ["x86", "x86"])
 
 
-def test_two_decisions_about_a_place_are_refused() -> None:
-    _, program, _ = two_linears()
-
-    def decide_again(annotator: Annotator, node: fx.Node) -> None:
-        annotator.operand(node, 0, qc.Quantize(qc.UINT8))
-
-    with pytest.raises(
-        AnnotationError, match=r"two decisions about linear:in0: quantize as INT8, and .* UINT8"
-    ) as told:
-        qc.prepare(program, ByHand(then=decide_again))
-    assert "linear" in str(told.value.where)
-    assert told.value.advice
-
-
-def test_the_same_decision_twice_is_one() -> None:
-    _, program, _ = two_linears()
-    prepared = qc.prepare(program, ByHand(then=lambda a, node: _ignore(a.operand(node, 0, qc.Quantize(qc.INT8)))))
-    assert len(prepared.plan.outcomes) == 4
-
-
-def _ignore(site: object) -> None:
-    """For callbacks that yield nothing."""
-
-
-def test_two_claims_on_a_node_are_refused() -> None:
-    _, program, _ = two_linears()
-
-    def claim_again(annotator: Annotator, node: fx.Node) -> None:
-        annotator.claim([node], Claim("by-hand", "second", node.name))
-
-    with pytest.raises(AnnotationError, match="linear is claimed twice: quantized by first of by-hand") as caught:
-        qc.prepare(program, ByHand(then=claim_again))
-    assert caught.value.advice == "let one of the quantizers leave it alone"
-
-
-def test_an_operand_that_is_not_there_is_refused() -> None:
-    _, program, _ = two_linears()
-
-    def beyond(annotator: Annotator, node: fx.Node) -> None:
-        annotator.operand(node, 7, qc.Quantize(qc.INT8))
-
-    with pytest.raises(AnnotationError, match="linear has no operand 7") as caught:
-        qc.prepare(program, ByHand(then=beyond))
-    assert "it has 3" in str(caught.value.advice)
-
-
 @pytest.mark.parametrize(
     ("outcome", "says"),
     [
@@ -277,30 +204,6 @@ def test_a_refused_annotation_leaves_nothing_behind() -> None:
         qc.prepare(program, [ByHand(takes="tanh"), ByHand(name="other", refuses="no")])
     assert program.plan.is_empty
     assert qc.prepare(program, ByHand()).plan.claims
-
-
-@pytest.mark.parametrize(
-    ("roles", "says", "close"),
-    [
-        pytest.param({"x": "acts", "out": "act"}, "gives 'x' the role 'acts'", "did you mean act", id="unknown-role"),
-        pytest.param({"x": "act", "out": "like y"}, "gives 'out' the role 'like y'", "like x", id="like-nothing"),
-        pytest.param({"x": "act", "out": "like out"}, "gives 'out' the role 'like out'", "like x", id="like-itself"),
-        pytest.param(
-            {"x": "act?", "out": "act"}, "gives 'x' the role 'act?'", "did you mean act", id="demand-of-input"
-        ),
-        pytest.param({"y": "act"}, "gives 'y' a role but binds no such name", "x", id="unknown-name"),
-    ],
-)
-def test_unknown_roles_are_refused_when_the_backend_is_made(roles: dict[str, str], says: str, close: str) -> None:
-    with pytest.raises(PatternError) as caught:
-        table("wrong", Rule("one", op("relu", args="x"), roles))
-    assert says in caught.value.what
-    assert close in str(caught.value.advice)
-
-
-def test_a_role_that_a_backend_does_not_have_cannot_be_changed() -> None:
-    with pytest.raises(AnnotationError, match="backend 'right' has no role 'weights'"):
-        table("right", TANH).but(weights=qc.INT8_WEIGHT)
 
 
 def test_nothing_quantized_is_an_error_that_says_what_is_known() -> None:
