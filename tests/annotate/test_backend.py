@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import quantc as qc
-from quantc.errors import AnnotationError, PatternError, QuantcError
+from quantc.errors import AnnotationError, PatternError, UnknownNameError
 from quantc.ir.decisions import Fixed, Quantize
 from quantc.patterns.dsl import op
 from quantc.patterns.table import Rule
@@ -75,7 +75,7 @@ def test_a_changed_role_is_that_of_another_backend() -> None:
 
 
 def test_an_instruction_set_that_nobody_has_is_refused() -> None:
-    with pytest.raises(QuantcError, match="avx3"):
+    with pytest.raises(UnknownNameError, match="avx3"):
         replace(SMALL, instruction_set="avx3")
 
 

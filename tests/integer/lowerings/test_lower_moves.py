@@ -1,9 +1,8 @@
-"""Moves and joins on integers: bit for bit what the same op makes of the integers as float64 numbers."""
+"""Moves on integers: bit for bit what the same op makes of the integers as float64 numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,130 +10,34 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 import quantc as qc
 from quantc.annotate.quantizer import Backend
 from quantc.backends.executorch import EXECUTORCH
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
-from quantc.integer.semantics import SEMANTICS, load
-from quantc.ir.decisions import Fixed
+from quantc.integer.semantics import load
 from quantc.ir.program import Program
-from quantc.patterns.dsl import op
-from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.spec import INT8, INT16, UINT8, QuantSpec
-
-Function = Callable[..., Any]
-NARROW = INT8.but(qmin=-100, qmax=90)
-SPECS = {"uint8": (UINT8, 77), "int8": (INT8, -13), "narrow": (NARROW, 5), "int16": (INT16, 0)}
-SCALE = float(np.float32(0.037))
-JOINS = ("cat", "stack")
-
-load()
-MOVED = sorted(
-    {
-        name
-        for name in SEMANTICS
-        if SEMANTICS[name].write.__module__.rpartition(".")[2] in ("lower_moves", "lower_joins") and name not in JOINS
-    }
+from tests.support.moves import (
+    NARROW,
+    SCALE,
+    SPECS,
+    Function,
+    backend,
+    captured,
+    computes_on_integers,
+    fixed,
+    images,
+    integer_form,
+    levels,
+    moved,
+    real,
+    results,
 )
 
-
-def backend(grid: Fixed, out: str | None, other: Fixed | None = None) -> Backend:
-    """Takes every move, from `grid`, and to `other` if `out` says so."""
-    roles = {"x": "act"} if out is None else {"x": "act", "out": out}
-    table = RuleTable("moves", (Rule("move", op(*MOVED, args="x"), roles),))
-    return Backend("moves", table, roles={"act": grid, "other": other if other is not None else grid})
-
-
-def fixed(spec: QuantSpec, zero_point: int, scale: float = SCALE) -> Fixed:
-    return Fixed(scale, zero_point, spec)
-
-
-def integer_form(program: Program, made_for: Backend) -> Program:
-    return qc.convert(qc.prepare(program, made_for), to="integer")
-
-
-class Model(nn.Module):
-    """A function of its inputs."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
-
-
-def captured(function: Function, *inputs: Tensor, method: Any = "fx") -> Program:
-    return qc.capture(Model(function).eval(), inputs, method)
-
-
-# -- the oracle ------------------------------------------------------------------------------------------------
-
-
-def levels(x: Tensor, spec: QuantSpec, zero_point: int, scale: float = SCALE) -> np.ndarray[Any, Any]:
-    """The integers of a tensor, less the zero point, in NumPy."""
-    inverse = np.float32(1.0 / scale)
-    found = np.rint(x.numpy() * inverse) + np.float32(zero_point)
-    return np.clip(found, spec.qmin, spec.qmax).astype(np.int64) - zero_point
-
-
-def real(centered: Any, scale: float = SCALE) -> np.ndarray[Any, Any]:
-    """What centered integers stand for, in float32."""
-    return np.asarray(centered, dtype=np.float32) * np.float32(scale)
-
-
-def moved(function: Function, x: Tensor, spec: QuantSpec, zero_point: int) -> list[Any]:
-    """The oracle: the op in float64 on centered integers. What is lower than the grid becomes its lowest."""
-    result = function(torch.from_numpy(levels(x, spec, zero_point)).double())
-    items = result if isinstance(result, tuple | list) else [result]
-    return [np.maximum(item.numpy(), spec.qmin - zero_point) for item in items]
-
-
-def rescaled(centered: np.ndarray[Any, Any], scale: float, to: Fixed) -> np.ndarray[Any, Any]:
-    """Centered integers on another grid, in float64; centered again."""
-    found = np.rint(centered * (np.float64(scale) / np.float64(to.scale))) + to.zero_point
-    clipped: np.ndarray[Any, Any] = np.clip(found, to.spec.qmin, to.spec.qmax) - to.zero_point
-    return clipped
-
-
-def results(program: Program, *inputs: Tensor) -> list[Any]:
-    found = program(*inputs)
-    return [item.numpy() for item in (found if isinstance(found, tuple | list) else [found])]
-
-
-class Walk(fx.Interpreter):
-    """Runs a program and notes the dtype of every value."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program.module)
-        self.dtypes: dict[str, torch.dtype] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, Tensor):
-            self.dtypes[n.name] = value.dtype
-        return value
-
-
-def computes_on_integers(program: Program, inputs: Sequence[Tensor]) -> bool:
-    """Whether every claimed op has integers for tensors, as the types say and in fact."""
-    claimed = [node for node in program.graph.nodes if node in program.plan.claims]
-    walk = Walk(program)
-    walk.run(*inputs)
-    for node in claimed:
-        tensors = [walk.dtypes[other.name] for other in node.all_input_nodes if other.op != "get_attr"]
-        if any(dtype.is_floating_point for dtype in tensors) or not tensors:
-            return False
-    kinds = {node.name: getattr(node.meta.get("val"), "dtype", None) for node in program.graph.nodes}
-    wrong = [name for name, dtype in walk.dtypes.items() if kinds[name] not in (None, dtype)]
-    return bool(claimed) and not wrong and not program.plan.left_float.rows
-
-
-def images(seed: int = 0) -> Tensor:
-    return torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(seed)) * 3
+load()
 
 
 def rows() -> Tensor:
@@ -334,94 +237,6 @@ def test_what_cannot_be_exact_stays_float_and_says_why(name: str) -> None:
 def test_a_window_of_nothing_but_padding_is_the_lowest_of_the_grid() -> None:
     x = torch.randn(2, 3, 1, 1)
     check(lambda x: F.max_pool2d(x, 2, 1, 1, 2), x, *SPECS["int8"], "like x")
-
-
-def test_a_size_that_is_not_known_beforehand_keeps_an_adaptive_pool_in_float() -> None:
-    class Pool(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.adaptive_max_pool2d(x.relu(), 2)
-
-    shapes = {0: torch.export.Dim("n", min=2), 2: torch.export.Dim("h", min=4)}
-    program = qc.capture(Pool().eval(), (images(),), dynamic_shapes=(shapes,))
-    integer = integer_form(program, backend(fixed(UINT8, 77), "like x"))
-    reasons = list(integer.plan.left_float.rows.values())
-    assert reasons == ["the size of axis -2 is not known before it runs"]
-    assert integer.coverage().integer_ops == 1  # the relu
-
-
-# -- grids that differ -----------------------------------------------------------------------------------------
-
-
-def test_a_move_to_another_grid_is_rescaled_once() -> None:
-    other = fixed(INT8, 11, float(np.float32(0.09)))
-    x = images()
-
-    def function(x: Tensor) -> Any:
-        return x.flip(1), *torch.split(x, [3, 5], 3)
-
-    program = integer_form(captured(function, x), backend(fixed(UINT8, 77), "other", other))
-    expected = [rescaled(item, SCALE, other) for item in moved(function, x, UINT8, 77)]
-    for found, wanted in zip(results(program, x), expected, strict=True):
-        np.testing.assert_array_equal(found, real(wanted, other.scale), strict=True)
-    assert computes_on_integers(program, [x])
-    assert [row.op for row in program.coverage().rows] == ["flip", "split_sizes"]
-
-
-GRIDS = {
-    "first": fixed(UINT8, 77),
-    "second": fixed(UINT8, 3, float(np.float32(0.021))),
-    "third": fixed(UINT8, 120, float(np.float32(0.05))),
-}
-
-
-def joining(join: dict[str, str]) -> Backend:
-    """`flip` gives tensors on one grid, `roll` on another; what joins them is up to the test."""
-    rules = (
-        Rule("flip", op("flip", args="x"), {"x": "first", "out": "first"}),
-        Rule("roll", op("roll", args="x"), {"x": "second", "out": "second"}),
-        Rule("join", op("cat", "stack", args="xs*"), join),
-    )
-    return Backend("joining", RuleTable("joining", rules), roles=GRIDS)
-
-
-@pytest.mark.parametrize("fixed_form", [False, True])
-@pytest.mark.parametrize("out", ["first", "second", "third"])
-@pytest.mark.parametrize("join", [torch.cat, torch.stack])
-def test_tensors_on_different_grids_are_rescaled_where_they_must_be(join: Function, out: str, fixed_form: bool) -> None:
-    x, y = images(1), images(2)
-    program = captured(lambda x, y: join([x.flip(1), y.roll(2, 3), x.flip(1)], 1), x, y)
-    prepared = qc.prepare(program, joining({"xs": "pass", "out": out}))
-    integer = qc.convert(prepared, to="integer", multiplier="fixed" if fixed_form else "float64")
-    to = GRIDS[out]
-    left = np.flip(levels(x, UINT8, 77), 1)
-    right = np.roll(levels(y, UINT8, 3, GRIDS["second"].scale), 2, 3)
-    left, right = rescaled(left, SCALE, to), rescaled(right, GRIDS["second"].scale, to)
-    wanted = (np.concatenate if join is torch.cat else np.stack)([left, right, left], 1)
-    np.testing.assert_array_equal(integer(x, y).numpy(), real(wanted, to.scale))
-    assert computes_on_integers(integer, [x, y])
-    rescalings = [node for node in integer.graph.nodes if str(node.target) == "quantc.requantize.default"]
-    assert len(rescalings) == {"first": 1, "second": 2, "third": 3}[out]
-    assert [row.op for row in integer.coverage().rows] == ["flip", "roll", "flip", join.__name__]
-
-
-def test_a_join_of_one_grid_that_is_read_in_float_is_dequantized_after_it() -> None:
-    x = images()
-    program = captured(lambda x: torch.cat([x.flip(1), x.flip(2)], 1).exp(), x)
-    integer = integer_form(program, joining({"xs": "pass"}))
-    centered = levels(x, UINT8, 77)
-    joined = real(np.concatenate([np.flip(centered, 1), np.flip(centered, 2)], 1))
-    torch.testing.assert_close(integer(x), torch.from_numpy(joined).exp(), rtol=0, atol=0)
-    assert [row.op for row in integer.coverage().rows_for("quantized")] == ["flip", "flip", "cat"]
-
-
-@pytest.mark.parametrize("other", [lambda y: y.roll(2, 3), lambda y: y])
-def test_a_join_in_float_of_different_grids_or_with_a_float_stays_float(other: Function) -> None:
-    x, y = images(1), images(2)
-    program = captured(lambda x, y: torch.cat([x.flip(1), other(y)], 1), x, y)
-    prepared = qc.prepare(program, joining({"xs": "pass"}))
-    integer, qdq = qc.convert(prepared, to="integer"), qc.convert(prepared)
-    assert [row.op for row in integer.coverage().rows_for("float")] == ["cat"]
-    torch.testing.assert_close(integer(x, y), qdq(x, y), rtol=0, atol=0)
 
 
 # -- the real tables -------------------------------------------------------------------------------------------

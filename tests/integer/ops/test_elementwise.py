@@ -211,17 +211,6 @@ def test_a_product_is_exact_before_it_is_rounded(
         assert same(both("mul", *head, 9, 0, 255, torch.uint8), onto_grid(steps, 9, 0, 255, torch.uint8))
 
 
-@settings(max_examples=60)
-@given(broadcast_shapes(1), SEEDS, st.sampled_from((*NARROW, torch.int32)))
-def test_requantized_numbers_are_rounded_once(shapes: list[tuple[int, ...]], seed: int, dtype: torch.dtype) -> None:
-    generator = np.random.default_rng(seed)
-    x, zero_point = some_integers(generator, shapes[0], dtype), 0 if dtype == torch.int32 else 7
-    multiplier = some_multiplier(generator) / (2**24 if dtype == torch.int32 else 1)
-    found = both("requantize", x, zero_point, multiplier, None, -4, -128, 127, torch.int8)
-    steps = less(x, zero_point).astype(np.float64) * float(multiplier)
-    assert same(found, onto_grid(steps, -4, -128, 127, torch.int8))
-
-
 U8, I8 = torch.tensor([[3, 250], [0, 9]], dtype=torch.uint8), torch.tensor([-4, 100], dtype=torch.int8)
 OUT = (7, 0, 255, torch.uint8)
 

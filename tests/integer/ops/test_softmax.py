@@ -16,7 +16,7 @@ from torch import Tensor
 import quantc as qc
 from quantc.integer.fixed_point import mantissa_and_shift
 from quantc.integer.ops.softmax import powers_of
-from tests.support.activation_grids import SEEDS, Of, grid
+from tests.support.curves import SEEDS, Of, grid
 from tests.support.integer_matches import NARROW, both, calibrated, integer_ops, some_integers
 
 

@@ -17,11 +17,12 @@ import quantc as qc
 from quantc.integer.proof.bounds import decisive, pair_reach
 from quantc.integer.proof.integer_ranges import Levels
 from quantc.integer.proof.weight_fitting import PairFit
-from quantc.spec.formats import PerChannel
+from quantc.spec.formats import PerChannel, PerTensor
 from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
 from quantc.spec.numerics import QParams, quantize
 from quantc.spec.spec import INT8_NARROW_WEIGHT
 from quantc.targets.kernels.saturation import adds_in_16_bits
+from tests.support.sums_of_pairs import MADDUBS, pairs_fit
 
 INT16 = (-(2**15), 2**15 - 1)
 
@@ -122,3 +123,28 @@ def test_weights_lose_less_than_a_bit() -> None:
     scale = weight.abs().amax(dim=(1, 2)) / 127
     fitted = PairFit(weight, spec, Levels(0, 255, torch.uint8), maddubs()).least(scale)
     assert 1.2 < float((fitted / scale).mean()) < 1.6
+
+
+@settings(max_examples=60)
+@given(
+    values=st.lists(st.lists(st.floats(-1, 1, width=32), min_size=6, max_size=6), min_size=1, max_size=4),
+    qmax=st.sampled_from([255, 200, 255]),
+    whole=st.booleans(),
+)
+def test_raised_scales_are_the_smallest_that_fit(values: list[list[float]], qmax: int, whole: bool) -> None:
+    weight = torch.tensor(values, dtype=torch.float32)
+    spec = INT8_NARROW_WEIGHT.but(granularity=PerTensor() if whole else PerChannel(axis=0))
+    largest = weight.abs().amax(dim=() if whole else 1).clamp(min=1e-3)
+    scale = (largest / 127).float()
+    fitted = PairFit(weight.unsqueeze(-1), spec, Levels(0, qmax, torch.uint8), MADDUBS).least(scale)
+
+    def fits(scales: Tensor) -> list[bool]:
+        levels = quantize(weight, QParams(scales, torch.zeros_like(scales, dtype=torch.int64)), spec).tolist()
+        each = [pairs_fit(row, qmax) for row in levels]
+        return [all(each)] if whole else each
+
+    assert all(fits(fitted))
+    below = torch.nextafter(fitted, torch.zeros_like(fitted))
+    raised = (fitted > scale).reshape(-1).tolist()
+    assert all(not ok for ok, up in zip(fits(torch.where(fitted > scale, below, scale)), raised, strict=True) if up)
+    assert [not up for up in raised] == fits(scale)

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.integer.accumulators import AccumulatedWeight, accumulation
-from quantc.integer.grid import Grid
-from quantc.integer.match_lowering import MultiplierForm, NotIntegerError
+from quantc.integer.match_lowering import MultiplierForm
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
@@ -212,22 +210,6 @@ def test_sums_are_split_as_the_weights_ask_for() -> None:
     _, integer = converted(ones(2048), (x,), "qnnpack")
     (parts,) = [node.args[5] for node in integer.nodes() if op_name(node) == "quantc.linear.default"]
     assert parts == -(-2048 * 127 * 255 // 2**24)
-
-
-def test_products_of_two_activations_are_held_to_the_range_of_both() -> None:
-    wide = Grid(torch.tensor(0.1).double(), torch.tensor(0), 0, 255, torch.uint8)
-    longest = (2**31 - 1) // 255**2
-    assert accumulation(wide, AccumulatedWeight(wide, None), None, longest).largest == longest * 255**2
-    with pytest.raises(NotIntegerError, match="33 bits"):
-        accumulation(wide, AccumulatedWeight(wide, None), None, longest + 1)
-    with pytest.raises(NotIntegerError, match="33 bits"):
-        accumulation(wide, AccumulatedWeight(wide, None), torch.tensor([2**30], dtype=torch.int32), longest)
-
-
-@pytest.mark.parametrize(("qmax", "parts"), [(256, 1), (257, 0)])
-def test_factors_too_wide_for_bfloat16_are_multiplied_in_float64(qmax: int, parts: int) -> None:
-    grid = Grid(torch.tensor(0.1).double(), torch.tensor(0), 0, qmax, torch.int16)
-    assert accumulation(grid, AccumulatedWeight(grid, torch.ones(1, 4, dtype=torch.int8)), None, 4).parts == parts
 
 
 def test_sums_of_unknown_length_stay_in_float() -> None:

@@ -1,4 +1,4 @@
-"""Linear layers that quantize their input as it comes, against NumPy and torch's own choice of scales."""
+"""The kernels of products that quantize what they read: linear layers against NumPy, all of them against their references."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.ao.quantization.observer import PerChannelMinMaxObserver
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from quantc.integer.library import OPS
+from quantc.integer.ops import dynamic_kernels
 from quantc.integer.ops.dynamic import linear_dynamic
-from quantc.qdq.choose_qparams import choose_qparams, quantized
-from quantc.qdq.registration import decomposed_ops
+from quantc.integer.ops.product_kernels import BLOCK
 
 TARGET = OPS["linear_dynamic"].target
 EPS = 2.0**-12
@@ -26,44 +25,6 @@ Array = np.ndarray[Any, Any]
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def tensors() -> list[Tensor]:
-    """Around zero, to one side of it, all zero, tiny, of very different sizes."""
-    x = torch.randn(7, 33, generator=seeded(1))
-    return [x, x.abs() + 3, -x.abs(), torch.zeros(2, 5), x * 1e-6, x * torch.logspace(-9, 9, 7).unsqueeze(1), x * 0 + 2]
-
-
-@pytest.mark.parametrize(("qmin", "qmax", "dtype"), GRIDS, ids=str)
-@pytest.mark.parametrize("index", range(7))
-def test_scales_of_tensors_are_torchs(qmin: int, qmax: int, dtype: torch.dtype, index: int) -> None:
-    x, ops = tensors()[index], decomposed_ops()
-    scale, zero_point = choose_qparams(x, False, None, qmin, qmax, EPS)
-    theirs, their_zero = ops.choose_qparams.tensor(x, qmin, qmax, EPS, dtype)
-    assert scale.dtype == torch.float32
-    assert scale.item() == theirs.item()
-    assert zero_point.item() == their_zero.item()
-    expected = ops.quantize_per_tensor.tensor(x, theirs, their_zero, qmin, qmax, dtype)
-    assert torch.equal(quantized(x, scale, zero_point, False, qmin, qmax, dtype), expected)
-
-
-@pytest.mark.parametrize(("qmin", "qmax", "dtype"), GRIDS[:2], ids=str)
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("index", range(7))
-def test_scales_of_tokens_are_those_of_torchs_observer_of_rows(
-    qmin: int, qmax: int, dtype: torch.dtype, symmetric: bool, index: int
-) -> None:
-    x = tensors()[index]
-    scheme = torch.per_channel_symmetric if symmetric else torch.per_channel_affine
-    observer = PerChannelMinMaxObserver(ch_axis=0, dtype=dtype, qscheme=scheme, eps=EPS)
-    observer(x)
-    theirs, their_zero = observer.calculate_qparams()
-    middle = 128 if dtype == torch.uint8 else 0
-    scale, zero_point = choose_qparams(x, True, middle if symmetric else None, qmin, qmax, EPS)
-    assert torch.equal(scale.flatten(), theirs)
-    assert torch.equal(zero_point.flatten().long(), their_zero.long())
-    expected = decomposed_ops().quantize_per_token(x, scale, zero_point, qmin, qmax, dtype)
-    assert torch.equal(quantized(x, scale, zero_point, True, qmin, qmax, dtype), expected)
 
 
 def oracle(x: Array, case: dict[str, Any]) -> Array:
@@ -177,3 +138,68 @@ def test_it_is_traced_into_aten_ops_exported_and_compiled() -> None:
     assert torch.equal(traced(x), expected)
     assert torch.equal(torch.export.export(Layer(), (x,)).module()(x), expected)
     assert torch.equal(torch.compile(Layer())(x), expected)
+
+
+# -- kernels beside references -------------------------------------------------------------------------------------
+
+SIGNED = (None, -128, 127, torch.int8, EPS)
+AROUND = (0, -127, 127, torch.int8, EPS)
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.randint(-127, 128, shape, dtype=torch.int8, generator=seeded(8))
+
+
+def floats(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=seeded(9))
+
+
+SCALES, ZEROS, BIAS = torch.tensor([0.01, 0.3, 0.02]), torch.tensor([4, 0, -3]), torch.tensor([1.0, -2.0, 0.5])
+IMAGE = ([2, 1], [1, 0], [1, 2], 1)
+CALLS: dict[str, tuple[Any, ...]] = {
+    "linear_dynamic": (floats(4, 6), weight(3, 6), ZEROS, SCALES, BIAS, True, *SIGNED),
+    "matmul_dynamic": (floats(2, 4, 6), weight(6, 3), ZEROS, SCALES, BIAS, False, *AROUND, -0.5),
+    "conv_dynamic": (floats(2, 2, 7, 7), weight(3, 2, 3, 2), ZEROS, SCALES, BIAS, *IMAGE, *SIGNED),
+    "conv_transpose_dynamic": (
+        floats(2, 7, 7),
+        weight(2, 3, 3, 2),
+        ZEROS,
+        SCALES,
+        BIAS,
+        *([2, 2], [1, 0], [1, 0], 1, [1, 1]),
+        *AROUND,
+    ),
+    "linear_both_dynamic": (floats(4, 6), floats(3, 6), BIAS, True, *SIGNED, True, *AROUND),
+    "matmul_both_dynamic": (floats(4, 6), floats(6), None, True, *SIGNED, False, *AROUND, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("parts", [None, 0, 1, 2])
+def test_a_kernel_has_the_bits_of_its_reference(name: str, parts: int | None) -> None:
+    """torch leaves out arguments that have their default: `alpha` before `parts`, or both."""
+    args = CALLS[name]
+    if parts is not None:
+        args = (*args, parts)
+    kernel, reference = OPS[name].kernel, OPS[name].reference
+    assert kernel is not None
+    expected, found = reference(*args), kernel(*args)
+    assert found.dtype == torch.float32
+    assert found.shape == expected.shape
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+def test_rows_of_several_blocks_are_in_place() -> None:
+    width = 300
+    rows = 2 * (BLOCK // width) + 5
+    x, w = floats(rows, 4) * torch.logspace(-2, 2, rows).unsqueeze(1), weight(width, 4)
+    args = (x, w, None, torch.rand(width, generator=seeded(1)), floats(width), True, *SIGNED)
+    assert torch.equal(dynamic_kernels.linear(*args), linear_dynamic(*args))
+
+
+def test_what_is_read_stays_as_it_was() -> None:
+    for name, args in CALLS.items():
+        before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+        OPS[name].target(*args)
+        pairs = zip(before, args, strict=True)
+        assert all(torch.equal(old, new) for old, new in pairs if isinstance(old, Tensor)), name
