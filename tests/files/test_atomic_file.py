@@ -13,7 +13,6 @@ import signal
 import stat
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,17 +21,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 import quantc as qc
 from quantc.calibration.accumulator import Whole
 from quantc.calibration.checkpoint import Checkpoint
-from quantc.errors import ConfigError, LoadError, QuantcError, SaveError
+from quantc.errors import QuantcError, SaveError
 from quantc.files import atomic_file as writing
 from quantc.files.atomic_file import write_text
 from quantc.observe import Statistics
 from quantc.targets.executorch.artifact import Pte
-from quantc.targets.executorch.reading import load as load_pte
 from quantc.targets.kernels.tuning import Times
 from quantc.text.files import Snapshot, read_text
 from tests.support.store_files import calibrated, images, small_model
@@ -396,110 +393,3 @@ def test_a_draft_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
         assert path.read_text() == "quick"
     assert path.read_text() == "slow"
     assert alone(path)
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """An error if it takes longer: a pipe without a writer waits for ever."""
-
-    def late(*args: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-READERS: dict[str, Callable[[Path], Any]] = {
-    "model.qc": qc.load,
-    "model": qc.load,
-    "model.pte": qc.load,
-    "other.pte": load_pte,
-    "model.pt2": qc.capture,
-    "seen.safetensors": Statistics.load,
-    "checkpoint.safetensors": lambda path: Checkpoint(path, 1, {}).read(),
-    "config.toml": qc.QuantConfig.load,
-    "config.json": qc.QuantConfig.load,
-    "dump.txt": read_text,
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_pipes_devices_and_folders_are_not_read(name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / name)
-    (tmp_path / "folder" / name).mkdir(parents=True)
-    (tmp_path / "devices").mkdir()
-    (tmp_path / "devices" / name).symlink_to("/dev/zero")
-    for path in (tmp_path / name, tmp_path / "folder" / name, tmp_path / "devices" / name):
-        with within(5), pytest.raises((LoadError, ConfigError)) as caught:
-            READERS[name](path)
-        assert path.name in str(caught.value)
-        assert caught.value.advice
-
-
-def test_a_pipe_beside_a_text_is_not_read(tmp_path: Path) -> None:
-    Snapshot.of(_programs()[0]).write(tmp_path / "dump.txt")
-    (tmp_path / "dump.safetensors").unlink()
-    os.mkfifo(tmp_path / "dump.safetensors")
-    with within(5), pytest.raises(LoadError, match="it is a pipe"):
-        read_text(tmp_path / "dump.txt")
-
-
-def test_a_pipe_for_a_cache_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "times.json")
-    with within(5), pytest.warns(UserWarning, match="is not used: there is no file .* it is a pipe"):
-        assert Times(tmp_path / "times.json").read() == {}
-
-
-DEEP = {
-    "deep.json": '{"rules": ' + "[" * 100_000 + "]" * 100_000 + "}",
-    "deeper.json": "[" * 5_000_000,
-    "tables.json": '{"a":' * 100_000 + "1" + "}" * 100_000,
-    "deep.toml": "rules = " + "[" * 100_000 + "]" * 100_000,
-    "tables.toml": "rules = " + "{a=" * 100_000 + "1" + "}" * 100_000,
-    "dots.toml": ".".join("a" * 20_000) + " = 1",
-    "spaced.toml": " . ".join('"a"' * 1 for _ in range(20_000)) + " = 1",
-    "header.toml": "[" + ".".join("a" * 20_000) + "]",
-    "hidden.toml": 'x = "\\"" # "\n' + ".".join("a" * 20_000) + " = 1",
-    "escapes.toml": '\\"""' * 100_000,
-    "quotes.toml": '"\\"' + '\\"' * 200_000,
-    "large.toml": "# comment\n" * 2_000_000,
-    "large.json": " " * 20_000_000,
-}
-
-
-@pytest.mark.parametrize("name", DEEP)
-def test_what_is_nested_too_deep_is_refused_at_once(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(DEEP[name])
-    start = time.process_time()
-    with pytest.raises(ConfigError, match="does not read"):
-        qc.QuantConfig.load(tmp_path / name)
-    assert time.process_time() - start < 5
-
-
-def test_brackets_and_dots_in_text_are_no_nesting(tmp_path: Path) -> None:
-    path = "[{" * 200 + "a.b." * 200 + '"]'
-    for ending in ("toml", "json"):
-        config = qc.QuantConfig().set(path, qc.FLOAT).set("layer.0.conv", qc.INT8)
-        config.save(tmp_path / f"config.{ending}")
-        assert qc.QuantConfig.load(tmp_path / f"config.{ending}") == config
-    text = (tmp_path / "config.toml").read_text().replace('use = "INT8"', "use = 'INT8' # " + "[" * 200)
-    (tmp_path / "config.toml").write_text(text)
-    assert qc.QuantConfig.load(tmp_path / "config.toml") == config
-
-
-def test_deep_parts_of_other_files_are_refused(tmp_path: Path) -> None:
-    document = "[" * 100_000
-    text = torch.tensor(list(document.encode()), dtype=torch.uint8)
-    from quantc.store import file_versions
-
-    file_versions.write(tmp_path / "deep.qc", {"document": text})
-    with pytest.raises(LoadError):
-        qc.load(tmp_path / "deep.qc")

@@ -14,9 +14,7 @@ from typer.testing import CliRunner, Result
 
 import quantc as qc
 from quantc.cli.app import app
-from quantc.errors import LoadError, SaveError
-from quantc.targets.onnx import onnx_module
-from quantc.targets.onnx.seal import check_seal
+from quantc.errors import SaveError
 
 MODELS = """
 import torch
@@ -136,60 +134,6 @@ def test_a_file_for_another_runtime_says_which_backend_to_use(ending: str, backe
     (folder / f"model{ending}").unlink()
     for _ in range(2):
         succeed("quantize", "output_models:complete", "--backend", backend, "--out", f"model{ending}")
-
-
-@pytest.mark.parametrize("name", ["m.onnx", "m.pt", "m.pth", "m.PT2", "m.pte", "m.safetensors", "m.json", "m.tflite"])
-def test_names_of_other_formats_are_refused(name: str, folder: Path) -> None:
-    result = converted()
-    for save in (result.save, result.program.save, qc.lower(result.program, "x86").save):
-        with pytest.raises(SaveError, match="would be taken for") as caught:
-            save(folder / name)
-        assert "name it m.qc" in str(caught.value.advice)
-    assert not (folder / name).exists()
-    if name == "m.onnx":
-        assert 'qc.lower(program, "onnx").save(' in str(caught.value.advice)
-
-
-def test_artifacts_have_their_own_names_too(folder: Path) -> None:
-    pytest.importorskip("onnx")
-    model = qc.lower(converted("onnx").program, "onnx")
-    with pytest.raises(SaveError, match="would be taken for a program of quantc's"):
-        model.save(folder / "model.qc")
-    with pytest.raises(SaveError, match="would be taken for an ONNX model, and this writes statistics"):
-        calibrate().statistics.save(folder / "seen.onnx")
-
-
-def calibrate() -> qc.CalibrationReport:
-    prepared = qc.prepare(qc.capture(nn.Sequential(nn.Linear(4, 8)).eval(), (torch.ones(2, 4),)), "x86")
-    return qc.calibrate(prepared, [torch.randn(2, 4)])
-
-
-def test_a_model_too_large_for_one_file_is_written_whole_and_stays_usable(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    torch.manual_seed(0)
-    wide = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
-    model = qc.lower(qc.quantize(wide, (torch.ones(2, 64),), [torch.randn(2, 64)], "onnx").program, "onnx")
-    before = model.proto.SerializeToString()
-    monkeypatch.setattr(onnx_module, "LARGEST_MESSAGE", 1000)
-    model.save(folder / "model.onnx")
-    assert model.proto.SerializeToString() == before
-    names = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
-    assert names == {"output_models.py", "model.onnx", "model.onnx.data"}
-    x = torch.randn(2, 64)
-    session = runtime.InferenceSession(str(folder / "model.onnx"))
-    (made,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    assert torch.equal(torch.from_numpy(made), model(x))
-    onnx.checker.check_model(str(folder / "model.onnx"))
-    check_seal(folder / "model.onnx")
-    for name in ("model.onnx", "model.onnx.data"):
-        whole = (folder / name).read_bytes()
-        (folder / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-        with pytest.raises(LoadError, match="not what was sealed") as caught:
-            check_seal(folder / "model.onnx")
-        assert caught.value.where == str(folder / name)
-        (folder / name).write_bytes(whole)
 
 
 def test_a_damaged_onnx_file_is_not_compared(folder: Path) -> None:

@@ -263,42 +263,6 @@ def test_observers_in_the_graph_come_back_and_go_on(model: nn.Module, batches: l
     assert torch.equal(converted(batches[0]), quantized(batches[0]))
 
 
-# -- quantizers ------------------------------------------------------------------------------------------------
-
-
-def test_a_registered_backend_is_found_by_its_name(tmp_path: Path) -> None:
-    assert again(calibrated(), tmp_path).plan.quantizer == qc.TableQuantizer(X86)
-
-
-def test_another_quantizer_is_left_out_and_that_is_said(tmp_path: Path) -> None:
-    mine = dataclasses.replace(X86, name="mine")
-    for backend in (mine, X86.but(act=qc.UINT8.but(observe="percentile{percentile=99.0}"))):
-        prepared = qc.prepare(qc.capture(small_model(), (images(),)), backend)
-        loaded = again(prepared, tmp_path)
-        assert loaded.plan.quantizer is None
-        assert "program.plan.quantizer is None" in str(loaded.log[-1])
-        assert loaded.log[:-1] == prepared.log
-        assert again(loaded, tmp_path).plan.quantizer is None
-        assert [row.verdict for row in loaded.coverage().rows] == [row.verdict for row in prepared.coverage().rows]
-        for program in (prepared, loaded):
-            qc.calibrate(program, [images(1)])
-        assert torch.equal(qc.convert(loaded)(images(2)), qc.convert(prepared)(images(2)))
-
-
-def test_a_backend_that_is_not_installed_any_more_is_a_note(tmp_path: Path) -> None:
-    mine = qc.Backend("gone-tomorrow", X86.table, X86.roles, X86.takes)
-    from quantc.pipeline.registry import BACKENDS
-
-    BACKENDS.register("gone-tomorrow", mine)
-    try:
-        qc.prepare(qc.capture(small_model(), (images(),)), mine).save(tmp_path / "model.qc")
-    finally:
-        BACKENDS.forget("gone-tomorrow")
-    loaded = qc.load(tmp_path / "model.qc")
-    assert loaded.plan.quantizer is None
-    assert "there is no backend 'gone-tomorrow'" in str(loaded.log[-1])
-
-
 # -- the file --------------------------------------------------------------------------------------------------
 
 
