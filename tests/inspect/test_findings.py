@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 import tomllib
-import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +14,7 @@ import quantc as qc
 from quantc import FLOAT, QuantConfig
 from quantc.bench.float_runtime import in_float
 from quantc.inspect.findings import MODEL_DB, OP_DB
-from quantc.inspect.report import Speed
+from tests.support.rows import batches, quantized
 
 
 class Spiky(nn.Module):
@@ -34,17 +30,6 @@ class Spiky(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.head(self.spike(x))
-
-
-def batches(count: int, size: int = 16) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(size, 8, generator=generator) for _ in range(count)]
-
-
-def quantized(model: nn.Module, data: Any, **settings: Any) -> qc.Result:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return qc.quantize(model.eval(), (batches(1)[0],), data, **settings)
 
 
 @pytest.fixture(name="spiky")
@@ -161,121 +146,6 @@ def test_three_are_named_and_the_others_counted() -> None:
     text = next(each for each in quantized(Many(), batches(3)).report.warnings if "alone" in each)
     assert text.count("FLOAT)") == 3
     assert "and 2 more" in text
-
-
-# -- what it is measured on ----------------------------------------------------------------------------------------
-
-
-def test_held_out_batches_are_not_calibrated_with() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(8, 4)
-    data = batches(6)
-    data[-1] = data[-1] * 100  # of which calibration must see nothing
-    found = quantized(model, data, held_out=1)
-    alone = quantized(model, data[:-1])
-    assert found.report.calibration is not None
-    assert found.report.calibration.batches == 5
-    assert torch.equal(found(data[0]), alone(data[0]))
-    assert "over 1 held-out batch" in str(found.report)
-    assert found.report.to_data()["held_out"] is True
-    assert found.report.warnings
-    assert all("over 1 held-out batch" in text for text in found.report.warnings)
-
-
-def test_held_out_may_be_batches_of_their_own() -> None:
-    model = nn.Linear(8, 4)
-    data = batches(6)
-    found = quantized(model, iter(data[:4]), held_out=data[4:])
-    assert found.report.comparison is not None
-    assert found.report.comparison.batches == 2
-    assert "over 2 held-out batches" in str(found.report)
-
-
-def test_without_them_nothing_changes() -> None:
-    model = nn.Linear(8, 4)
-    data = batches(6)
-    found = quantized(model, data)
-    prepared = qc.prepare(qc.capture(model, (data[0],)), "x86")
-    qc.calibrate(prepared, data)
-    assert torch.equal(found(data[0]), qc.convert(prepared)(data[0]))
-    assert "over 2 batches that calibration saw" in str(found.report)
-
-
-@pytest.mark.parametrize("mode", ["dynamic", "weight-only"])
-def test_modes_without_calibration_are_measured_on_the_last(mode: Any) -> None:
-    found = quantized(nn.Linear(8, 4), iter(batches(5)), mode=mode, held_out=3)
-    assert found.report.comparison is not None
-    assert found.report.comparison.batches == 3
-
-
-def test_holding_out_all_is_refused() -> None:
-    with pytest.raises(qc.QuantcError, match="none is left to calibrate with"):
-        quantized(nn.Linear(8, 4), batches(2), held_out=2)
-    with pytest.raises(qc.QuantcError, match="held_out is 0"):
-        quantized(nn.Linear(8, 4), batches(2), held_out=0)
-
-
-@pytest.mark.parametrize("none", [[], (), iter(())], ids=["list", "tuple", "generator"])
-def test_holding_out_nothing_is_refused(none: Any) -> None:
-    with pytest.raises(qc.QuantcError, match="held_out holds no batch"):
-        quantized(nn.Linear(8, 4), batches(2), held_out=none)
-
-
-def test_what_the_model_takes_is_taken_of_held_out_batches_too() -> None:
-    labelled = [(batch.double(), torch.zeros(len(batch))) for batch in batches(4)]
-    model = nn.Linear(8, 4).eval()
-    found = qc.quantize(model, (batches(1)[0],), labelled, inputs=0, dtype="float32", held_out=labelled[:1])
-    assert found.report.comparison is not None
-    assert found.report.comparison.sqnr > 20
-    with pytest.raises(qc.QuantcError, match="batch 0 does not fit"):
-        qc.quantize(model, (batches(1)[0],), batches(2), held_out=labelled[:1])
-
-
-@pytest.mark.parametrize("mode", ["static", "dynamic", "weight-only"])
-@pytest.mark.parametrize(("bad", "told"), [(math.nan, "NaN"), (math.inf, "infinity")])
-def test_held_out_batches_that_are_not_finite_are_refused_by_name(mode: Any, bad: float, told: str) -> None:
-    data = batches(4)
-    data[3][1, 2] = bad
-    with pytest.raises(qc.QuantcError, match=rf"held-out batch 1: input '\w+' holds {told}"):
-        quantized(nn.Linear(8, 4), data, mode=mode, held_out=2)
-
-
-# -- how fast it is ------------------------------------------------------------------------------------------------
-
-
-def test_speed_is_told_against_both_baselines() -> None:
-    found = Speed("onnx", 4.0, 1.0, "ONNX Runtime", 2.0)
-    assert str(found) == (
-        "1 ms on onnx: 4.00 times as fast as float in torch (4 ms), 2.00 times as fast as float in ONNX Runtime "
-        "(2 ms) (one thread, the example inputs)"
-    )
-    assert not found.warnings
-
-
-def test_speed_is_the_quotient_of_the_times_that_are_shown() -> None:
-    found = Speed("x86", 0.129963, 0.0218649, "torch with norms folded", 0.1111119)
-    told = str(found)
-    shown = [float(text) for text in re.findall(r"([0-9.]+) ms", told)]
-    ratios = re.findall(r"([0-9.]+) times as fast", told)
-    assert ratios == [f"{shown[1] / shown[0]:.2f}", f"{shown[2] / shown[0]:.2f}"]
-    data = found.to_data()
-    assert data["times"] == data["before"] / data["after"]
-    assert data["runtime_times"] == data["runtime_before"] / data["after"]
-    assert [data["after"], data["before"], data["runtime_before"]] == shown
-
-
-def test_a_slower_program_says_so() -> None:
-    found = Speed("onnx", 4.0, 2.5, "ONNX Runtime", 2.0)
-    assert "1.25 times slower than float in ONNX Runtime (2 ms)" in str(found)
-    assert found.warnings == ("the quantized program on onnx is 1.25 times slower than float in ONNX Runtime",)
-    report = replace(quantized(nn.Linear(8, 4), batches(3)).report, speed=found)
-    assert str(report).startswith("warning: the quantized program on onnx is 1.25 times slower")
-    assert report.to_data()["speed"]["runtime_times"] == 0.8
-
-
-def test_a_runtime_that_does_not_take_the_float_program_is_told() -> None:
-    told = str(Speed("onnx", 4.0, 1.0, why_not="float on the same runtime not measured: sdpa has no form"))
-    assert told.endswith("float on the same runtime not measured: sdpa has no form")
 
 
 @pytest.mark.parametrize(

@@ -15,33 +15,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import quantc as qc
 from quantc.annotate.reasons import Why
-from quantc.inspect.changes import AddConfigRule, Change, RemoveConfigRule
-from quantc.inspect.coverage import Coverage, Row, Verdict
+from quantc.inspect.changes import AddConfigRule
+from quantc.inspect.coverage import Coverage, Row
 from quantc.ir.plan import Plan
 from quantc.ir.program import Program
+from tests.support.techniques import USES, WIDTH, attending_program, in_mode, stack
 
-WIDTH = 32
-USES: dict[str, Any] = {
-    "static": None,
-    "dynamic": qc.UINT8_DYNAMIC,
-    "weight-only": qc.INT8_WEIGHT_ONLY,
-    "": qc.FLOAT,
-}
-"""What a config says for a layer that is to have a technique."""
+
+@pytest.fixture(scope="module", name="attending")
+def _attending() -> Program:
+    return attending_program()
+
+
 SEVEN_BITS = qc.UINT8_DYNAMIC.but(qmax=127)
-
-
-def stack(techniques: list[str]) -> tuple[Program, qc.QuantConfig, Tensor]:
-    """Linear layers, one for each technique, and the config that gives it to them."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    x = torch.randn(4, WIDTH)
-    program = qc.capture(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in techniques)).eval(), (x,))
-    config = qc.QuantConfig()
-    for index, technique in enumerate(techniques):
-        if USES[technique] is not None:
-            config = config.set(str(index), USES[technique])
-    return program, config, x
 
 
 def by_module(coverage: Coverage) -> dict[str, Row]:
@@ -167,26 +153,6 @@ def test_without_a_plan_the_graph_tells_the_technique() -> None:
 # -- why not, and what to change -------------------------------------------------------------------------------------
 
 
-class Attending(nn.Module):
-    """Products with weights, a product without, moves, and sums."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = nn.Linear(8, 8)
-        self.first = nn.Linear(6, 16)
-        self.last = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        y = torch.relu(self.first(self.before(x.transpose(1, 2)).transpose(1, 2)))
-        return self.last(y @ y.transpose(1, 2) @ y) + self.last(y)
-
-
-@pytest.fixture(scope="module")
-def attending() -> Program:
-    torch.manual_seed(0)
-    return qc.capture(Attending().eval(), (torch.randn(2, 8, 6),))
-
-
 def test_what_reads_no_activation_has_its_weight_at_most() -> None:
     words = qc.capture(Recurrent().eval(), (torch.randint(0, 20, (3, 5)),))
     prepared, config = in_mode(words, "dynamic")
@@ -215,12 +181,6 @@ def test_scales_by_token_where_rows_are_added_up() -> None:
     assert row.technique == "dynamic"
 
 
-def in_mode(program: Program, mode: str, backend: str = "x86") -> tuple[Program, qc.QuantConfig]:
-    result = qc.quantize(program, None, mode=mode, backend=backend)  # type: ignore[arg-type]
-    assert result.prepared.plan.config is not None
-    return result.prepared, result.prepared.plan.config
-
-
 def test_reasons_in_mode_dynamic(attending: Program) -> None:
     coverage = in_mode(attending, "dynamic")[0].coverage()
     reasons = {row.node: row.reason for row in coverage.rows_for("float")}
@@ -244,51 +204,6 @@ def test_reasons_in_mode_weight_only(attending: Program) -> None:
     assert {row.node: row.reason for row in integer.rows if row.why is Why.SAID} == reasons
 
 
-CHANGES = [
-    ("dynamic", "x86", "matmul", 'config.set_op("matmul", ', "dynamic"),
-    ("dynamic", "x86", "matmul", 'config.set_node("matmul", "uint8{timing=dynamic', "dynamic"),
-    ("dynamic", "x86", "matmul_1", 'config.set_node("matmul_1", "uint8{observe=mse}")', "static"),
-    ("dynamic", "x86", "relu", 'config.set_node("linear_1", "uint8{observe=mse}")', "static"),
-    ("dynamic", "qnnpack", "add", 'config.set_node("add", "uint8{observe=mse}")', "static"),
-    ("dynamic", "x86", "transpose_1", "remove from the config: everything: quantize as uint8", "static"),
-    ("weight-only", "x86", "matmul", 'config.set_node("matmul", "uint8{observe=mse}")', "static"),
-    ("weight-only", "x86", "relu", "remove from the config: everything: quantize as int8", "static"),
-    ("weight-only", "x86", "transpose_1", "remove from the config: everything: quantize as int8", "static"),
-]
-
-
-@pytest.mark.parametrize(("mode", "backend", "node", "says", "technique"), CHANGES)
-def test_a_change_to_the_config_does_what_it_says(
-    mode: str, backend: str, node: str, says: str, technique: str, attending: Program
-) -> None:
-    prepared, config = in_mode(attending, mode, backend)
-    explanation = prepared.explain(node)
-    assert explanation.verdict is Verdict.FLOAT
-    change = next(change for change in explanation.changes if str(change).startswith(says))
-    assert isinstance(change, AddConfigRule | RemoveConfigRule)
-    assert change.to_data() in json.loads(explanation.to_json())["changes"]
-    again = qc.prepare(attending, backend, config=change.apply(config))
-    row = again.coverage().row(node)
-    assert row is not None
-    assert (row.verdict is not Verdict.FLOAT, row.technique) == (True, technique)
-
-
-def test_every_change_that_is_offered_lets_a_rule_take_the_node(attending: Program) -> None:
-    for mode in ("dynamic", "weight-only"):
-        for backend in ("x86", "qnnpack"):
-            prepared, config = in_mode(attending, mode, backend)
-            for row in prepared.coverage().rows_for("float"):
-                for change in prepared.explain(row.node).changes:
-                    helped = _after(change, attending, backend, config).coverage().row(row.node)
-                    assert helped is not None
-                    assert helped.verdict is not Verdict.FLOAT, f"{mode} {backend} {row.node}: {change}"
-
-
-def _after(change: Change[Any], program: Program, backend: str, config: qc.QuantConfig) -> Program:
-    assert change.on == "config", str(change)
-    return qc.prepare(program, backend, config=change.apply(config))
-
-
 def test_explain_names_the_rule_of_the_config(attending: Program) -> None:
     dynamic, _ = in_mode(attending, "dynamic")
     asked = "the config asks for run-time scales: everything: quantize as uint8{timing=dynamic qmax=127"
@@ -310,45 +225,3 @@ def test_kernels_do_not_change_what_is_told() -> None:
     assert [row.technique for row in found.rows] == ["static", "dynamic", "weight-only", ""]
     assert [row.int8_macs > 0 for row in found.rows] == [True, True, False, False]
     assert found.macs == result.report.coverage.macs
-
-
-# -- the report ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("mode", "says"),
-    [
-        ("dynamic", "calibrated with: no data: the scales of activations are found as the program runs"),
-        ("weight-only", "calibrated with: no data: weights alone are quantized"),
-    ],
-)
-@pytest.mark.parametrize("to", ["qdq", "integer"])
-def test_the_report_says_what_it_was_measured_on(mode: Any, to: Any, says: str, attending: Program) -> None:
-    report = qc.quantize(attending, None, mode=mode, to=to).report
-    assert says in str(report)
-    assert "dB over the example inputs" in str(report)
-    assert report.to_data()["measured_on"] == "example inputs"
-    assert "  technique  " in str(report)
-    assert any(line.split()[:4] == ["linear", "linear", "linear", mode] for line in str(report).splitlines())
-    given = qc.quantize(attending, None, [torch.randn(2, 8, 6)], mode=mode, to=to).report
-    assert says in str(given)
-    assert "dB over 1 batch\n" in str(given)
-    assert given.to_data()["measured_on"] == "batches"
-
-
-def test_the_report_tells_the_size_in_a_file_where_it_is_packed() -> None:
-    program, _, _ = stack(["static"] * 3)
-    result = qc.quantize(program, None, config=qc.QuantConfig().set_all(qc.INT4_GROUP))
-    text = next(line for line in str(result.report).splitlines() if line.startswith("  size: "))
-    assert "packed in a file" in text
-    share = float(text.rpartition("(")[2].rstrip("%)")) / 100
-    weights, biases = 3 * WIDTH * WIDTH, 3 * WIDTH * 4
-    least = (weights / 2 + biases) / (weights * 4 + biases)
-    assert least < share < least + 0.05
-
-
-def test_the_report_of_static_quantization_reads_as_it_did(attending: Program) -> None:
-    text = str(qc.quantize(attending, None, [torch.randn(2, 8, 6) for _ in range(3)]).report)
-    assert "calibrated with: 3 batches" in text
-    assert "dB over 2 batches" in text
-    assert "  technique  " not in text

@@ -6,28 +6,24 @@ Sizes are those of files. What lies in them is read with safetensors and NumPy a
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 import quantc as qc
-from quantc.annotate.quantizer import mode_config, quantizer_of
 from quantc.backends.x86 import X86
-from quantc.inspect.size import file_size, size, size_and_file
+from quantc.inspect.size import file_size
 from quantc.ir.program import Program
 from quantc.spec.capability import Capability
 from quantc.spec.spec import QuantSpec
 from quantc.text.digests import constants
 from tests.support.paths import TESTS
-from tests.support.store_files import calibrated, images, small_model, taken_apart
+from tests.support.store_files import images, taken_apart
 from tests.support.stored_tensors import bits
 
 OLD = TESTS / "data" / "version1.qc"
@@ -163,91 +159,6 @@ def test_numpy_reads_the_same_weights(width: int, tmp_path: Path) -> None:
     assert np.array_equal(held["weight_quantized"].numpy().reshape(-1), levels.reshape(-1))
     assert np.array_equal(held["weight_zero_point"].numpy().reshape(-1), zeros.reshape(-1))
     assert np.array_equal(held["weight_scale"].numpy().reshape(-1), scales.reshape(-1))
-
-
-# -- what is told ------------------------------------------------------------------------------------------------
-
-
-class Narrowed(nn.Module):
-    """Names that are no ASCII, types of all kinds, empty tensors: what a header can hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("größe", torch.rand(5, 3))
-        kinds = [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
-        for index, kind in enumerate(kinds):
-            values = torch.rand(7) * 200
-            self.register_buffer(f"b{index}", values > 99 if kind == torch.bool else values.to(kind))
-        self.register_buffer("nothing", torch.empty(0, 4))
-
-    def forward(self, x: Tensor) -> Any:
-        rows = [(x + getattr(self, f"b{index}").sum().real) for index in range(7)]
-        return rows, self.get_buffer("größe") * x.sum(), self.nothing
-
-
-def programs() -> dict[str, Program]:
-    prepared = calibrated()
-    captured = qc.capture(small_model(), (images(),))
-    bare = captured.clone()
-    bare.example_inputs = None
-    return {
-        "captured": captured,
-        "without example": bare,
-        "calibrated": prepared,
-        "quantized": qc.convert(prepared),
-        "integer": qc.convert(prepared, "integer"),
-        "dynamic": qc.convert(qc.prepare(captured, "x86", config=mode_config(quantizer_of("x86"), "dynamic"))),
-        "types": qc.capture(Narrowed(), (torch.ones(2),)),
-    }
-
-
-def test_the_size_that_is_told_is_that_of_the_file(tmp_path: Path) -> None:
-    for name, program in programs().items():
-        found = size_and_file(program, program)
-        program.save(tmp_path / "model.qc")
-        assert found.file == (tmp_path / "model.qc").stat().st_size, name
-        with safe_open(tmp_path / "model.qc", framework="pt") as file:
-            stored = {key: file.get_tensor(key).nbytes for key in file.keys()}  # noqa: SIM118 - it is not a dict
-        assert found.stored == sum(count for key, count in stored.items() if key.startswith("constants/")), name
-        assert (found.before, found.after, found.ratio) == (size(program, program).after,) * 2 + (1.0,)
-
-
-def test_a_report_tells_memory_and_file(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128)).eval()
-    config = qc.QuantConfig().set_all(qc.INT4_GROUP)
-    result = qc.quantize(model, (torch.randn(2, 128),), mode="weight-only", config=config)
-    result.save(tmp_path / "model.qc")
-    found = result.report.size
-    assert found.before == sum(tensor.nbytes for tensor in model.state_dict().values())
-    assert found.after == sum(tensor.nbytes for tensor in result.program.module.state_dict().values())
-    assert found.file == (tmp_path / "model.qc").stat().st_size
-    assert found.stored is not None
-    assert found.stored < 0.16 * found.before < 0.3 * found.before < found.after
-    data = json.loads(result.report.to_json())["size"]
-    assert data == {
-        "before": found.before,
-        "after": found.after,
-        "ratio": found.after / found.before,
-        "stored": found.stored,
-        "stored_ratio": found.stored / found.before,
-        "file": found.file,
-    }
-    assert f"{found.stored:,} stored" in str(found)
-    line = next(line for line in str(result.report).splitlines() if line.strip().startswith("size:"))
-    assert f"({found.ratio:.1%})" in line
-    assert f"({found.stored / found.before:.1%})" in line
-
-
-class Kept(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 1
-
-
-def test_what_cannot_be_saved_has_no_size_in_a_file() -> None:
-    program = qc.capture(nn.Sequential(nn.Linear(3, 3), Kept()).eval(), (torch.ones(2, 3),), method="fx", leaf=Kept)
-    found = size_and_file(program, program)
-    assert (found.after, found.stored, found.file, found.stored_ratio) == (48, None, None, None)
-    assert str(found) == str(size(program, program))
 
 
 # -- old files ---------------------------------------------------------------------------------------------------
