@@ -76,6 +76,22 @@ def seeded(make: Any, seed: int = 0) -> Any:
         return make()
 
 
+def small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6(), nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 8))
+
+
+def image_batches() -> list[tuple[Tensor, ...]]:
+    """For `small_cnn`."""
+    return [(seeded(lambda: torch.randn(2, 3, 8, 8), seed),) for seed in range(3)]
+
+
 class Residual(nn.Module):
     """A convolution, to which its input is added."""
 
