@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc.ir.program import Program
-from tests.ir.test_subgraphs import CASES as CONTROL_FLOW
+from tests.support.control_flow import CASES as CONTROL_FLOW
 from tests.support.training import CONFIGS, assert_converts_exactly, batches, net, prepared, trained
 
 OPTIMIZERS: dict[str, Any] = {

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.integer.activations import Curve, curve_of
 from quantc.integer.grid import Grid
 from quantc.integer.match_lowering import Task
-from quantc.ir.dialect import op_name
+from quantc.ir.curves import Curve
+from quantc.ir.dialect import curve_of, op_name
 from tests.support.integer_matches import calibrated
 
 aten = torch.ops.aten

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.integer.activations import prelu
 from quantc.integer.lowerings.step_tables import LOWEST, first_accumulator, step_table, steps_of
 from quantc.integer.match_lowering import NotIntegerError
+from quantc.ir.curves import prelu
 from tests.support.curves import EIGHT_BITS, ONE, SEEDS, curve, grid, is_rounding_of, lone_match
 from tests.support.integer_matches import both, calibrated, floats_inside, integer_ops
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import fx
 
-from quantc.integer.activations import Curve, composed, curve_of, prelu
 from quantc.integer.grid import Grid
+from quantc.integer.ops.lookup_tables import curve_levels
+from quantc.ir.curves import Curve, compose, prelu
+from quantc.ir.dialect import curve_of
 from tests.support.curves import ONE, curve
 
 aten = torch.ops.aten
@@ -45,13 +47,13 @@ def test_levels_are_rounded_half_to_even_and_clamped() -> None:
     out = Grid(torch.tensor(4.0).double(), torch.tensor(10), 0, 20, torch.uint8)
     x = torch.tensor([0.0, 1.0, 3.0, -1.0, 100.0, -100.0]).double()
     # 0, 0.5, 1.5, -0.5 steps, and beyond both ends
-    assert twice.levels(x, out).tolist() == [10, 10, 12, 10, 20, 0]
+    assert curve_levels(twice, x, out).tolist() == [10, 10, 12, 10, 20, 0]
 
 
 def test_curves_are_composed_in_order() -> None:
-    function = composed([Curve(lambda x: x + 1), Curve(lambda x: x * 3)])
+    function = compose([Curve(lambda x: x + 1), Curve(lambda x: x * 3)])
     assert function(torch.tensor([1.0, -1.0])).tolist() == [6.0, 0.0]
-    assert composed([])(torch.tensor([2.0])).tolist() == [2.0]
+    assert compose([])(torch.tensor([2.0])).tolist() == [2.0]
 
 
 def test_each_slope_is_a_row_that_falls_or_rises_below_zero() -> None:
