@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.fx.node import map_arg
@@ -140,3 +142,8 @@ def chain(length: int) -> Program:
         last.meta["val"] = x.meta["val"]
     graph.output((last,))
     return Program(graph, nn.Module(), signature_of(graph, 1), name="chain")
+
+
+def bytes_digest(array: np.ndarray[Any, Any]) -> str:
+    """The digest that dumps have for a constant with these elements."""
+    return blake2b(array.tobytes(), digest_size=4).hexdigest()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import OrderedDict, deque
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,17 +12,14 @@ from hypothesis import strategies as st
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from quantc.errors import ParseError, QuantcError
+from quantc.errors import ParseError
 from quantc.ir.program import Program, Stage
 from quantc.ir.signature import Input, Signature
 from quantc.ir.sites import Origin
 from quantc.ir.types import TensorType
 from quantc.text.digests import constants
-from quantc.text.lexer import Reader
-from quantc.text.literals import Opaque
 from quantc.text.parser import parse
 from quantc.text.printer import dump, numbered
-from quantc.text.pytree_text import read_spec, write_spec
 from tests.support.programs import Builder, Choice, aten, exported, signature_of, small_net
 
 
@@ -101,66 +95,6 @@ def test_the_whole_signature() -> None:
     assert copy.signature == program.signature
     assert (copy.inference_only, copy.training, copy.method) == (program.inference_only, True, "fx")
     assert copy.node("flag").op == flag.op == "placeholder"
-
-
-class Pair(NamedTuple):
-    left: torch.Tensor
-    right: torch.Tensor
-
-
-@dataclass
-class Answer:
-    logits: torch.Tensor
-    hidden: torch.Tensor | None = None
-
-
-torch.export.register_dataclass(Answer)
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        0,
-        [],
-        [(0,), {"a": 0, 3: [0], None: ()}],
-        Pair(torch.ones(1), torch.ones(1)),
-        Answer(torch.ones(1)),
-        {"both": (Answer(torch.ones(1), torch.ones(1)), Pair(torch.ones(1), torch.ones(1)))},
-        OrderedDict(b=0, a=[0]),
-        deque([0, 0], maxlen=4),
-        torch.return_types.max((torch.ones(1), torch.ones(1))),
-        torch.Size([1, 2]),
-    ],
-    ids=lambda tree: type(tree).__name__,
-)
-def test_arrangements(tree: Any) -> None:
-    spec = pytree.tree_structure(tree)
-    text = write_spec(spec)
-    copy = read_spec(Reader(text, text, 1))
-    assert copy == spec
-    leaves = [torch.full((1,), float(index)) for index in range(spec.num_leaves)]
-    assert repr(pytree.tree_unflatten(leaves, copy)) == repr(pytree.tree_unflatten(leaves, spec))
-
-
-def test_an_opaque_module_raises_when_run_unless_given() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_module("inner.act", (x,)),))
-    root, inner = nn.Module(), nn.Linear(3, 3)
-    root.inner = nn.Module()
-    root.inner.act = inner
-    program = Program(graph, root, signature_of(graph, 1))
-    text = dump(program)
-    assert "call_module @inner.act(%x) {type=" in text
-    bare = parse(text)
-    assert dump(bare) == text
-    with pytest.raises(QuantcError, match=r"'inner\.act'"):
-        bare(torch.ones(3))
-    given = parse(text, modules={"inner.act": inner})
-    assert dump(given) == text
-    assert torch.equal(given(torch.ones(3)), program(torch.ones(3)))
-    with pytest.raises(ParseError, match=r"module given for 'inner\.act'"):
-        parse(text, modules={"inner.act": nn.Linear(3, 3)})
 
 
 def users_function(x: torch.Tensor) -> torch.Tensor:
@@ -244,124 +178,7 @@ def test_names_of_builtins_and_odd_origins_are_kept() -> None:
 # -- constants ---------------------------------------------------------------------------------------------------------
 
 
-def test_constants_must_be_the_ones_that_were_dumped() -> None:
-    program = small_net()
-    text, given = dump(program), constants(program)
-    assert set(given) == {"w", "mean", "var", "count"}
-    with pytest.raises(ParseError, match=r"'mean' has digest #\w{8}, but the text says #\w{8}"):
-        parse(text, {**given, "mean": torch.ones(2)})
-    with pytest.raises(ParseError, match="no constant is given for 'var'"):
-        parse(text, {name: tensor for name, tensor in given.items() if name != "var"})
-    with pytest.raises(ParseError, match=r"'var' is f32\[3\], not f32\[2\]"):
-        parse(text, {**given, "var": torch.ones(3)})
-
-
 # -- literals ----------------------------------------------------------------------------------------------------------
-
-LITERALS: list[tuple[Any, str | None]] = [
-    (0, "0"),
-    (-12345678901234567890, "-12345678901234567890"),
-    (1.0, "1.0"),
-    (-0.0, "-0.0"),
-    (1e-300, "1e-300"),
-    (math.inf, "inf"),
-    (-math.inf, "-inf"),
-    (math.nan, "nan"),
-    (True, "True"),
-    (None, "None"),
-    (complex(-0.0, math.inf), "complex(-0.0, inf)"),
-    ("", '""'),
-    ('quote " back \\ line \n end \u2028 é \ud800 # {[(', None),
-    (torch.float32, "f32"),
-    (torch.bool, "b1"),
-    (torch.float8_e4m3fn, "f8e4m3"),
-    (torch.qint8, "torch.qint8"),
-    (torch.device("cpu"), 'device("cpu")'),
-    (torch.device("cuda", 1), 'device("cuda:1")'),
-    (torch.strided, "torch.strided"),
-    (torch.sparse_coo, "torch.sparse_coo"),
-    (torch.channels_last, "torch.channels_last"),
-    (torch.preserve_format, "torch.preserve_format"),
-    ([], "[]"),
-    ([1, [2.0, "x"]], '[1, [2.0, "x"]]'),
-    ((), "()"),
-    ((1,), "(1,)"),
-    ((1, (2,)), "(1, (2,))"),
-    (slice(None, 3, None), "slice(None, 3, None)"),
-    (range(0, 6, 2), "range(0, 6, 2)"),
-    ({}, "{}"),
-    ({"a": 1, 2: [None]}, '{"a": 1, 2: [None]}'),
-    (..., "..."),
-    (aten.cumsum.default, "&aten.cumsum.default"),
-    (torch.ops.higher_order.cond, "&higher_order.cond"),
-    (Opaque("a kind"), 'opaque("a kind")'),
-]
-
-
-def carrying(value: Any) -> Program:
-    """A program with a call that has `value` among its arguments."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(torch.relu, (x, value), {"key": value}),))
-    return Program(graph, nn.Module(), signature_of(graph, 1))
-
-
-def plain(value: Any) -> Any:
-    """fx's immutable containers as plain ones."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(plain(item) for item in value)
-    return value
-
-
-@pytest.mark.parametrize(("value", "text"), LITERALS, ids=[str(index) for index in range(len(LITERALS))])
-def test_literal(value: Any, text: str | None) -> None:
-    program = carrying(value)
-    if text is not None:
-        assert f"torch:relu(%x, {text}, key={text})" in dump(program)
-    (call,) = parse(dump(program)).graph.find_nodes(op="call_function", target=torch.relu)
-    for read in (plain(call.args[1]), plain(call.kwargs["key"])):
-        assert type(read) is type(value)
-        assert read == value or (isinstance(value, float) and math.isnan(value) and math.isnan(read))
-        assert repr(read) == repr(value)
-    assert dump(parse(dump(program))) == dump(program)
-
-
-def test_nodes_inside_literals() -> None:
-    graph = fx.Graph()
-    x, y = graph.placeholder("x"), graph.placeholder("y")
-    call = graph.call_function(torch.relu, ([x, (y, {"k": [x]})], slice(x, None, y)), {"z": y})
-    graph.output((call,))
-    copy = parse(dump(Program(graph, nn.Module(), signature_of(graph, 1))))
-    assert str(copy.node(call.name).args) == str(call.args)
-    assert copy.node(call.name).all_input_nodes == [copy.node("x"), copy.node("y")]
-
-
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(st.characters(codec=None), max_size=8)
-    | st.complex_numbers(allow_nan=False)
-    | st.sampled_from([torch.float16, torch.int32, torch.strided, torch.channels_last, torch.device("meta"), ...]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(values)
-def test_any_literal_comes_back(value: Any) -> None:
-    program = carrying(value)
-    copy = parse(dump(program))
-    (call,) = copy.graph.find_nodes(op="call_function", target=torch.relu)
-    assert repr(plain(call.args[1])) == repr(value)
-    assert dump(copy) == dump(program)
 
 
 # -- random programs ---------------------------------------------------------------------------------------------------

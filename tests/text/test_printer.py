@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import networkx as nx
 import numpy as np
@@ -19,11 +16,9 @@ from torch import fx, nn
 from quantc.errors import QuantcError
 from quantc.ir.program import Program, Stage
 from quantc.ir.signature import Input, Signature
-from quantc.ir.sites import Origin
-from quantc.text.digests import digest
 from quantc.text.printer import dump, node_line, numbered, to_networkx
 from tests.support.growth import calls, exponent
-from tests.support.programs import Builder, Choice, aten, chain, exported, small_net
+from tests.support.programs import Choice, aten, bytes_digest, chain, exported, small_net
 
 GOLDEN = """\
 program "Net" stage=canonical method=given mode=eval
@@ -39,10 +34,6 @@ cudnn_enabled=True) {mode_arg=5, train=True, eval=False, counter="count"}
   %relu : f32[2,2,4,4] = relu(%dropout)
   output (%relu,)
 """
-
-
-def bytes_digest(array: np.ndarray[Any, Any]) -> str:
-    return blake2b(array.tobytes(), digest_size=4).hexdigest()
 
 
 def test_golden() -> None:
@@ -70,51 +61,6 @@ def test_node_line_is_the_line_of_the_dump() -> None:
     shown = [node_line(program, node) for node in program.nodes() if not str(node.target).endswith("graph_0")]
     assert len(shown) > 10
     assert set(shown) <= lines
-
-
-def test_defaults_are_omitted_and_later_arguments_named() -> None:
-    build = Builder()
-    x, y = build.input("x", 2, 4), build.input("y", 2, 4)
-    build.call(aten.add.Tensor, x, y, alpha=1)
-    build.call(aten.add.Tensor, x, y, alpha=2)
-    build.call(aten.gelu.default, x, approximate="tanh")
-    build.call(aten.layer_norm.default, x, [4], None, None, 1e-5, True)
-    last = build.call(aten.cumsum.default, x, 1, dtype=torch.float64)
-    lines = [line.strip() for line in dump(build.program(last)).splitlines()]
-    assert lines[3:8] == [
-        "%add : f32[2,4] = add(%x, %y)",
-        "%add_1 : f32[2,4] = add(%x, %y, alpha=2)",
-        '%gelu : f32[2,4] = gelu(%x, approximate="tanh")',
-        "%layer_norm : f32[2,4] = layer_norm(%x, [4])",
-        "%cumsum : f64[2,4] = aten.cumsum.default(%x, 1, dtype=f64)",
-    ]
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor(3.5),
-        torch.arange(12.0).reshape(3, 4).t(),
-        torch.arange(12.0)[::3],
-        torch.tensor([True, False]),
-        torch.empty(0, 3),
-        torch.arange(5, dtype=torch.int8),
-        torch.ones(3).expand(2, 3),
-        torch.tensor([1 + 2j]).conj(),
-    ],
-    ids=["0-dim", "transposed", "strided", "bool", "empty", "int8", "expanded", "conjugate"],
-)
-def test_digest_is_that_of_the_elements_in_order(tensor: torch.Tensor) -> None:
-    assert digest(tensor) == bytes_digest(np.array(tensor.tolist(), dtype=tensor.resolve_conj().numpy().dtype))
-
-
-def test_digest_of_bfloat16_and_of_changes_in_place() -> None:
-    tensor = torch.tensor([1.0, -2.0], dtype=torch.bfloat16)
-    assert digest(tensor) == bytes_digest(np.array([0x3F80, 0xC000], dtype=np.uint16))
-    before = digest(tensor)
-    tensor.data[0] = 5
-    assert digest(tensor) != before
-    assert digest(torch.empty(2, device="meta")) is None
 
 
 def test_dump_follows_a_constant_that_changes() -> None:
@@ -183,78 +129,6 @@ def test_numbered_sees_operands_and_arguments() -> None:
 
     texts = {numbered(build(*row)) for row in (("x", "y", 1), ("y", "x", 1), ("x", "y", 2), ("x", "x", 1))}
     assert len(texts) == 4
-
-
-def test_networkx_has_an_edge_for_every_operand() -> None:
-    build = Builder()
-    x = build.input("x", 2, 4)
-    double = build.call(aten.add.Tensor, x, x)
-    both = build.call(aten.cat.default, [x, double], 1)
-    graph = to_networkx(build.program(both))
-    edges = {(a, b, row["operand"]) for a, b, row in graph.edges(data=True)}
-    assert edges == {
-        ("x", "add", 0),
-        ("x", "add", 1),
-        ("x", "cat", 0),
-        ("add", "cat", 1),
-        ("cat", "output", 0),
-    }
-    assert graph.nodes["add"] == {"op": "add", "type": "f32[2,4]", "origin": "", "graph": ""}
-
-
-def test_graphml_reads_back_as_the_same_graph() -> None:
-    program = exported(Choice(), [torch.ones(2, 4)])
-    program.origins[program.node("linear")] = Origin("a\x00<&>\u2028", "T", "file.py", 3)
-    read = nx.parse_graphml(dump(program, "graphml"), force_multigraph=True)
-    original = to_networkx(program)
-    assert set(read.nodes) == set(original.nodes)
-    assert sorted(edge[:2] for edge in read.edges) == sorted(edge[:2] for edge in original.edges)
-    ET.fromstring(dump(program, "graphml"))
-
-
-def test_json_keys_are_stable() -> None:
-    document = json.loads(dump(small_net(), "json"))
-    assert list(document) == [
-        "format",
-        "name",
-        "stage",
-        "method",
-        "mode",
-        "inference_only",
-        "fixed_mode",
-        "sizes",
-        "graphs",
-    ]
-    (top,) = document["graphs"]
-    conv = next(node for node in top["nodes"] if node["op"] == "conv2d")
-    assert conv == {
-        "name": "conv2d",
-        "op": "conv2d",
-        "type": "f32[2,2,4,4]",
-        "operands": ["x", "w"],
-        "arguments": {"x": "%x", "w": "%w", "b": "None", "stride": "[1, 1]", "padding": "[1, 1]"},
-        "users": 1,
-        "origin": {"module_path": "c", "module_type": "torch.nn.modules.conv.Conv2d", "source": "model.py:12"},
-        "target": None,
-    }
-
-
-def test_table_has_one_row_a_node_and_no_colours() -> None:
-    program = small_net()
-    rows = dump(program, "table").splitlines()
-    assert rows[0].split() == ["node", "op", "type", "users", "origin"]
-    assert len(rows) == 2 + len(program.graph.nodes)
-    assert "f32[2,2,4,4]" in rows[6]
-    assert "\x1b" not in "".join(rows)
-
-
-def test_dot_has_every_node_and_edge() -> None:
-    program = exported(Choice(), [torch.ones(2, 4)])
-    text = dump(program, "dot")
-    assert text.startswith('digraph "Choice" {')
-    assert text.count(" -> ") == to_networkx(program).number_of_edges()
-    assert text.count("[label=") == to_networkx(program).number_of_edges() + to_networkx(program).number_of_nodes()
-    assert text.count("{") == text.count("}")
 
 
 def test_unknown_format() -> None:
