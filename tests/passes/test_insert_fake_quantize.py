@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from quantc.annotate.quantizer import Backend, quantizer_of
 from quantc.errors import TrainingError
@@ -85,16 +88,18 @@ def test_a_forward_pass_in_eval_rounds_as_torchs_fake_quantize_does() -> None:
 def test_norms_come_back_and_learn_their_statistics_in_training_alone() -> None:
     program = live(NORM)
     assert sum(isinstance(module, LiveNorm) for _, module in module_calls(program)) == 1
-    mean = program.root.get_buffer("norm.running_mean")
-    before = mean.clone()
-    (x,) = inputs_of(program)
-    program.train()
+    mean, var = (program.root.get_buffer(f"norm.running_{name}") for name in ("mean", "var"))
+    norm = nn.BatchNorm1d(5, momentum=0.5)
+    norm.load_state_dict({"running_mean": mean.clone(), "running_var": var.clone()}, strict=False)
+    (x,), (weight,) = inputs_of(program), program.parameters()
     program(x)
-    after = mean.clone()
-    assert not torch.equal(after, before)
+    norm(nn.functional.linear(x, weight))
+    assert torch.allclose(mean, cast(Tensor, norm.running_mean), atol=0.02), "of what the product is without the norm"
+    assert torch.allclose(var, cast(Tensor, norm.running_var), rtol=0.05)
+    learned = mean.clone()
     program.eval()
     program(x)
-    assert torch.equal(mean, after)
+    assert torch.equal(mean, learned)
 
 
 def test_modes_are_asked_for_as_the_program_runs() -> None:

@@ -13,6 +13,7 @@ from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.passes.split_mean import SplitMean
 from quantc.pipeline.pipeline import Pipeline
+from tests.support.text_programs import inputs_of, program_of
 
 
 class Mean(nn.Module):
@@ -61,6 +62,19 @@ def test_other_means_stay(model: nn.Module, shape: tuple[int, ...]) -> None:
     program = split(model, torch.randn(shape))
     assert ops(program) == ["mean"]
     assert not program.log[-1].changed
+
+
+@pytest.mark.parametrize("axes", ["[-1, -2]", "[2, -1]"])
+def test_axes_may_be_counted_from_the_end(axes: str) -> None:
+    text = f"""program "Mean" stage=canonical method=export mode=eval
+  input %x : f32[2,3,4,5]
+  %mean : f32[2,3] = mean(%x, {axes})
+  output (%mean,)
+"""
+    program = program_of(text)
+    assert SplitMean().run(program)
+    assert ops(program) == ["mean", "flatten"]
+    assert torch.allclose(program(*inputs_of(program)), inputs_of(program)[0].mean((2, 3)), rtol=1e-5)
 
 
 def test_batches_of_any_size_are_still_taken() -> None:
