@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from quantc.bench.race import quietly_on_one_thread
-from quantc.support.sqnr import shown
+from quantc.support.sqnr import format_sqnr
 from tests.support.deployed_networks import NETWORKS, TARGETS, forms, measured
 
 COLUMNS = (
@@ -34,9 +34,9 @@ def main(names: list[str]) -> None:
             for target in TARGETS:
                 found = measured(forms(name, target))
                 cells = (
-                    shown(found.loss),
-                    shown(found.sqnr),
-                    shown(found.integer_sqnr),
+                    format_sqnr(found.loss),
+                    format_sqnr(found.sqnr),
+                    format_sqnr(found.integer_sqnr),
                     f"{found.same:.2%} of {found.answers:,}",
                     f"{found.integer_same:.2%}",
                     f"{found.margin:.2f}" if found.same < 1 else "",

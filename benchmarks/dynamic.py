@@ -23,12 +23,12 @@ from torch.ao.quantization import quantize_dynamic
 
 import quantc as qc
 from quantc.backends.x86 import X86
-from quantc.bench.models import CALIBRATION_SEED, MODELS, UNSEEN_SEED, Model, initialised, noise
+from quantc.bench.models import CALIBRATION_SEED, MODELS, UNSEEN_SEED, Model, initialise, noise
 from quantc.bench.networks import mlp
 from quantc.bench.race import EAGER, Forward, Row, quietly_on_one_thread, race
 from quantc.config.config import QuantConfig
 from quantc.spec.formats import PerToken
-from quantc.support.sqnr import shown
+from quantc.support.sqnr import format_sqnr
 from quantc.targets.kernels.packing import engine
 
 PEER, WHOLE, TOKEN = "torch.ao dynamic", "quantc, per tensor", "quantc, per token"
@@ -60,7 +60,7 @@ class Apart(nn.Module):
 
 CHOSEN: dict[str, Model] = {
     "bert": MODELS["bert"],
-    "attention": Model("6 layers, projections apart", lambda: initialised(Apart()), noise(128, 768)),
+    "attention": Model("6 layers, projections apart", lambda: initialise(Apart()), noise(128, 768)),
     "vit-tiny": MODELS["vit-tiny"],
     "mlp": MODELS["mlp"],
     "mlp, 8 rows": Model("the same, eight rows", mlp, noise(4096), batch=8),
@@ -100,7 +100,7 @@ def main() -> None:
             found = measure(name, options.rounds)
             rows += found
             for row in found:
-                decibels = "" if row.contender == EAGER else shown(row.sqnr)
+                decibels = "" if row.contender == EAGER else format_sqnr(row.sqnr)
                 table.add_row(name, row.contender, f"{row.milliseconds:.2f}", f"{row.speed:.2f}", decibels)
             table.add_section()
     Console(width=120).print(table)

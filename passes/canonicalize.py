@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import fx
 from torch._ops import OpOverload
 
-from quantc.ir.alias_analysis import Aliasing, gives_shape, rewritten
+from quantc.ir.alias_analysis import Aliasing, gives_shape, in_place_operand
 from quantc.ir.dialect import aten, op_name
 from quantc.ir.program import Program, Stage
 from quantc.passes.eliminate_dead import Effects
@@ -108,7 +108,7 @@ class _Writes:
         before = self.done.total()
         for node in list(self.aliasing.order):
             self.substitution.arrive(node)
-            target = rewritten(node)
+            target = in_place_operand(node)
             if target is not None:
                 self._rewrite(node, target)
         self.substitution.finish()

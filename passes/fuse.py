@@ -14,7 +14,7 @@ from quantc.ir.program import Program, Stage, attribute
 from quantc.patterns.fusions import FUSIONS
 from quantc.patterns.match import Match, Matcher
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
-from quantc.rewrite.affine_folding import Affine, Channels, affine_of_norm, folded
+from quantc.rewrite.affine_folding import Affine, Channels, affine_of_norm, fold_affine
 from quantc.rewrite.constant_order import order_constants
 
 
@@ -95,7 +95,7 @@ def _fold(program: Program, match: Match, producer: fx.Node, store: _Store) -> s
     bias = program.tensor(match["b"]) if match["b"] is not None else None
     channels = Channels.of(producer)
     affine = _affine(program, match, channels.count(weight))
-    new_weight, new_bias = folded(weight, bias, affine, channels)
+    new_weight, new_bias = fold_affine(weight, bias, affine, channels)
     if not (torch.isfinite(new_weight).all() and torch.isfinite(new_bias).all()):
         return f"{program.describe(match.root)} stays: folded into {producer.name} it would give infinities or NaNs"
     _rewire(program, match, producer, new_weight, new_bias, store)

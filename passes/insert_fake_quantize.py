@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from quantc.annotate.quantizer import finishing
+from quantc.annotate.quantizer import finishing_passes
 from quantc.errors import TrainingError
 from quantc.ir.program import TRAINED, Program, Stage
 from quantc.passes.snap_bias import SnapBias
@@ -58,7 +58,7 @@ class InsertFakeQuantize(Pass):
         returned = return_norms(program)
         builder = Builder(program)
         FakeWriter(program, builder, returned).write()
-        if any(isinstance(step, SnapBias) for step in finishing(program.plan.quantizer)):
+        if any(isinstance(step, SnapBias) for step in finishing_passes(program.plan.quantizer)):
             snap_trained_biases(program)
         unfold_norms(program, returned)
         follow_modes(program)

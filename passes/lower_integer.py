@@ -9,7 +9,7 @@ from torch import fx
 
 from quantc.annotate.left_float import why_not_quantized
 from quantc.integer.grid import grid_of
-from quantc.integer.lowerings.requantize import requantized
+from quantc.integer.lowerings.requantize import requantize
 from quantc.integer.match_lowering import Curves, MultiplierForm, NotIntegerError, Task
 from quantc.integer.qdq_decomposition import open_boundaries
 from quantc.integer.semantics import semantics_of
@@ -76,7 +76,7 @@ def _rescale(program: Program, multiplier: MultiplierForm) -> None:
         if grid.equals(source.grid):
             program.forward(node, source.node)
         else:
-            task.stand_in(node, requantized(task, source, grid))
+            task.stand_in(node, requantize(task, source, grid))
 
 
 def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, str]) -> None:

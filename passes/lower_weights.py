@@ -82,7 +82,7 @@ class Stored:
         return self.shape is None and self.order is None
 
 
-def stored(program: Program, value: Any, before: fx.Node) -> Stored | None:
+def stored_weight(program: Program, value: Any, before: fx.Node) -> Stored | None:
     """The stored weight that a node dequantizes; None for any other node."""
     shape = order = None
     while isinstance(value, fx.Node) and is_layout(value):
@@ -135,7 +135,7 @@ def _weights_alone(program: Program, node: fx.Node) -> bool:
     """The weights of an op that stays as it is."""
     places: dict[int, fx.Node] = {}
     for index, value in enumerate(operand_nodes(node)):
-        found = stored(program, value, node)
+        found = stored_weight(program, value, node)
         if found is not None:
             made = TensorType(torch.float32, _shape(value))
             arguments = (*found.constants, *found.layout)
@@ -166,7 +166,7 @@ def _addmm(program: Program, node: fx.Node) -> bool:
 
 
 def _product(program: Program, node: fx.Node, x: Any, w: Any, bias: Any, *, transposed: bool) -> bool:
-    found = stored(program, w, node)
+    found = stored_weight(program, w, node)
     if found is None or len(_shape(w)) != 2 or not _is_bias(program, bias):
         return False
     arguments = (x, *found.constants, *found.layout, bias, transposed)
@@ -183,7 +183,7 @@ def _is_bias(program: Program, bias: Any) -> bool:
 
 
 def _embedding(program: Program, node: fx.Node) -> bool:
-    found = stored(program, argument(node, "w"), node)
+    found = stored_weight(program, argument(node, "w"), node)
     if found is None or not found.is_plain:
         return False
     arguments = (*found.constants, argument(node, "indices"))
@@ -192,7 +192,7 @@ def _embedding(program: Program, node: fx.Node) -> bool:
 
 
 def _embedding_bag(program: Program, node: fx.Node) -> bool:
-    found = stored(program, argument(node, "w"), node)
+    found = stored_weight(program, argument(node, "w"), node)
     items = list(node.users)
     # the other results are the bag of each index
     if found is None or not found.is_plain or any(item.target is not getitem or item.args[1] != 0 for item in items):

@@ -11,7 +11,7 @@ import networkx as nx
 from torch import fx, nn
 from torch._ops import HigherOrderOperator
 
-from quantc.ir.alias_analysis import Aliasing, written
+from quantc.ir.alias_analysis import Aliasing, operands_written
 from quantc.ir.program import Program, Stage, attribute
 from quantc.ir.sites import Origin
 from quantc.ir.subgraphs import called_graphs, form_of
@@ -137,7 +137,7 @@ def _written(program: Program, families: list[_Family]) -> dict[int, str]:
         if not aliasing.has_writes:
             continue
         direct = (node for node in graph.nodes if not isinstance(node.target, HigherOrderOperator))
-        roots = {aliasing.root(place) for node in direct for place in written(node)}
+        roots = {aliasing.root(place) for node in direct for place in operands_written(node)}
         sources = (node for node in graph.nodes if node.op in ("placeholder", "get_attr"))
         touched.update(node for node in sources if aliasing.root(node) in roots)
     found: dict[int, str] = {}

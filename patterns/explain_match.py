@@ -18,7 +18,7 @@ from quantc.ir.program import Program
 from quantc.patterns.match import Matcher
 from quantc.patterns.match_set import MatchSet
 from quantc.patterns.refusals import Cause, Said
-from quantc.patterns.rule import Match, Refusal, Rule, claimed
+from quantc.patterns.rule import Match, Refusal, Rule, claimed_cause
 
 MAX_ROOTS = 64
 """Maximum number of downstream nodes tried as roots. A hub has too many, and fits no pattern anyway."""
@@ -183,7 +183,7 @@ def _lost(match: Match, matches: MatchSet) -> Refusal:
     for node in match.nodes:
         winner = matches.by_node(node)
         if winner is not None:
-            cause = claimed(node, winner, "it fits, but ")
+            cause = claimed_cause(node, winner, "it fits, but ")
             return Refusal(match.rule, match.root, cause, len(match.nodes), node, match.nodes)
     lost = Said("it fits by itself, but not with the choices made elsewhere in the graph")
     return Refusal(match.rule, match.root, lost, len(match.nodes), match.root, match.nodes)

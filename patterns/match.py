@@ -11,7 +11,7 @@ from quantc.errors import QuantcError
 from quantc.ir.program import Program
 from quantc.patterns.matcher import Search
 from quantc.patterns.refusals import Cause, Condition, NotFree, Said, UsedElsewhere
-from quantc.patterns.rule import Match, Predicate, Refusal, Rule, claimed
+from quantc.patterns.rule import Match, Predicate, Refusal, Rule, claimed_cause
 
 
 def _nothing_against(match: Match) -> str | Cause | None:
@@ -114,7 +114,7 @@ class Matcher:
         """The reason why a node is not free: claimed by another match, or excluded."""
         match = self.claims.get(node)
         if match is not None:
-            return claimed(node, match)
+            return claimed_cause(node, match)
         owner = self.admission.left_out.get(node)
         return None if owner is None else NotFree(node, owner)
 

@@ -206,7 +206,7 @@ class Refusal:
         return f"{self.rule.name} at {self.node.name}: {self.reason}"
 
 
-def claimed(node: fx.Node, match: Match, before: str = "") -> Claimed:
+def claimed_cause(node: fx.Node, match: Match, before: str = "") -> Claimed:
     """The cause for a node that another match has claimed."""
     text = f"{before}{node.name} is claimed by {match.rule.name} at {match.root.name}"
     return Claimed(node, match.rule.name, match.root, text)

@@ -5,7 +5,7 @@ Each is also known to pipeline text by its name, and its parameters are options 
 
 from typing import Any, Literal, get_args
 
-from quantc.annotate.quantizer import Quantizer, finishing, quantizer_of
+from quantc.annotate.quantizer import Quantizer, finishing_passes, quantizer_of
 from quantc.config.config import QuantConfig
 from quantc.errors import QuantcError, suggest
 from quantc.integer.match_lowering import MultiplierForm
@@ -61,7 +61,7 @@ def convert(backend: Any = None, reduce_range: RangeReduction = "auto") -> Pipel
     from quantc.passes.prove_accumulators import ProveAccumulators
 
     _check("reduce_range", reduce_range, get_args(RangeReduction))
-    last = finishing(quantizer_of(backend)) if backend is not None else ()
+    last = finishing_passes(quantizer_of(backend)) if backend is not None else ()
     return Pipeline.parse(f"quantize{{reduce-range={reduce_range}}},dedup-qdq,fold").then(*last, ProveAccumulators())
 
 

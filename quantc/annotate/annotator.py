@@ -15,7 +15,7 @@ from torch import fx
 
 from quantc.config.resolve import Resolution
 from quantc.errors import AnnotationError
-from quantc.ir.alias_analysis import Aliasing, written
+from quantc.ir.alias_analysis import Aliasing, operands_written
 from quantc.ir.decisions import Float, TensorOutcome
 from quantc.ir.dialect import is_opaque, writes
 from quantc.ir.plan import Claim, Part, Plan
@@ -64,7 +64,7 @@ class Annotator:
         aliasing = self._aliasing[node.graph]
         if not aliasing.has_writes:
             return None
-        own = written(node, aliasing.owner)
+        own = operands_written(node, aliasing.owner)
         found = (operand for operand in node.all_input_nodes if aliasing.is_written(operand) and operand not in own)
         return next((_why_written(operand, aliasing) for operand in found), None)
 

@@ -128,7 +128,7 @@ class Quantizers:
         return tuple(dict.fromkeys(step for member in self.members for step in member.transforms()))
 
     def finishing(self) -> tuple[Pass, ...]:
-        return tuple(dict.fromkeys(step for member in self.members for step in finishing(member)))
+        return tuple(dict.fromkeys(step for member in self.members for step in finishing_passes(member)))
 
     def annotate(self, annotator: Annotator) -> None:
         for member in self.members:
@@ -168,7 +168,7 @@ def _decided_by(name: str, program: Program) -> dict[Site, TensorOutcome]:
     }
 
 
-def finishing(quantizer: Quantizer | None) -> tuple[Pass, ...]:
+def finishing_passes(quantizer: Quantizer | None) -> tuple[Pass, ...]:
     """The passes a quantizer adds at the end of convert: the result of its method `finishing`, if it has one."""
     method = getattr(quantizer, "finishing", None)
     return tuple(method()) if method is not None else ()
@@ -231,7 +231,7 @@ __all__ = [
     "Quantizer",
     "Quantizers",
     "TableQuantizer",
-    "finishing",
+    "finishing_passes",
     "instruction_sets_of",
     "members_of",
     "mode_config",

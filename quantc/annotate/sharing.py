@@ -15,7 +15,7 @@ from quantc.ir.program import Program
 from quantc.ir.site_index import Places
 from quantc.ir.sites import Site
 from quantc.spec.formats import Timing
-from quantc.support.equivalence import follow, united
+from quantc.support.equivalence import equivalence_classes, follow
 
 Rooted = Quantize | Fixed | Derived
 
@@ -36,7 +36,7 @@ def resolve_groups(program: Program) -> tuple[Group, ...]:
         if first != site:
             ties.append((first, site))
     order = _Order(places)
-    components = (sorted(members, key=order) for members in united(roots, ties))
+    components = (sorted(members, key=order) for members in equivalence_classes(roots, ties))
     groups = [_group(members, roots, values, places, order) for members in components]
     return tuple(sorted(groups, key=lambda group: order(group.places[0])))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from quantc.bench.race import EAGER, Row
 from quantc.errors import SaveError
 from quantc.files.atomic_file import write_text
-from quantc.support.sqnr import shown
+from quantc.support.sqnr import format_sqnr
 
 WIDTH, LABELS, NOTES, MARGIN = 960, 170, 190, 24
 BAR, GAP, HEAD, BETWEEN = 16, 5, 30, 14
@@ -90,7 +90,7 @@ def _bar(row: Row, y: float, scale: float) -> str:
         return f'{label}<text class="dim" x="{LABELS + 4}" y="{base}">{escape(reason)}</text>'
     width = row.speed * scale
     colour = COLOURS.get(row.contender.partition("-")[0], OTHERS)
-    note = f"{row.speed:.2f}" + (f", {shown(row.sqnr)} dB" if row.sqnr is not None else "")
+    note = f"{row.speed:.2f}" + (f", {format_sqnr(row.sqnr)} dB" if row.sqnr is not None else "")
     title = f"<title>{escape(row.model)}, {escape(row.contender)}: {row.milliseconds:.2f} ms</title>"
     return (
         f'{label}<rect x="{LABELS}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" fill="{colour}">{title}</rect>'

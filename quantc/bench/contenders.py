@@ -56,7 +56,7 @@ class Contender:
         return self.build(task)
 
 
-def chosen(names: list[str] | None) -> dict[str, Contender]:
+def select_contenders(names: list[str] | None) -> dict[str, Contender]:
     """Contenders by name, all if none is named; the float model is always included, and first."""
     for name in names or ():
         if name not in CONTENDERS:

@@ -84,7 +84,7 @@ def texts(count: int, batch: int, length: int, words: int, seed: int) -> list[tu
 # -- weights ---------------------------------------------------------------------------------------------------
 
 
-def settled(model: nn.Module, size: int = 224) -> nn.Module:
+def calibrate_norms(model: nn.Module, size: int = 224) -> nn.Module:
     """Calibrate batch norms: otherwise random weights make activations grow or vanish."""
     torch.manual_seed(0)
     for module in model.modules():
@@ -97,7 +97,7 @@ def settled(model: nn.Module, size: int = 224) -> nn.Module:
     return model.eval()
 
 
-def initialised(model: nn.Module, seed: int = 0) -> nn.Module:
+def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Weights from a truncated normal distribution, biases zero; patches as torch initialises convolutions."""
     torch.manual_seed(seed)
     for part in model.modules():
@@ -117,12 +117,14 @@ def initialised(model: nn.Module, seed: int = 0) -> nn.Module:
 PHOTO = noise(3, 224, 224)
 
 MODELS: dict[str, Model] = {
-    "resnet18": Model("ResNet-18, images of 224 × 224", lambda: settled(resnet18()), PHOTO),
-    "resnet18-batch8": Model("the same, eight images at once", lambda: settled(resnet18()), PHOTO, batch=8),
-    "mobilenetv2": Model("MobileNetV2, images of 224 × 224", lambda: settled(MobileNetV2(1000)), PHOTO),
-    "efficientnet-lite0": Model("EfficientNet-Lite0, images of 224 × 224", lambda: settled(EfficientNetLite0()), PHOTO),
-    "bert": Model("6 layers of BERT's base size, 128 tokens", lambda: initialised(TextEncoder()), tokens()),
-    "vit-tiny": Model("ViT-Tiny, images of 224 × 224", lambda: initialised(ViT()), PHOTO),
+    "resnet18": Model("ResNet-18, images of 224 × 224", lambda: calibrate_norms(resnet18()), PHOTO),
+    "resnet18-batch8": Model("the same, eight images at once", lambda: calibrate_norms(resnet18()), PHOTO, batch=8),
+    "mobilenetv2": Model("MobileNetV2, images of 224 × 224", lambda: calibrate_norms(MobileNetV2(1000)), PHOTO),
+    "efficientnet-lite0": Model(
+        "EfficientNet-Lite0, images of 224 × 224", lambda: calibrate_norms(EfficientNetLite0()), PHOTO
+    ),
+    "bert": Model("6 layers of BERT's base size, 128 tokens", lambda: initialise(TextEncoder()), tokens()),
+    "vit-tiny": Model("ViT-Tiny, images of 224 × 224", lambda: initialise(ViT()), PHOTO),
     "mlp": Model("4 linear layers, 4096 wide, one row", mlp, noise(4096)),
     "lstm": Model("2 layers of LSTM, 512 wide, 64 steps", Sequences, noise(64, 512)),
 }

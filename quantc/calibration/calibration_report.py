@@ -83,7 +83,7 @@ class CalibrationReport:
 
         samples = f", {self.samples} samples" if self.samples is not None else ""
         before = f" ({self.total} in all)" if self.total != self.batches else ""
-        lines = [f"calibrated {self.name}: {counted(self.batches)}{before}{samples}, {self.seconds:.1f} s"]
+        lines = [f"calibrated {self.name}: {batch_count(self.batches)}{before}{samples}, {self.seconds:.1f} s"]
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  warning: {row}" for row in self.coarse]
         if self.unseen:
@@ -96,7 +96,7 @@ class CalibrationReport:
         return "\n".join(lines)
 
 
-def counted(batches: int) -> str:
+def batch_count(batches: int) -> str:
     return "1 batch" if batches == 1 else f"{batches} batches"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from quantc.calibration.accumulator import FirstNotFinite, NotFiniteError, Tally, Whole
-from quantc.calibration.calibration_report import CalibrationReport, counted, rows_of
+from quantc.calibration.calibration_report import CalibrationReport, batch_count, rows_of
 from quantc.calibration.checkpoint import Checkpoint, notes_for, plan_digest, program_digest
 from quantc.calibration.distributed import Shard, Team, team_for
 from quantc.calibration.graph_observers import read_observers, show_observers
@@ -22,12 +22,12 @@ from quantc.calibration.underflow import COARSE, coarse_groups
 from quantc.errors import CalibrationError, QuantcError, SaveError
 from quantc.files.atomic_file import check_writable
 from quantc.files.regular_file import as_path
-from quantc.ir.batch_inputs import Inputs, check_batches, leaves_of, picked, samples_in
+from quantc.ir.batch_inputs import Inputs, check_batches, leaves_of, samples_in, select_inputs
 from quantc.ir.program import LogEntry, Program, Stage, check_has_plan, check_program
 from quantc.observe.store import Statistics
 from quantc.spec.observation import Observation, Order
 from quantc.support.finite_tensors import count_not_finite, why_not_finite
-from quantc.support.progress import Style, Told, showing
+from quantc.support.progress import Style, Told, show_progress
 
 EVERY = 16
 _END = object()
@@ -66,13 +66,13 @@ def calibrate(
     check_program(prepared, "calibrate", "prepared = qc.prepare(qc.capture(model, example_inputs), backend)")
     _check_prepared(prepared, every)
     check_batches(batches)
-    batches = picked(batches, inputs, prepared)
+    batches = select_inputs(batches, inputs, prepared)
     read_observers(prepared)
     began = time.perf_counter()
     with team_for(shard) as team:
         _check_team(prepared, team)
         style = progress if team.rank == 0 else "silent"
-        with showing(f"calibrating {prepared.name}", style) as told:
+        with show_progress(f"calibrating {prepared.name}", style) as told:
             run = _Run(prepared, team, _checkpoint(prepared, team, checkpoint, every), told)
             whole = run.all_of(batches)
     return finish(prepared, whole, time.perf_counter() - began, run.notes)
@@ -117,7 +117,7 @@ class _Run:
             return
         self.tally.whole, before = resumed
         self.kept = self.tally.whole.batches
-        self.notes.append(f"{counted(self.kept)} from the checkpoint")
+        self.notes.append(f"{batch_count(self.kept)} from the checkpoint")
         threads = torch.get_num_threads()
         if before != threads:
             told = f"the checkpoint was written with {before} threads, and there are now {threads}"
@@ -152,7 +152,7 @@ class _Run:
         for index in range(self.kept):
             if next(stream, _END) is _END:
                 raise CalibrationError(
-                    f"the checkpoint has {counted(self.kept)}, and the data ended after {index}",
+                    f"the checkpoint has {batch_count(self.kept)}, and the data ended after {index}",
                     where=str(self.checkpoint.path) if self.checkpoint is not None else None,
                     advice="give the same data as before, or another checkpoint file",
                 )
@@ -241,7 +241,7 @@ def finish(prepared: Program, whole: Whole, seconds: float, notes: Sequence[str]
     prepared.stage = max(prepared.stage, Stage.CALIBRATED)
     coarse = tuple(coarse_groups(prepared))
     warned = (f"{COARSE}{row}" for row in coarse)
-    prepared.log.append(LogEntry("calibrate", seconds, True, (counted(whole.batches), *notes, *warned)))
+    prepared.log.append(LogEntry("calibrate", seconds, True, (batch_count(whole.batches), *notes, *warned)))
     plan = prepared.plan
     return CalibrationReport(
         prepared.name,

@@ -107,7 +107,7 @@ class _Index:
             chosen[self._fitting(inside, spec)] = None
         total = start(spec)
         for number, name in enumerate(chosen):
-            own = derived(self.saved.sites[name], spec, where=group)
+            own = derive_observation(self.saved.sites[name], spec, where=group)
             total = total.merge(own) if number else own
         return total
 
@@ -147,7 +147,7 @@ def _batches(saved: Statistics) -> int:
     return count
 
 
-def derived(observation: Observation, spec: QuantSpec, *, where: str = "") -> Observation:
+def derive_observation(observation: Observation, spec: QuantSpec, *, where: str = "") -> Observation:
     """The observation that a spec asks for, computed from another. ObservationError if that one does not determine
     it."""
     wanted = start(spec)
@@ -179,7 +179,7 @@ def derived(observation: Observation, spec: QuantSpec, *, where: str = "") -> Ob
 def why_not_derived(observation: Observation, spec: QuantSpec) -> str | None:
     """The reason why the observation of a spec cannot be derived from another; None if it can."""
     try:
-        derived(observation, spec)
+        derive_observation(observation, spec)
     except QuantcError as error:
         return error.what
     return None

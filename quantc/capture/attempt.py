@@ -19,7 +19,7 @@ from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 from quantc.capture.rebinding import data_kept
 from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import forward_line
-from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
+from quantc.capture.statefulness import depends_on_earlier_calls, keep_attributes, watch
 from quantc.capture.symbolic.interception import seeds_refused
 from quantc.capture.symbolic.symbolic_capture import trace
 from quantc.errors import CaptureError, QuantcError
@@ -32,7 +32,7 @@ def attempt(method: str, model: nn.Module, request: Request) -> tuple[Program, l
     args, kwargs, shapes = request.args, request.kwargs, request.dynamic_shapes
     if method != "fx":
         _refuse_scripted(model)
-    with kept(model):
+    with keep_attributes(model):
         copied = twin(model, Tensors.SHARED)
         changed = watch(copied) if method != "export-strict" else _changed_by_a_run(model, args, kwargs)
         try:

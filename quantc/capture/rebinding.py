@@ -98,11 +98,11 @@ def _why_resized(node: fx.Node) -> str | None:
         if given is None or not isinstance(result, TensorType) or 0 in given.shape:
             continue
         if given.shape != result.shape:
-            return resized(node, given.shape)
+            return resize_fault(node, given.shape)
     return None
 
 
-def resized(node: fx.Node, before: Any) -> str:
+def resize_fault(node: fx.Node, before: Any) -> str:
     return f"out= of {node.target} is of size {tuple(before)}, which the call changes"
 
 
@@ -131,4 +131,4 @@ def data_kept() -> Iterator[None]:
         yield
 
 
-__all__ = ["ADVICE", "data_kept", "outs", "refuse_rebinding", "refuse_shared_memory", "resized"]
+__all__ = ["ADVICE", "data_kept", "outs", "refuse_rebinding", "refuse_shared_memory", "resize_fault"]

@@ -26,7 +26,7 @@ Picture = tuple[Any, ...]
 
 
 @contextmanager
-def kept(model: nn.Module) -> Iterator[None]:
+def keep_attributes(model: nn.Module) -> Iterator[None]:
     """Context manager that restores a model's plain attributes: a closure may reach it although a copy is captured."""
     places: list[Any] = [vars(module) for module in model.modules()]
     places += [value for place in list(places) for value in place.values() if type(value) in (list, dict)]

@@ -18,7 +18,7 @@ import typer
 from quantc.cli.bench import bench
 from quantc.cli.check_command import check_backend
 from quantc.cli.compare_command import compare
-from quantc.cli.error_output import Telling, refusing
+from quantc.cli.error_output import Telling, report_errors
 from quantc.cli.options import (
     CaptureMethod,
     Format,
@@ -72,7 +72,7 @@ def _options(
 
 
 @app.command()
-@refusing
+@report_errors
 def inspect(
     source: Source = None,
     form: Annotated[Format | None, typer.Option("--format", help="Print the program in this form.")] = None,
@@ -132,7 +132,7 @@ def inspect(
 
 
 @app.command()
-@refusing
+@report_errors
 def quantize(
     source: Source = None,
     backend: Annotated[str, typer.Option(help="What to quantize for; `quantc backends` lists them.")] = "x86",
@@ -223,7 +223,7 @@ def quantize(
 
 
 @app.command()
-@refusing
+@report_errors
 def run(
     pipeline: Annotated[str, typer.Argument(help='Pipeline text, such as "canonicalize,fuse".')],
     source: Source = None,
@@ -284,7 +284,7 @@ def run(
 
 
 @app.command()
-@refusing
+@report_errors
 def explain(
     source: Annotated[str, typer.Argument(help="A .qc or .pt2 file, a .txt dump, or package.module:factory.")],
     node: Annotated[
@@ -323,7 +323,7 @@ def explain(
 
 
 @app.command()
-@refusing
+@report_errors
 def verify(
     source: Annotated[str, typer.Argument(help="A .qc or .pt2 file, a .txt dump, or package.module:factory.")],
     method: MethodOption = CaptureMethod.auto,
@@ -347,7 +347,7 @@ def verify(
 
 
 @app.command()
-@refusing
+@report_errors
 def passes(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page, docs/passes.md.")] = False,
@@ -379,7 +379,7 @@ def passes(
 
 
 @app.command()
-@refusing
+@report_errors
 def backends(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page, docs/backends.md.")] = False,
@@ -407,7 +407,7 @@ def backends(
 
 
 @app.command()
-@refusing
+@report_errors
 def ops(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page, docs/integer-form.md.")] = False,
@@ -427,9 +427,9 @@ def ops(
     Screen().table("integer form", ("ops", "timing", "on integers", "deviation"), cells)
 
 
-app.command()(refusing(compare))
-app.command()(refusing(check_backend))
-app.command()(refusing(bench))
+app.command()(report_errors(compare))
+app.command()(report_errors(check_backend))
+app.command()(report_errors(bench))
 
 
 def _load(source: str | None, method: CaptureMethod) -> Program:
@@ -459,13 +459,13 @@ def _prepared(program: Program, backend: str | None, mode: Technique) -> Program
 
 
 def _table(table: str | None, backend: str | None) -> RuleTable:
-    from quantc.cli.model_source import imported
+    from quantc.cli.model_source import import_object
     from quantc.patterns.table import RuleTable
     from quantc.pipeline.registry import BACKENDS
 
     if table is not None and backend is not None:
         raise typer.BadParameter("give --table or --backend, not both")
-    found: Any = imported(table or FUSIONS) if backend is None else BACKENDS[backend]
+    found: Any = import_object(table or FUSIONS) if backend is None else BACKENDS[backend]
     found = getattr(found, "table", found)
     if not isinstance(found, RuleTable):
         raise LoadError(

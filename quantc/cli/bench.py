@@ -62,7 +62,7 @@ def bench(
     All contenders take turns in one process, on one thread. One that cannot be built becomes a row with the reason.
     """
     from quantc.bench.chart import check_plot, write_plot
-    from quantc.bench.contenders import chosen
+    from quantc.bench.contenders import select_contenders
     from quantc.bench.measure import measure
 
     if is_list:
@@ -70,7 +70,7 @@ def bench(
         return
     if plot is not None:
         check_plot(plot)
-    contenders = chosen(contender)
+    contenders = select_contenders(contender)
     tasks = _tasks(source, model, batch, data, method)
     outcomes: list[Outcome] = []
     with _telling() as tell:
@@ -165,11 +165,11 @@ def _show_list(screen: Screen) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from quantc.support.sqnr import shown
+    from quantc.support.sqnr import format_sqnr
 
     numbers = ((row.milliseconds, "8.2f"), (row.speed, "6.2f"), (row.size, "5.3f"), (row.build_seconds, "6.1f"))
     best, speed, size, seconds = ("" if value is None else format(value, form) for value, form in numbers)
-    return row.model, row.contender, best, speed, shown(row.sqnr).rjust(5), size, seconds, row.reason
+    return row.model, row.contender, best, speed, format_sqnr(row.sqnr).rjust(5), size, seconds, row.reason
 
 
 def _show(screen: Screen, cells: Sequence[tuple[str, ...]]) -> None:

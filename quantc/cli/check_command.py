@@ -20,13 +20,13 @@ def check_backend(
 
     The target of the same name takes part: its invariants are held, and its lowering has to be there.
     """
-    from quantc.cli.model_source import imported
+    from quantc.cli.model_source import import_object
     from quantc.targets.target import TARGETS
     from quantc.testing.kit import check_backend as check
 
     if name in TARGETS:
         TARGETS[name].check_ready()
-    found = check(imported(name) if ":" in name else name, progress="auto")
+    found = check(import_object(name) if ":" in name else name, progress="auto")
     typer.echo(found.to_json() if as_json else str(found))
     if not found.passed:
         raise typer.Exit(FAILED)

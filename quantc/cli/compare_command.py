@@ -68,12 +68,12 @@ def compare(
 
 def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
     """Print the comparison."""
-    from quantc.support.sqnr import shown
+    from quantc.support.sqnr import format_sqnr
     from quantc.support.terminal import readable
 
     comparison = found.comparison
     outputs = [
-        f"output {place}: {shown(sqnr)}{' dB' if math.isfinite(sqnr) else ''}, the largest difference is {largest:.4g}"
+        f"output {place}: {format_sqnr(sqnr)}{' dB' if math.isfinite(sqnr) else ''}, the largest difference is {largest:.4g}"
         for place, (sqnr, largest) in enumerate(zip(found.outputs, found.largest, strict=True))
         if not math.isnan(sqnr) or largest
     ]
@@ -88,7 +88,7 @@ def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
             "A": found.a.told,
             "B": found.b.told,
             "measured on": found.given.told,
-            "SQNR": f"{shown(found.sqnr)}{' dB' if math.isfinite(found.sqnr) else ''}",
+            "SQNR": f"{format_sqnr(found.sqnr)}{' dB' if math.isfinite(found.sqnr) else ''}",
             "outputs": "\n".join(outputs) if outputs else "none hold floats",
             **sizes,
         },
@@ -103,7 +103,7 @@ def show(screen: Screen, found: Compared, most_lines: int | None) -> None:
 
 def _show_ops(screen: Screen, found: Compared) -> None:
     """Error of each op by itself where known, otherwise its cumulative error."""
-    from quantc.support.sqnr import shown
+    from quantc.support.sqnr import format_sqnr
 
     comparison = found.comparison
     if comparison is None:
@@ -115,7 +115,7 @@ def _show_ops(screen: Screen, found: Compared) -> None:
         return
     title = "what each quantized op of B costs, the worst first" if own else "the ops of B that are farthest from A"
     cells = [
-        (row.node, row.op, row.rule, row.module, row.source, shown(row.local), shown(row.sqnr))
+        (row.node, row.op, row.rule, row.module, row.source, format_sqnr(row.local), format_sqnr(row.sqnr))
         for row in rows[:MAX_ROWS]
     ]
     screen.table(title, ("node", "op", "rule", "module", "source", "alone, dB", "here, dB"), cells)

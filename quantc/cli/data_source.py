@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from quantc.cli.model_source import called, imported
+from quantc.cli.model_source import call_factory, import_object
 from quantc.errors import DataError, LoadError, suggest
 from quantc.files.regular_file import check_regular
 from quantc.ir.batch_inputs import check_batches, taken_of
@@ -65,7 +65,7 @@ class Data:
             return Data(data, arrays=_wanted(arrays, inputs, data) if inputs else arrays)
         if ":" not in data:
             raise LoadError(f"{data!r} is not a source of batches", where=f"--data {data}", advice=KINDS)
-        return Data(data, values=batches_of(data, imported(data)), inputs=inputs)
+        return Data(data, values=batches_of(data, import_object(data)), inputs=inputs)
 
     def batches(self, program: Program) -> Batches:
         """Batches for a program."""
@@ -130,7 +130,7 @@ def _by_parameter(arrays: dict[str, Tensor], model: nn.Module, data: str) -> lis
 
 def batches_of(place: str, value: Any) -> Iterable[Any]:
     """Batches, or the result of a function that returns them."""
-    value = called(place, value, "an iterable of batches") if callable(value) else value
+    value = call_factory(place, value, "an iterable of batches") if callable(value) else value
     check_batches(value)
     batches: Iterable[Any] = value
     return batches

@@ -25,7 +25,7 @@ STANDARD_OUTPUT = "-"
 """The file name that stands for it."""
 
 
-def refusing(command: Callable[P, None]) -> Callable[P, None]:
+def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Decorator that turns quantc's errors, and files that cannot be written, into a message and exit code 1, without a traceback."""
 
     @wraps(command)

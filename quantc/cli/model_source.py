@@ -92,7 +92,7 @@ def _check_no_cast(source: str, dtype: str | None) -> None:
         )
 
 
-def imported(place: str) -> Any:
+def import_object(place: str) -> Any:
     """Object named by `package.module:name`. Modules in the current folder are found as well."""
     module_name, _, name = place.partition(":")
     if os.getcwd() not in sys.path:
@@ -114,7 +114,7 @@ def imported(place: str) -> Any:
     return value
 
 
-def called(place: str, factory: Any, gives: str = "(model, example_inputs)") -> Any:
+def call_factory(place: str, factory: Any, gives: str = "(model, example_inputs)") -> Any:
     """Result of a function without parameters; LoadError if it raises."""
     try:
         return factory()
@@ -127,9 +127,9 @@ def called(place: str, factory: Any, gives: str = "(model, example_inputs)") -> 
 
 
 def _captured(place: str, method: Method, examples: Examples | None, dtype: str | None) -> Loaded:
-    value = imported(place)
+    value = import_object(place)
     if callable(value) and not isinstance(value, nn.Module):
-        value = called(place, value)
+        value = call_factory(place, value)
     if isinstance(value, Program | ExportedProgram):
         _check_no_cast(place, dtype)
     if isinstance(value, Program):

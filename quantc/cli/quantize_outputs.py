@@ -66,7 +66,7 @@ def check_out(out: Path | None, backend: str, to: str, say: Say) -> None:
             advice="name the program: with --out model.qc the report is written to model.html",
         )
     check_ending(out, ("", ".qc", *suffixes()), "a quantized program")
-    outputs = planned(out, backend)
+    outputs = plan_outputs(out, backend)
     check_outputs(outputs, where)
     say(f"to be written: {', '.join(f'{output.path} ({output.what})' for output in outputs)}")
 
@@ -89,7 +89,7 @@ def _check_suited(out: Path, target: str, backend: str, to: str) -> None:
     )
 
 
-def planned(out: Path, backend: str) -> list[Output]:
+def plan_outputs(out: Path, backend: str) -> list[Output]:
     """Files for `--out`, side by side under one name: program, artifact and report."""
     asked = artifact_of(out)
     target = asked or backend
@@ -139,7 +139,7 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
 def _written(delivered: Delivered, out: Path, target: str) -> Delivered:
     """Write the planned files, except an artifact that does not exist."""
     done, artifact = delivered.done, delivered.artifact
-    outputs = planned(out, target)
+    outputs = plan_outputs(out, target)
     check_outputs(outputs, f"--out {out}")  # the work took its time
     out.parent.mkdir(parents=True, exist_ok=True)
     files = []

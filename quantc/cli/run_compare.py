@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quantc.calibration.calibration_report import counted
+from quantc.calibration.calibration_report import batch_count
 from quantc.calibration.state_isolation import Isolation
 from quantc.cli.compare_inputs import Side, read_side
 from quantc.cli.data_source import Data, batches_of
@@ -154,7 +154,7 @@ def _given(
         note = f"noise like {EXAMPLES} (seed {SEED}): this says little about real inputs"
         made = noise_like(program, source, SEED, noise)
         batches = [batch_of(program, leaves) for leaves in made]
-        return ComparedModel(batches, f"{counted(noise)} of noise like {EXAMPLES}", (f"the inputs are {note}",))
+        return ComparedModel(batches, f"{batch_count(noise)} of noise like {EXAMPLES}", (f"the inputs are {note}",))
     for side in sides:
         if side.batches is not None:
             return _taken(batches_of(side.source, side.batches), f"those of {side.source}", most)
@@ -167,7 +167,7 @@ def _taken(batches: Iterable[Any], where: str, most: int | None, notes: tuple[st
     taken = list(islice(batches, most))
     if not taken:
         raise DataError("compared on zero batches", where=where, advice="give at least one batch")
-    return ComparedModel(taken, f"{counted(len(taken))}, {where}", notes)
+    return ComparedModel(taken, f"{batch_count(len(taken))}, {where}", notes)
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

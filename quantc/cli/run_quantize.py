@@ -17,7 +17,7 @@ from quantc.cli.model_source import load_all
 from quantc.config.config import QuantConfig
 from quantc.errors import AnnotationError, CalibrationError
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.ir.batch_inputs import picked
+from quantc.ir.batch_inputs import select_inputs
 from quantc.ir.program import Program
 from quantc.spec.spec import QuantSpec
 from quantc.support.progress import Style
@@ -96,7 +96,7 @@ class Taken:
     def of(self, batches: Iterable[Any], program: Program, *, is_picked: bool = False) -> Iterable[Any]:
         """Batches for a program; with `is_picked` they hold the selected inputs only."""
         keys = None if is_picked or not self.inputs else self.inputs
-        return picked(batches, keys, program, None if self.dtype is None else as_dtype(self.dtype))
+        return select_inputs(batches, keys, program, None if self.dtype is None else as_dtype(self.dtype))
 
 
 def find(source: str | None, data: str | None, method: Method, taken: Taken) -> Job:

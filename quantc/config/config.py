@@ -18,7 +18,7 @@ from quantc.config.selectors import ByAll, ByEdge, ByNode, ByOp, Key, selector_o
 from quantc.errors import ConfigError, LoadError, QuantcError
 from quantc.files.atomic_file import write_text
 from quantc.files.regular_file import as_path, read_text
-from quantc.files.sealed_data import MAX_BYTES, SEAL, parse_json, parse_toml, sealed, unsealed
+from quantc.files.sealed_data import MAX_BYTES, SEAL, parse_json, parse_toml, seal, unseal
 from quantc.ir.decisions import Fixed, Float, Quantize
 from quantc.ir.program import Program
 from quantc.spec.formats import Role
@@ -91,7 +91,7 @@ class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
     def save(self, path: Path | str) -> None:
         """Write a `.toml` or `.json` file atomically. Its entry `seal` shows damage: remove it to edit the file."""
         path = as_path(path, ConfigError)
-        data = sealed(self.model_dump(mode="json", exclude_none=True))
+        data = seal(self.model_dump(mode="json", exclude_none=True))
         write_text(path, json.dumps(data, indent=2) + "\n" if _is_json(path) else to_toml(data))
 
     @staticmethod
@@ -101,7 +101,7 @@ class QuantConfig(Frozen, frozen=True, json_schema_extra=_with_seal):
         parse = parse_json if _is_json(path) else parse_toml
         try:
             data = parse(read_text(path, "write a .toml or .json file", most=MAX_BYTES))
-            data = unsealed(data) if isinstance(data, dict) else data
+            data = unseal(data) if isinstance(data, dict) else data
         except LoadError as error:
             raise ConfigError(f"{path} does not read: {error.what}", where=str(path), advice=error.advice) from error
         if not isinstance(data, dict) or set(data) != {"rules"} or not isinstance(data["rules"], list):

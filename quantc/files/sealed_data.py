@@ -35,12 +35,12 @@ _BETWEEN_KEYS = re.compile(r"[=,\[\]{}\n]")
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
-def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+def seal(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data with its seal as the first entry."""
     return {SEAL: _digest(data), **data}
 
 
-def unsealed(data: Mapping[str, Any], error: type[QuantcError] = LoadError, *, needed: bool = False) -> dict[str, Any]:
+def unseal(data: Mapping[str, Any], error: type[QuantcError] = LoadError, *, needed: bool = False) -> dict[str, Any]:
     """The data without its seal; raise `error` if the digest differs, or if `needed` and there is no seal."""
     rest = {name: value for name, value in data.items() if name != SEAL}
     if SEAL not in data:

@@ -18,7 +18,7 @@ from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.ir.sites import Origin
 from quantc.qdq.ops import belongs_to_qdq, is_quantize
-from quantc.support.sqnr import as_data, shown, together
+from quantc.support.sqnr import as_data, format_sqnr, together
 
 MAX_ROWS = 30
 
@@ -108,11 +108,19 @@ class Comparison:
     def __str__(self) -> str:
         from quantc.support.terminal import plain_rows
 
-        dB = f"SQNR {shown(self.sqnr)}{' dB' if math.isfinite(self.sqnr) else ''}"  # noqa: N806 - the unit
+        dB = f"SQNR {format_sqnr(self.sqnr)}{' dB' if math.isfinite(self.sqnr) else ''}"  # noqa: N806 - the unit
         lines = [f"{self.program}: {dB} over {self.batches} batches; {self.size}"]
         worst = self.worst()
         rows = [
-            (layer.node, layer.op, layer.rule, layer.module, layer.source, shown(layer.local), shown(layer.sqnr))
+            (
+                layer.node,
+                layer.op,
+                layer.rule,
+                layer.module,
+                layer.source,
+                format_sqnr(layer.local),
+                format_sqnr(layer.sqnr),
+            )
             for layer in worst[:MAX_ROWS]
         ]
         heads = ("node", "op", "rule", "module", "source", "alone, dB", "here, dB")
@@ -126,7 +134,7 @@ def _cost(local: float | None) -> float:
     return -math.inf if local is None or math.isnan(local) else local
 
 
-def compared(reference: Program, quantized: Program, batches: Iterable[Any]) -> Comparison:
+def compare_programs(reference: Program, quantized: Program, batches: Iterable[Any]) -> Comparison:
     """Comparison of two programs of one form over batches, in lockstep; see `qc.compare`."""
     lockstep = Lockstep(reference, quantized)
     isolation, own = Isolation(reference), Isolation(quantized)

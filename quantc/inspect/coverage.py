@@ -18,7 +18,7 @@ from quantc.annotate.reasons import Reason, Reasons, Why
 from quantc.calibration.underflow import Coarse, coarse_groups
 from quantc.errors import AnnotationError
 from quantc.inspect.techniques import HEAD as TECHNIQUE
-from quantc.inspect.techniques import counted, in_words, with_techniques
+from quantc.inspect.techniques import count_techniques, in_words, with_techniques
 from quantc.integer.proof.overflow_report import Accumulators, accumulators, why_not_provable
 from quantc.ir.dialect import op_name
 from quantc.ir.mac_count import MultiplyAdds, example_sizes, is_product, products
@@ -103,7 +103,7 @@ class Coverage:
     @property
     def techniques(self) -> dict[str, int]:
         """Numbers of static, dynamic and weight-only ops; propagated ones are not counted."""
-        return counted(row.technique for row in self.rows if row.verdict is not Verdict.PROPAGATED)
+        return count_techniques(row.technique for row in self.rows if row.verdict is not Verdict.PROPAGATED)
 
     @property
     def macs(self) -> int:

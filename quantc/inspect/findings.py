@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from quantc.config.selectors import AnySelector, ByEdge, ByModule, ByNode
 from quantc.inspect.comparison import Comparison, Layer, Vanished
-from quantc.support.sqnr import shown
+from quantc.support.sqnr import format_sqnr
 
 MODEL_DB = 20.0
 """The SQNR below which a whole model is likely to give other answers: a tenth of the signal's amplitude is noise."""
@@ -56,7 +56,7 @@ def _is_below(sqnr: float, bound: float) -> bool:
 
 
 def _decibels(sqnr: float) -> str:
-    return f"{shown(sqnr)} dB" if math.isfinite(sqnr) else shown(sqnr)
+    return f"{format_sqnr(sqnr)} dB" if math.isfinite(sqnr) else format_sqnr(sqnr)
 
 
 def _counted(found: Sequence[object], noun: str) -> str:

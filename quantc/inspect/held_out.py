@@ -74,7 +74,7 @@ def _outside(name: str, calibrated: tuple[float, float], values: Tensor) -> Outs
     return Outside(name, float(far.double().mean()), calibrated, (float(values.min()), float(values.max())))
 
 
-def parted(
+def split_held_out(
     batches: Iterable[Any] | None, held_out: int | Iterable[Any] | None
 ) -> tuple[Iterable[Any] | None, Iterable[Any] | None]:
     """Batches to calibrate with, and batches to measure on; None for the latter if none are held out."""

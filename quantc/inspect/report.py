@@ -22,7 +22,7 @@ from quantc.inspect.techniques import HEAD as TECHNIQUE
 from quantc.inspect.techniques import with_techniques
 from quantc.ir.program import LogEntry
 from quantc.spec.formats import Timing
-from quantc.support.sqnr import shown
+from quantc.support.sqnr import format_sqnr
 from quantc.support.terminal import Screen, readable
 
 MAX_ROWS = 20
@@ -244,7 +244,7 @@ class Report:
     def _sqnr(self) -> str:
         if self.comparison is None:
             return "not measured: there are neither batches nor example inputs"
-        return f"{shown(self.comparison.sqnr)} dB over {self._measured}"
+        return f"{format_sqnr(self.comparison.sqnr)} dB over {self._measured}"
 
     @property
     def _measured(self) -> str:
@@ -264,7 +264,7 @@ class Report:
 
 def _layer_cells(layer: Layer, techniques: Mapping[str, str]) -> tuple[str, ...]:
     technique = techniques.get(layer.node, "")
-    return layer.node, layer.op, layer.rule, technique, layer.module, shown(layer.local), shown(layer.sqnr)
+    return layer.node, layer.op, layer.rule, technique, layer.module, format_sqnr(layer.local), format_sqnr(layer.sqnr)
 
 
 def _quotient(before: float, after: float) -> float:

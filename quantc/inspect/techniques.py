@@ -12,7 +12,7 @@ HEAD = "technique"
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
-def counted(techniques: Iterable[str]) -> dict[str, int]:
+def count_techniques(techniques: Iterable[str]) -> dict[str, int]:
     """Number of ops by technique; ops without one are not counted."""
     found = Counter(techniques)
     return {timing.value: found[timing.value] for timing in Timing}
@@ -28,7 +28,7 @@ def in_words(techniques: Iterable[str]) -> str:
     given = list(techniques)
     if not are_mixed(given):
         return ""
-    return ", ".join(f"{count} {technique}" for technique, count in counted(given).items() if count)
+    return ", ".join(f"{count} {technique}" for technique, count in count_techniques(given).items() if count)
 
 
 def with_techniques(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -102,7 +102,7 @@ def _even_parts(count: int, largest: int) -> int:
     return max(1, -(-count // size)) if size else 0
 
 
-def fitted(w: AccumulatedWeight, bias: Tensor, step: Tensor) -> tuple[AccumulatedWeight, int]:
+def fit_scales(w: AccumulatedWeight, bias: Tensor, step: Tensor) -> tuple[AccumulatedWeight, int]:
     """A weight with scales large enough for the bias, and the number of raised scales. `step` is the scale of x.
 
     By the rules of numerics: where `|b / (sx·sw)|` exceeds 2^30 the weight's scale is raised until it fits; the

@@ -23,7 +23,7 @@ def snap_biases(program: Program) -> int:
         value = program.tensor(bias) if isinstance(bias, fx.Node) else None
         if value is None or scale is None:
             continue
-        rounded = snapped(value, scale)
+        rounded = round_bias(value, scale)
         if torch.equal(rounded, value):
             continue
         node.replace_input_with(bias, program.constant(f"{bias.target}_snapped", rounded, before=node))
@@ -33,7 +33,7 @@ def snap_biases(program: Program) -> int:
     return changed
 
 
-def snapped(bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def round_bias(bias: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """A bias rounded to multiples of the accumulator's scale, which is float64."""
     return (torch.round(bias.double() / scale) * scale).to(bias.dtype)
 

@@ -47,7 +47,7 @@ def _never_writes(target: Any) -> bool:
     return isinstance(target, OpOverload) and not writes(target) and target not in SWITCH
 
 
-def written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
+def operands_written(node: fx.Node, owner: nn.Module | None = None) -> list[fx.Node]:
     """The operands a node writes to (or reshapes in place). `owner` is the module that its graph's get_attr nodes refer
     into, if known."""
     if node.op in ("placeholder", "get_attr", "output") or _never_writes(node.target):
@@ -105,7 +105,7 @@ SWITCH: dict[Any, str] = {
 }
 
 
-def rewritten(node: fx.Node) -> fx.Node | None:
+def in_place_operand(node: fx.Node) -> fx.Node | None:
     """The one operand that a node writes to and returns, as `relu_` does."""
     places = writes(node.target)
     if len(places) != 1 or len(node.target._schema.returns) != 1:  # type: ignore[union-attr]
@@ -147,9 +147,9 @@ class Aliasing:
         names: dict[fx.Node, fx.Node] = {}
         for node, index in self.order.items():
             self._join(node, tracks)
-            for place in written(node, self.owner):
+            for place in operands_written(node, self.owner):
                 self._last_write[self.root(place)] = index
-            target = rewritten(node)
+            target = in_place_operand(node)
             if target is not None:
                 # the result is the tensor written to, under a second name
                 names[node] = names.get(target, target)
@@ -221,7 +221,7 @@ class Aliasing:
     def _writers(self) -> dict[fx.Node, list[fx.Node]]:
         found: dict[fx.Node, list[fx.Node]] = {}
         for node in self.graph.nodes:
-            for place in written(node, self.owner):
+            for place in operands_written(node, self.owner):
                 found.setdefault(self.root(place), []).append(node)
         return found
 

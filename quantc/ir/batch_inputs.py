@@ -86,7 +86,9 @@ def taken_of(batch: Any, keys: Sequence[int | str], index: int) -> tuple[Any, ..
         ) from error
 
 
-def picked(batches: Iterable[Any], inputs: Any, program: Program, dtype: torch.dtype | None = None) -> Iterable[Any]:
+def select_inputs(
+    batches: Iterable[Any], inputs: Any, program: Program, dtype: torch.dtype | None = None
+) -> Iterable[Any]:
     """The batches, reduced to `inputs` and cast to `dtype` if these are given."""
     if inputs is None and dtype is None:
         return batches

@@ -15,7 +15,7 @@ _PLAIN = nn.Module()
 _HELD = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"})
 
 
-def copied(root: nn.Module) -> nn.Module:
+def copy_module(root: nn.Module) -> nn.Module:
     """A copy that shares no tensor with `root`. Tensors and modules with two names keep both in the copy."""
     memo: dict[int, Any] = {}
     pending: list[tuple[nn.Module, nn.Module]] = []

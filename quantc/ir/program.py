@@ -25,7 +25,7 @@ from quantc.ir.dialect import arguments, is_opaque, short_name
 from quantc.ir.finite_inputs import Watch, check_has_numbers, why_no_range
 from quantc.ir.graph_tree import GraphTree, attribute
 from quantc.ir.lift_constants import lift_constants, with_checked_norms
-from quantc.ir.module_copy import copied
+from quantc.ir.module_copy import copy_module
 from quantc.ir.plan import Plan
 from quantc.ir.signature import Signature, as_tensors
 from quantc.ir.sites import ModeValue, NodeTable, Origin, SetAside, Site
@@ -434,7 +434,7 @@ class Program(GraphTree):
 
     def draft(self) -> Program:
         """A copy that shares the statistics, which may be large: for callers that only read them."""
-        root = copied(self.root)
+        root = copy_module(self.root)
         nodes: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         results = graph.graph_copy(self.graph, nodes)

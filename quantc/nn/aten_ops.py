@@ -55,12 +55,12 @@ def _pointwise(func: Any, q: QuantizedTensor, *settings: Any) -> QuantizedTensor
 
 @handles(*CLAMPS)
 def _clamped(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
-    return functional_ops.clamped(q, *CLAMPS[func](*bounds, **named), what=str(func))
+    return functional_ops.clamp_levels(q, *CLAMPS[func](*bounds, **named), what=str(func))
 
 
 @handles(*CLAMPS_IN_PLACE)
 def _clamped_(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
-    return functional_ops.clamped_(q, *CLAMPS[CLAMPS_IN_PLACE[func]](*bounds, **named), what=str(func))
+    return functional_ops.clamp_levels_(q, *CLAMPS[CLAMPS_IN_PLACE[func]](*bounds, **named), what=str(func))
 
 
 @handles(*IN_FLOAT)

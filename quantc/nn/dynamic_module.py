@@ -40,7 +40,7 @@ def weight_observers(mod: Any) -> Any:
     return qconfig.weight
 
 
-def stored(weight: Tensor, make_observer: Any, where: str) -> QuantizedTensor | Tensor:
+def store_weight(weight: Tensor, make_observer: Any, where: str) -> QuantizedTensor | Tensor:
     """A weight as it is stored: quantized as its observer says, or as float16."""
     observer = make_observer()
     if observer.dtype not in DTYPES:

@@ -71,13 +71,13 @@ def _table(name: str, settings: tuple[Any, ...], grid: Grid, onto: Grid, dtype: 
         )
 
 
-def clamped(x: Any, low: float | None, high: float | None, what: str = "clamp") -> QuantizedTensor:
+def clamp_levels(x: Any, low: float | None, high: float | None, what: str = "clamp") -> QuantizedTensor:
     """Numbers between two bounds: levels between the levels of those."""
     q = check_quantized(x, what)
     return q.like(q.data_of.clamp(*_levels(q, low, high)))
 
 
-def clamped_(x: Any, low: float | None, high: float | None, what: str = "clamp_") -> QuantizedTensor:
+def clamp_levels_(x: Any, low: float | None, high: float | None, what: str = "clamp_") -> QuantizedTensor:
     """The same in place."""
     q = check_quantized(x, what)
     q.data_of.clamp_(*_levels(q, low, high))
@@ -101,7 +101,7 @@ def in_float(function: Function, *xs: Any, grid: Grid | None = None, what: str =
     return quantize_per_tensor(function(*(q.dequantize() for q in tensors)), *(grid or first.grid), first.dtype)
 
 
-def requantized(x: QuantizedTensor, grid: Grid, dtype: torch.dtype | None = None) -> QuantizedTensor:
+def requantize(x: QuantizedTensor, grid: Grid, dtype: torch.dtype | None = None) -> QuantizedTensor:
     """The same numbers on another grid."""
     kind = x.dtype if dtype is None else dtype
     return x if x.grid == grid and x.dtype is kind else quantize_per_tensor(x.dequantize(), *grid, kind)
@@ -122,12 +122,12 @@ def bytewise(op: str, x: Any, y: Any, grid: Grid) -> QuantizedTensor:
     name, _, after = op.partition(" ")
     function = torch.add if name == "add" else torch.mul
     made_of = in_float(function, first, second, grid=grid, what=op)
-    return clamped_(made_of, 0.0, None) if after else made_of
+    return clamp_levels_(made_of, 0.0, None) if after else made_of
 
 
-def joined(xs: Sequence[Any], dim: int, grid: Grid) -> QuantizedTensor:
+def cat_on_grid(xs: Sequence[Any], dim: int, grid: Grid) -> QuantizedTensor:
     """Tensors one after the other, on one grid."""
-    parts = [requantized(check_quantized(x, "cat"), grid) for x in xs]
+    parts = [requantize(check_quantized(x, "cat"), grid) for x in xs]
     return QuantizedTensor(torch.cat([part.data_of for part in parts], dim), *grid)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quantc.errors import DataError, SpecError
-from quantc.nn.range_observers import UniformQuantizationObserverBase, has_numbers, unobserved
+from quantc.nn.range_observers import UniformQuantizationObserverBase, default_qparams, has_numbers
 from quantc.spec.torch_dtypes import PER_TENSOR, PLAIN
 
 UPSAMPLING = 16
@@ -102,7 +102,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         if not self.has_seen:
-            return unobserved(self)
+            return default_qparams(self)
         return self._calculate_qparams(*self._non_linear_param_search())
 
     def _non_linear_param_search(self) -> tuple[Tensor, Tensor]:

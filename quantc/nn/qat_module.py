@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional, init
 
 from quantc.errors import SpecError
-from quantc.nn.weighted_module import folded
+from quantc.nn.weighted_module import fold_batch_norm
 from quantc.qat.schedule import is_norm_part
 
 CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
@@ -215,7 +215,7 @@ class TrainedNorm(Trained):
             setattr(self.bn, name, getattr(mod[1], name))
 
     def learned(self) -> tuple[Tensor, Tensor | None]:
-        return folded(self.weight, self.bias, self.bn)
+        return fold_batch_norm(self.weight, self.bias, self.bn)
 
     def in_sequence(self, made: nn.Module) -> nn.Module:
         return made if self.without_norm is None else self.without_norm(made, nn.ReLU())

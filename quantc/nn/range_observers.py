@@ -39,7 +39,7 @@ class UnobservedWarning(UserWarning):
     """Scale and zero point were asked of an observer that has seen no data."""
 
 
-def unobserved(observer: nn.Module) -> tuple[Tensor, Tensor]:
+def default_qparams(observer: nn.Module) -> tuple[Tensor, Tensor]:
     """Scale 1 and zero point 0, with a warning: what there is to say of data that nobody has seen."""
     warnings.warn(
         f"{type(observer).__name__} has seen no data, so its scale is 1 and its zero point 0: run the model on data first",
@@ -139,7 +139,7 @@ class UniformQuantizationObserverBase(ObserverBase):
     def _calculate_qparams(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero point of ranges."""
         if not min_val.numel() or bool(((min_val == torch.inf) & (max_val == -torch.inf)).all()):
-            return unobserved(self)
+            return default_qparams(self)
         if not bool((min_val <= max_val).all()):
             raise DataError(
                 f"{type(self).__name__} has seen NaN: its range is {min_val.tolist()}..{max_val.tolist()}",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantc.integer.ops.recurrent import KINDS
-from quantc.nn.dynamic_module import RunTime, stored, weight_observers
+from quantc.nn.dynamic_module import RunTime, store_weight, weight_observers
 from quantc.nn.kernel_ops import Run
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.torch_tensors import HALF
@@ -66,7 +66,7 @@ class Recurrent(RunTime):
     def _take(self, mod: Any) -> None:
         observers = weight_observers(mod)
         for name in self.weight_names:
-            self.hold_weight(name, stored(getattr(mod, name), observers, type(self).__name__))
+            self.hold_weight(name, store_weight(getattr(mod, name), observers, type(self).__name__))
             self.hold(bias_of(name), getattr(mod, bias_of(name)).detach().float().clone() if self.bias else None)
 
     def packed(self, kind: str) -> list[Any]:

@@ -130,7 +130,7 @@ class Weighted(QuantizedModule):
         weight, bias = parts.weight, parts.bias
         batch_norm = getattr(source, "bn", None)
         if batch_norm is not None:
-            weight, bias = folded(weight, bias, batch_norm, is_transposed=cls.axis == 1)
+            weight, bias = fold_batch_norm(weight, bias, batch_norm, is_transposed=cls.axis == 1)
         observer = getattr(source, "weight_fake_quant", None)
         if observer is None:
             qconfig = getattr(source, "qconfig", None) or getattr(mod, "qconfig", None)
@@ -174,7 +174,9 @@ def has_relu(mod: nn.Module) -> bool:
     return "ReLU" in type(mod).__name__
 
 
-def folded(weight: Tensor, bias: Tensor | None, batch_norm: Any, is_transposed: bool = False) -> tuple[Tensor, Any]:
+def fold_batch_norm(
+    weight: Tensor, bias: Tensor | None, batch_norm: Any, is_transposed: bool = False
+) -> tuple[Tensor, Any]:
     """Weight and bias with the batch norm behind them."""
     norm = (batch_norm.running_mean, batch_norm.running_var, batch_norm.eps, batch_norm.weight, batch_norm.bias)
     with torch.no_grad():

@@ -10,7 +10,7 @@ FAULTS = 5
 """Maximum number of verification faults in the message; the error's cause has them all."""
 
 
-def told(error: Exception) -> str:
+def failure_text(error: Exception) -> str:
     """The message of an exception; for quantc's errors with location and the first verification faults."""
     if not isinstance(error, QuantcError):
         return str(error)

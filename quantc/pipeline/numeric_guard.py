@@ -99,7 +99,7 @@ class Guard(Hook):
         )
 
     def _trace(self, program: Program, when: str) -> Trace:
-        with undisturbed(program, self.seed) as tensors:
+        with isolated_run(program, self.seed) as tensors:
             before = {name: tensor.clone() for name, tensor in tensors.items()}
             leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in program.example_inputs or ()]
             recorder = GuardRecorder(program)
@@ -167,7 +167,7 @@ def why_not_guarded(program: Program, limit: int | None) -> str | None:
 
 
 @contextmanager
-def undisturbed(program: Program, seed: int) -> Iterator[dict[str, torch.Tensor]]:
+def isolated_run(program: Program, seed: int) -> Iterator[dict[str, torch.Tensor]]:
     """Run with a fixed seed, without gradients and observers; restore buffers and generator afterwards.
 
     Yields the restored tensors, by name.

@@ -14,7 +14,7 @@ from time import perf_counter
 from quantc.errors import PassError, PipelineError, RefusedError, suggest
 from quantc.ir.program import LogEntry, Program, Stage
 from quantc.pipeline.base_pass import Outcome, Pass, Preserves
-from quantc.pipeline.failure import node_at_fault, told
+from quantc.pipeline.failure import failure_text, node_at_fault
 from quantc.pipeline.pipeline_parser import parse_passes
 from quantc.pipeline.stage_order import check_order, check_start, first_needs
 
@@ -139,7 +139,7 @@ class Pipeline:
         if node is not None:
             place = f"{place}; at node {program.describe(node)}"
         error = PassError(
-            f"pass {pass_.name} failed: {type(cause).__name__}: {told(cause)}",
+            f"pass {pass_.name} failed: {type(cause).__name__}: {failure_text(cause)}",
             where=place,
             advice="the Reproducer hook writes the program and the pipeline that fail to a folder",
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from quantc.integer.bias_grid import snapped
+from quantc.integer.bias_grid import round_bias
 from quantc.ir.dialect import WEIGHTED, is_op
 from quantc.ir.program import TRAINED, Program, attribute
 from quantc.qat.fake import FakeQuantizer, HandedOn, RunTimeScale
@@ -28,7 +28,7 @@ class SnappedBias(nn.Module):
         if bias is None or x is None or weight is None:
             return bias
         scale = x.scale.detach().double() * weight.scale.detach().double()
-        return passed_through(bias, snapped(bias.detach(), scale))
+        return passed_through(bias, round_bias(bias.detach(), scale))
 
 
 def snap_trained_biases(program: Program) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quantc.qat.freezing import Freezable
-from quantc.rewrite.affine_folding import Channels, affine_of_norm, folded
+from quantc.rewrite.affine_folding import Channels, affine_of_norm, fold_affine
 
 
 class FoldNorm(Freezable):
@@ -37,7 +37,7 @@ class FoldNorm(Freezable):
             factor = torch.where(factor == 0, torch.ones_like(factor), factor)
             return w * self.channels.along(w, factor).to(w.dtype), b, factor
         affine = affine_of_norm(gamma, beta, mean, var, self.eps, self.channels.count(w))
-        return *folded(w, b, affine, self.channels), None
+        return *fold_affine(w, b, affine, self.channels), None
 
 
 class UnfoldNorm(nn.Module):

@@ -20,7 +20,7 @@ from quantc.qat.biases import SnappedBias
 from quantc.qat.fake import FakeQuantizer, HandedOn
 from quantc.qat.fake_quantize_insertion import MODES, NORMS
 from quantc.qat.norms import LiveNorm, UnfoldNorm
-from quantc.rewrite.affine_folding import Channels, affine_of_norm, folded
+from quantc.rewrite.affine_folding import Channels, affine_of_norm, fold_affine
 
 
 def fake_quantizers(module: nn.Module) -> Iterator[FakeQuantizer]:
@@ -129,7 +129,7 @@ def _fold(program: Program, each: Unfolded) -> None:
         raise TrainingError(f"{name} cannot be folded: the weight of {product.name} cannot be read")
     channels = Channels.of(product)
     affine = affine_of_norm(gamma, beta, mean, var, each.row.eps, channels.count(weight))
-    new_weight, new_bias = folded(weight, program.tensor(each.bias), affine, channels)
+    new_weight, new_bias = fold_affine(weight, program.tensor(each.bias), affine, channels)
     if not bool(torch.isfinite(new_weight).all() and torch.isfinite(new_bias).all()):
         raise TrainingError(
             f"{name} cannot be folded into {product.name}: weight or bias would be NaN or infinite",

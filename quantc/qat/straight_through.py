@@ -57,7 +57,7 @@ def levels(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return (x * (1.0 / scale)).round_().add_(zero_point)
 
 
-def rounded(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
+def quantize_dequantize(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
     """A tensor quantized and dequantized."""
     return levels(x, scale, zero_point).clamp_(qmin, qmax).sub_(zero_point).mul_(scale)
 
@@ -68,7 +68,7 @@ class _Rounded(torch.autograd.Function):
         if clips:
             ctx.save_for_backward(x, scale, zero_point)
         ctx.ends, ctx.clips = (qmin, qmax), clips
-        return rounded(x, scale, zero_point, qmin, qmax)
+        return quantize_dequantize(x, scale, zero_point, qmin, qmax)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -103,7 +103,7 @@ class _Learned(torch.autograd.Function):
         zero_point = torch.round(zero_point)
         ctx.save_for_backward(x, scale, zero_point)
         ctx.ends, ctx.factor = (qmin, qmax), factor
-        return rounded(x, scale, zero_point, qmin, qmax)
+        return quantize_dequantize(x, scale, zero_point, qmin, qmax)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

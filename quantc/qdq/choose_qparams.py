@@ -71,7 +71,7 @@ torch.library.impl("quantc::choose_qparams", "CompositeExplicitAutograd", choose
 CHOOSE: Any = torch.ops.quantc.choose_qparams.default
 
 
-def quantized(
+def quantize_tensor(
     x: Tensor, scale: Tensor, zero_point: Tensor, per_token: bool, qmin: int, qmax: int, dtype: torch.dtype
 ) -> Tensor:
     """Quantize a tensor, bit for bit as torch's ops: the per-token one adds the zero point before it rounds."""

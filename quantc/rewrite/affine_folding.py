@@ -59,7 +59,7 @@ def affine_of_norm(
     return Affine(scale, read(beta, 0.0) - read(mean, 0.0) * scale)
 
 
-def folded(weight: Tensor, bias: Tensor | None, affine: Affine, channels: Channels) -> tuple[Tensor, Tensor]:
+def fold_affine(weight: Tensor, bias: Tensor | None, affine: Affine, channels: Channels) -> tuple[Tensor, Tensor]:
     """Weight and bias with an affine map folded in."""
     new_weight = (weight.double() * channels.along(weight, affine.scale)).to(weight.dtype)
     old_bias = torch.zeros_like(affine.shift) if bias is None else bias.double()

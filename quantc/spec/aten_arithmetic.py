@@ -17,7 +17,7 @@ LIMIT_PLACES = 40
 """Products are clamped to 2^40: far outside every grid, with room left to add a zero point."""
 
 
-def centered(x: Tensor, zero_point: Any, dtype: torch.dtype = torch.int32) -> Tensor:
+def center(x: Tensor, zero_point: Any, dtype: torch.dtype = torch.int32) -> Tensor:
     """`x - zero_point`, in a dtype wide enough for it."""
     wide: Tensor = aten.to.dtype(x, dtype)
     if isinstance(zero_point, int) and zero_point == 0:
@@ -45,20 +45,22 @@ def rescale(
         product = aten.mul.Tensor(aten.to.dtype(accumulator, torch.float64), multiplier)
     else:
         product = aten.mul.Tensor(aten.to.dtype(accumulator, torch.int64), aten.to.dtype(multiplier, torch.int64))
-    return settled(product, shift, zero_point, qmin, qmax, dtype)
+    return round_to_grid(product, shift, zero_point, qmin, qmax, dtype)
 
 
-def settled(total: Tensor, shift: Tensor | None, zero_point: int, qmin: int, qmax: int, dtype: torch.dtype) -> Tensor:
+def round_to_grid(
+    total: Tensor, shift: Tensor | None, zero_point: int, qmin: int, qmax: int, dtype: torch.dtype
+) -> Tensor:
     """Round onto a grid: a float64 number of steps or, with `shift`, an int64 number of `2^-shift` steps. If `dtype` is
     float32, `total` is a real number in float64 and is rounded to float32."""
     if not dtype.is_floating_point:
-        levels = aten.round.default(total) if shift is None else shifted(total, shift)
+        levels = aten.round.default(total) if shift is None else rounding_shift(total, shift)
         total = aten.clamp.default(aten.add.Tensor(levels, zero_point), qmin, qmax)
     result: Tensor = aten.to.dtype(total, dtype)
     return result
 
 
-def shifted(product: Tensor, shift: Tensor) -> Tensor:
+def rounding_shift(product: Tensor, shift: Tensor) -> Tensor:
     """`round_half_even(product * 2^-shift)` on 64-bit integers, for any shift.
 
     A negative shift multiplies; the product is clamped to 2^40 then, which every clamp to a grid cuts off anyway.

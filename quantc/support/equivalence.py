@@ -39,7 +39,7 @@ def follow(
     return known
 
 
-def united(places: Iterable[P], ties: Iterable[tuple[P, P]]) -> Iterator[set[P]]:
+def equivalence_classes(places: Iterable[P], ties: Iterable[tuple[P, P]]) -> Iterator[set[P]]:
     """The equivalence classes that `ties` induce on `places`: connected components, independent of the order of the
     ties."""
     graph: nx.Graph[P] = nx.Graph()

@@ -23,7 +23,7 @@ SECONDS_A_LINE = 5.0
 
 
 @contextmanager
-def showing(
+def show_progress(
     title: str, style: Style | Told, *, unit: str = "batches", console: Console | None = None
 ) -> Iterator[Told]:
     """Show the progress of the work in this context; yields the callback to report it to."""

@@ -115,7 +115,7 @@ def together(noises: Iterable[Noise]) -> Noise:
     return total
 
 
-def shown(sqnr: float | None) -> str:
+def format_sqnr(sqnr: float | None) -> str:
     """An SQNR as text for tables."""
     if sqnr is None:
         return ""

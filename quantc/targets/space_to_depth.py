@@ -52,7 +52,7 @@ class Blocks:
     stride: Size
 
 
-def parted(image: TensorType, block: Size) -> tuple[list[int | str], list[int | str]]:
+def block_shapes(image: TensorType, block: Size) -> tuple[list[int | str], list[int | str]]:
     """Image shapes with the pixels of a block on axes of their own, and with them as channels."""
     count, channels, *sizes = image.shape
     (high, wide), (rows, columns) = block, (int(size) // step for size, step in zip(sizes, block, strict=True))

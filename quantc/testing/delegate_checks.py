@@ -24,7 +24,7 @@ from quantc.targets.executorch.artifact import Pte
 from quantc.targets.executorch.executorch_lowering import lower
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, MAX_STEPS, KernelReport, Specs, rows_of, specs_of_modes
-from quantc.testing.trial import Subject, Trial, scaled, trials_of
+from quantc.testing.trial import Subject, Trial, scale_inputs, trials_of
 from quantc.verbs.convert import convert
 
 DELEGATE = "delegate"
@@ -100,7 +100,7 @@ def _apart(trial: Trial, quantized: Program, lowered: Pte) -> Iterator[Fault]:
     """Outputs that differ from the Q/DQ form's, on inputs of several sizes."""
     (output,) = quantized.graph.find_nodes(op="output")
     for factor in FACTORS:
-        inputs = scaled(trial.inputs, factor)
+        inputs = scale_inputs(trial.inputs, factor)
         expected = [value for value in quantized.run_flat(inputs) if isinstance(value, Tensor)]
         for node, want, got in zip(output.args[0], expected, lowered.run(*inputs), strict=True):
             step = _step(node)

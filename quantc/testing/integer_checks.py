@@ -11,7 +11,7 @@ from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.qdq.ops import is_dequantize
 from quantc.testing.conformance import Fault
-from quantc.testing.trial import Trial, calibrated
+from quantc.testing.trial import Trial, calibrate_trial
 from quantc.verbs.convert import convert
 
 INTEGER = "integer"
@@ -27,7 +27,7 @@ def integer_form(trial: Trial) -> list[Fault] | None:
     """The rule's ops become integer arithmetic, without floats inside, within a step of Q/DQ."""
     if INTEGER not in trial.rule.supports:
         return None
-    integer = convert(calibrated(trial.prepared.clone(), trial.inputs), to="integer")
+    integer = convert(calibrate_trial(trial.prepared.clone(), trial.inputs), to="integer")
     integer.verify()
     left = _left_float(trial, integer)
     if left:

@@ -34,7 +34,7 @@ from quantc.testing.conformance import Fault
 from quantc.testing.integer_checks import reading_floats
 from quantc.testing.loose_pairs import loose_pairs
 from quantc.testing.technique_checks import asked_for, specs_of
-from quantc.testing.trial import Subject, Trial, calibrated, scaled, trials_of
+from quantc.testing.trial import Subject, Trial, calibrate_trial, scale_inputs, trials_of
 from quantc.verbs.convert import convert
 
 KERNEL = "kernel"
@@ -202,7 +202,7 @@ _KERNEL = "correct the kernel: it is held to the integer form"
 
 
 def _static(trial: Trial, judge: Judge) -> list[Fault]:
-    prepared = calibrated(trial.prepared.clone(), trial.inputs)
+    prepared = calibrate_trial(trial.prepared.clone(), trial.inputs)
     return judge(trial, prepared, trial.model.label, Timing.STATIC)
 
 
@@ -213,7 +213,7 @@ def _asked(trial: Trial, timing: Timing, judge: Judge, specs: Specs) -> list[lis
         prepared = asked_for(trial, spec)
         if prepared is not None:
             needs_data = any(group.source is Source.DATA for group in prepared.plan.groups)
-            ready = calibrated(prepared, trial.inputs) if needs_data else prepared
+            ready = calibrate_trial(prepared, trial.inputs) if needs_data else prepared
             found.append(judge(trial, ready, f"{trial.model.label}, {name_of(spec)}", timing))
     return found
 
@@ -266,7 +266,7 @@ def _apart(trial: Trial, lowered: Lowered, limit: float) -> Iterator[Fault]:
     """Kernels that are not what their op is, on inputs of several sizes; each is named once."""
     told: set[str] = set()
     for factor in FACTORS:
-        inputs = scaled(trial.inputs, factor)
+        inputs = scale_inputs(trial.inputs, factor)
         for gap in kernel_agreement(lowered, *inputs):
             if gap.node not in told and not (gap.steps <= MAX_STEPS and gap.relative <= limit):
                 told.add(gap.node)

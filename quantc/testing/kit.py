@@ -18,7 +18,7 @@ from quantc.ir.types import TensorType
 from quantc.patterns.operand_patterns import LeafKind
 from quantc.patterns.table import Rule
 from quantc.spec.formats import Offer
-from quantc.support.progress import Style, Told, showing
+from quantc.support.progress import Style, Told, show_progress
 from quantc.testing import integer_checks, kernel_checks, number_checks, onnx_checks, placement_checks, technique_checks
 from quantc.testing.choices import Choices, NoExampleError
 from quantc.testing.conformance import Check, Conformance, Fault, Ledger
@@ -79,7 +79,7 @@ def check_backend(
         check_table(given, ledger)
         subject = Subject(given)
         rules = list(subject.demanded.table)
-        with showing(f"checking {given.name}", progress, unit="rules") as told:
+        with show_progress(f"checking {given.name}", progress, unit="rules") as told:
             for done, rule in enumerate(rules):
                 told(done, len(rules))
                 _RuleCheck(subject, rule, ledger).run(own.get(rule.name))

@@ -17,7 +17,7 @@ from quantc.ir.site_index import outputs_of
 from quantc.spec.formats import PerChannel
 from quantc.testing.arguments import BATCH
 from quantc.testing.conformance import Fault
-from quantc.testing.trial import UNSEEN, Trial, quantized, quantizer_for, run, scaled, sqnr, values_of
+from quantc.testing.trial import UNSEEN, Trial, quantize_trial, quantizer_for, run, scale_inputs, sqnr, values_of
 from quantc.verbs.prepare import prepare
 
 DB_A_BIT = 2.5
@@ -28,7 +28,7 @@ WIDE = 8.0
 
 def fidelity(trial: Trial) -> list[Fault] | None:
     """The quantized model is close to the float one on inputs it was not calibrated with."""
-    inputs = scaled(trial.inputs, UNSEEN)
+    inputs = scale_inputs(trial.inputs, UNSEEN)
     found = sqnr(run(trial.model.program, inputs), run(trial.converted, inputs))
     if found >= DB_A_BIT * trial.bits:
         return []
@@ -45,7 +45,7 @@ def fixed_range(trial: Trial) -> list[Fault] | None:
     outcome = trial.backend.outcome(role) if role in trial.backend.roles else None
     if not isinstance(outcome, Fixed) or trial.match is None:
         return None
-    made = values_of(trial.prepared, outputs_of(trial.match.root), scaled(trial.inputs, WIDE))
+    made = values_of(trial.prepared, outputs_of(trial.match.root), scale_inputs(trial.inputs, WIDE))
     low, high = min(float(value.min()) for value in made), max(float(value.max()) for value in made)
     spec, step = outcome.spec, outcome.scale
     least, most = ((end - outcome.zero_point) * step for end in (spec.qmin, spec.qmax))
@@ -73,7 +73,7 @@ def ties(trial: Trial) -> list[Fault] | None:
     for name in others:
         _grow(prepared, name)
     inputs = _grown(prepared, trial.inputs, others)
-    found = sqnr(run(prepared, inputs), run(quantized(prepared.clone(), inputs), inputs))
+    found = sqnr(run(prepared, inputs), run(quantize_trial(prepared.clone(), inputs), inputs))
     if found >= DB_A_BIT * trial.bits:
         return []
     what = f"`out` is like {own}; when the other operands grow, the SQNR falls to {found:.1f} dB"
@@ -131,7 +131,7 @@ def _wrong_axis(trial: Trial, prepared: Program, name: str, operand: str, axis: 
         what = f"{operand} has its scales along axis {axis}, each of which goes into every output"
         return [Fault(what, f"the output channels lie along axis {' or '.join(map(str, possible))}")]
     loud = _with_huge_channel(prepared, name, axis)
-    found = sqnr(run(loud, trial.inputs), run(quantized(loud.clone(), trial.inputs), trial.inputs), spared[axis])
+    found = sqnr(run(loud, trial.inputs), run(quantize_trial(loud.clone(), trial.inputs), trial.inputs), spared[axis])
     if found >= DB_A_BIT * trial.bits:
         return []
     what = f"with one channel of {operand} along axis {axis} {HUGE:.0f} times as large, the others have {found:.1f} dB"

@@ -18,7 +18,7 @@ from quantc.support.optional_dependency import is_installed
 from quantc.testing.conformance import Fault
 from quantc.testing.kernel_checks import FACTORS, OTHERS, RUN_TIME_ERROR, specs_of_modes
 from quantc.testing.technique_checks import asked_for
-from quantc.testing.trial import Trial, calibrated, scaled
+from quantc.testing.trial import Trial, calibrate_trial, scale_inputs
 from quantc.verbs.convert import convert
 
 ONNX = "onnx"
@@ -32,14 +32,14 @@ def onnx_form(trial: Trial) -> list[Fault] | None:
     if ONNX not in trial.rule.supports or not is_installed("onnx", "onnxruntime"):
         return None
     label = trial.model.label
-    found = list(_faults(trial, convert(calibrated(trial.prepared.clone(), trial.inputs)), label, FLOAT_ERROR))
+    found = list(_faults(trial, convert(calibrate_trial(trial.prepared.clone(), trial.inputs)), label, FLOAT_ERROR))
     for timing in OTHERS:
         for spec in specs_of_modes(trial, timing):
             prepared = asked_for(trial, spec)
             if prepared is None:
                 continue
             needs_data = any(group.source is Source.DATA for group in prepared.plan.groups)
-            program = convert(calibrated(prepared, trial.inputs) if needs_data else prepared)
+            program = convert(calibrate_trial(prepared, trial.inputs) if needs_data else prepared)
             limit = RUN_TIME_ERROR if timing is Timing.DYNAMIC else FLOAT_ERROR
             found += _faults(trial, program, f"{label}, {name_of(spec)}", limit)
     return found
@@ -51,7 +51,7 @@ def _faults(trial: Trial, program: Program, where: str, limit: float) -> Iterato
     try:
         model = lower(program)
         for factor in FACTORS:
-            inputs = scaled(trial.inputs, factor)
+            inputs = scale_inputs(trial.inputs, factor)
             yield from (Fault(what, _CLAIM, where) for what in _apart(program, model, inputs, limit))
     except QuantcError as error:
         yield Fault(f"it cannot be written: {error.what}", _CLAIM, where)

@@ -23,7 +23,7 @@ from quantc.spec.formats import DType, Offer, PerGroup, PerToken, Role, Timing
 from quantc.spec.spec import QuantSpec, name_of
 from quantc.testing.conformance import Fault
 from quantc.testing.number_checks import DB_A_BIT
-from quantc.testing.trial import Trial, calibrated, quantizer_for, run, scaled, sqnr, values_of
+from quantc.testing.trial import Trial, calibrate_trial, quantizer_for, run, scale_inputs, sqnr, values_of
 from quantc.verbs.convert import convert
 from quantc.verbs.prepare import prepare
 
@@ -197,7 +197,7 @@ def _waiting(prepared: Program, spec: QuantSpec) -> list[Fault]:
 
 def _numbers(trial: Trial, prepared: Program, spec: QuantSpec) -> list[Fault]:
     needs_data = any(group.source is Source.DATA for group in prepared.plan.groups)
-    converted = convert(calibrated(prepared.clone(), trial.inputs) if needs_data else prepared)
+    converted = convert(calibrate_trial(prepared.clone(), trial.inputs) if needs_data else prepared)
     faults = _far(trial, converted, spec)
     if spec.timing is Timing.WEIGHT_ONLY and not faults:
         faults = _not_float(trial, converted, spec)
@@ -210,7 +210,7 @@ def _far(trial: Trial, converted: Program, spec: QuantSpec) -> list[Fault]:
     if bits < MIN_BITS:
         return []
     for factor in FACTORS if spec.timing is Timing.DYNAMIC else FACTORS[:1]:
-        inputs = scaled(trial.inputs, factor)
+        inputs = scale_inputs(trial.inputs, factor)
         least = DB_A_BIT * bits * (1 if factor == 1 else ELSEWHERE)
         found = sqnr(run(trial.model.program, inputs), run(converted, inputs))
         if found < least:

@@ -173,7 +173,7 @@ class Trial:
     @cached_property
     def converted(self) -> Program:
         """The quantized model."""
-        return quantized(self.prepared.clone(), self.inputs)
+        return quantize_trial(self.prepared.clone(), self.inputs)
 
     @cached_property
     def bits(self) -> int:
@@ -195,18 +195,18 @@ def trials_of(subject: Subject, rule: Rule) -> tuple[Trial, ...]:
     return tuple(trial for trial in trials if trial.verdict.standing is Standing.TAKEN)
 
 
-def quantized(prepared: Program, inputs: Sequence[Any]) -> Program:
+def quantize_trial(prepared: Program, inputs: Sequence[Any]) -> Program:
     """Calibrate a prepared program with batches like `inputs`, and convert it."""
-    return convert(calibrated(prepared, inputs))
+    return convert(calibrate_trial(prepared, inputs))
 
 
-def calibrated(prepared: Program, inputs: Sequence[Any]) -> Program:
+def calibrate_trial(prepared: Program, inputs: Sequence[Any]) -> Program:
     """Calibrate a prepared program with batches like `inputs`."""
-    calibrate(prepared, [tuple(scaled(inputs, factor)) for factor in FACTORS])
+    calibrate(prepared, [tuple(scale_inputs(inputs, factor)) for factor in FACTORS])
     return prepared
 
 
-def scaled(inputs: Iterable[Any], factor: float) -> list[Any]:
+def scale_inputs(inputs: Iterable[Any], factor: float) -> list[Any]:
     """Similar inputs: floats scaled, integers unchanged."""
     return [value * factor if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs]
 

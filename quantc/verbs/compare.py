@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from quantc import pipelines
 from quantc.capture.capture_request import AUTO
 from quantc.errors import DataError, InputError, QuantcError
-from quantc.inspect.comparison import Comparison, compared
+from quantc.inspect.comparison import Comparison, compare_programs
 from quantc.ir.batch_inputs import check_batches, leaves_of
 from quantc.ir.program import Program, Stage
 from quantc.ir.types import TensorType
@@ -40,7 +40,7 @@ def compare(reference: Program | nn.Module, quantized: Program, batches: Iterabl
         raise DataError("compared on zero batches", where=quantized.name, advice="give at least one batch")
     reference = in_form_of(quantized, reference, first)
     _check_inputs(reference, quantized)
-    return compared(reference, quantized, chain([first], source))
+    return compare_programs(reference, quantized, chain([first], source))
 
 
 def in_form_of(quantized: Program, given: Program | nn.Module, batch: Any) -> Program:

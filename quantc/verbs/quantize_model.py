@@ -23,12 +23,12 @@ from quantc.capture.cast_model import as_dtype
 from quantc.config.config import QuantConfig
 from quantc.errors import CalibrationError, InputError, ModeError, UnknownNameError, suggest
 from quantc.inspect.comparison import Comparison
-from quantc.inspect.held_out import Outside, outside, parted, sound
+from quantc.inspect.held_out import Outside, outside, sound, split_held_out
 from quantc.inspect.report import MeasuredOn, Report, Step
 from quantc.inspect.size import size_and_file
 from quantc.integer.match_lowering import MultiplierForm
 from quantc.integer.proof.range_reduction import RangeReduction
-from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, picked
+from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, select_inputs
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Hook
@@ -136,10 +136,10 @@ def quantize(
             )
     cast_to = None if dtype is None else as_dtype(dtype)
     if batches is not None:
-        batches = picked(batches, inputs, captured, cast_to)
+        batches = select_inputs(batches, inputs, captured, cast_to)
     if held_out is not None and not isinstance(held_out, int):
         check_batches(held_out)
-        rest["held_out"] = picked(held_out, inputs, captured, cast_to)
+        rest["held_out"] = select_inputs(held_out, inputs, captured, cast_to)
     return _warned(quantize_program(captured, batches, backend, **rest))
 
 
@@ -185,7 +185,7 @@ def quantize_program(
     """The steps after capture."""
     if batches is not None:
         check_batches(batches)
-    batches, kept = parted(batches, held_out)
+    batches, kept = split_held_out(batches, held_out)
     _check_inference(captured)
     quantizer = quantizer_of(backend)
     if mode != "static":

@@ -7,7 +7,7 @@ import json
 import torch
 
 import quantc as qc
-from quantc.calibration.calibration_report import SHOWN, CalibrationReport, GroupRange, counted, rows_of
+from quantc.calibration.calibration_report import SHOWN, CalibrationReport, GroupRange, batch_count, rows_of
 from quantc.calibration.underflow import Coarse
 from quantc.observe import MinMax
 from tests.support.calibration import data, eager_activations, prepared, small
@@ -57,7 +57,7 @@ def test_the_text_has_a_line_for_each_fact() -> None:
 def test_earlier_calls_are_told_and_unknown_samples_are_not() -> None:
     first = str(report(batches=1, total=5, samples=None)).splitlines()[0]
     assert first == "calibrated Net: 1 batch (5 in all), 1.2 s"
-    assert [counted(number) for number in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
+    assert [batch_count(number) for number in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

@@ -17,7 +17,7 @@ import quantc as qc
 from quantc.errors import CalibrationError, DataError, InputError, QuantcError, UnknownNameError
 from quantc.ir.decisions import FLOAT
 from quantc.observe import MinMax
-from quantc.support.progress import showing
+from quantc.support.progress import show_progress
 from tests.support.calibration import batch, data, digest, eager_activations, observing, one_thread, prepared, small  # noqa: F401 - a fixture
 
 # -- what is observed ------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_progress_is_told_and_nothing_is_printed_without_a_terminal(capfd: pytes
 
 def test_a_terminal_gets_a_bar() -> None:
     console = Console(file=StringIO(), force_terminal=True, width=100)
-    with showing("calibrating", "auto", console=console) as told:
+    with show_progress("calibrating", "auto", console=console) as told:
         told(3, 10)
         told(10, 10)
     assert isinstance(console.file, StringIO)

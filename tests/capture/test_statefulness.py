@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quantc.capture.statefulness import depends_on_earlier_calls, kept, watch
+from quantc.capture.statefulness import depends_on_earlier_calls, keep_attributes, watch
 
 
 class Counted(nn.Module):
@@ -119,7 +119,7 @@ def test_changes_deep_inside_are_found_and_equal_values_are_none() -> None:
 def test_plain_attributes_are_put_back_after_an_error_too() -> None:
     model = Counted()
     seen, inner = model.seen, model.inner
-    with kept(model):
+    with keep_attributes(model):
         model(X)
         model.fresh = 3  # type: ignore[assignment]
         del model.options["deep"]
@@ -127,6 +127,6 @@ def test_plain_attributes_are_put_back_after_an_error_too() -> None:
     assert model.seen is seen
     assert model.inner is inner
     assert not hasattr(model, "fresh")
-    with pytest.raises(RuntimeError), kept(model):
+    with pytest.raises(RuntimeError), keep_attributes(model):
         model(torch.ones(3, 7))
     assert (model.calls, model.seen) == (0, [])

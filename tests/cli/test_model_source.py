@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quantc.cli.model_source import called, imported, load, load_all
+from quantc.cli.model_source import call_factory, import_object, load, load_all
 from quantc.errors import LoadError
 from tests.support import cli_sources as sources
 
@@ -90,20 +90,20 @@ def test_programs_are_not_cast(name: str, tmp_path: Path) -> None:
 
 
 def test_parts_of_objects_are_found_by_their_path() -> None:
-    assert imported(f"{HERE}:nn.Linear") is nn.Linear
+    assert import_object(f"{HERE}:nn.Linear") is nn.Linear
     with pytest.raises(LoadError, match="Liner"):
-        imported(f"{HERE}:nn.Liner")
+        import_object(f"{HERE}:nn.Liner")
 
 
 def test_modules_of_the_current_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_model_of_this_folder.py").write_text("value = 7\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["elsewhere"])
-    assert imported("a_model_of_this_folder:value") == 7
+    assert import_object("a_model_of_this_folder:value") == 7
 
 
 def test_a_function_that_raises_is_told_what_it_should_give() -> None:
-    assert called("place", lambda: 5) == 5
+    assert call_factory("place", lambda: 5) == 5
     with pytest.raises(LoadError, match="ZeroDivisionError") as caught:
-        called("place", lambda: 1 / 0, "batches")
+        call_factory("place", lambda: 1 / 0, "batches")
     assert "batches" in str(caught.value.advice)

@@ -9,7 +9,7 @@ import pytest
 
 import quantc as qc
 from quantc.cli import quantize_outputs
-from quantc.cli.quantize_outputs import Delivered, check_out, deliver, planned
+from quantc.cli.quantize_outputs import Delivered, check_out, deliver, plan_outputs
 from quantc.cli.run_quantize import Done
 from quantc.errors import ConfigError, QuantcError
 from tests.support import cli_sources as sources
@@ -37,7 +37,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_files_lie_side_by_side_under_one_name(out: str, backend: str, files: dict[str, str]) -> None:
-    found = planned(Path("folder") / out, backend)
+    found = plan_outputs(Path("folder") / out, backend)
     assert {output.what: str(output.path) for output in found} == {
         what: str(Path("folder") / name) for what, name in files.items()
     }

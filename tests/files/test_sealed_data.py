@@ -13,7 +13,7 @@ import torch
 
 import quantc as qc
 from quantc.errors import ConfigError, LoadError
-from quantc.files.sealed_data import MAX_DEPTH, parse_json, parse_toml, sealed, unsealed
+from quantc.files.sealed_data import MAX_DEPTH, parse_json, parse_toml, seal, unseal
 from quantc.store import file_versions
 
 DEEP = {
@@ -65,15 +65,15 @@ DATA = {"name": "conv", "sizes": [1, 2.5, None], "inner": {"b": True, "a": "é"}
 
 
 def test_what_was_sealed_comes_back() -> None:
-    made = sealed(DATA)
+    made = seal(DATA)
     assert next(iter(made)) == "seal"
-    assert unsealed(made, needed=True) == DATA
-    assert unsealed(parse_json(json.dumps(made))) == DATA
+    assert unseal(made, needed=True) == DATA
+    assert unseal(parse_json(json.dumps(made))) == DATA
 
 
 def test_the_order_of_keys_is_not_sealed_and_everything_else_is() -> None:
-    made = sealed(DATA)
-    assert unsealed({**dict(reversed(list(made.items()))), "inner": {"a": "é", "b": True}}) == DATA
+    made = seal(DATA)
+    assert unseal({**dict(reversed(list(made.items()))), "inner": {"a": "é", "b": True}}) == DATA
     changes: list[dict[str, Any]] = [
         {"name": "conv2"},
         {"sizes": [2.5, 1, None]},
@@ -84,21 +84,21 @@ def test_the_order_of_keys_is_not_sealed_and_everything_else_is() -> None:
     ]
     for change in changes:
         with pytest.raises(ConfigError, match="changed since it was written") as caught:
-            unsealed({**made, **change}, ConfigError)
+            unseal({**made, **change}, ConfigError)
         assert "remove its line 'seal'" in str(caught.value.advice)
 
 
 def test_what_was_written_by_hand_is_taken_unless_a_seal_is_needed() -> None:
-    assert unsealed(DATA) == DATA
+    assert unseal(DATA) == DATA
     with pytest.raises(LoadError, match="no seal"):
-        unsealed(DATA, needed=True)
+        unseal(DATA, needed=True)
 
 
 def test_what_json_does_not_hold_fits_no_seal() -> None:
     data = parse_toml('day = 2020-01-01\nseal = ""')
     assert data["day"] == datetime.date(2020, 1, 1)
     with pytest.raises(LoadError):
-        unsealed({**data, "seal": "0" * 32})
+        unseal({**data, "seal": "0" * 32})
 
 
 def nested(depth: int) -> str:

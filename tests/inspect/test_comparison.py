@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import quantc as qc
-from quantc.inspect.comparison import MAX_ROWS, Comparison, Layer, compared
+from quantc.inspect.comparison import MAX_ROWS, Comparison, Layer, compare_programs
 from quantc.inspect.size import Size
 from quantc.ir.program import Program
 from tests.support.by_hand import Builder, two_layers
@@ -75,7 +75,7 @@ def quantized() -> tuple[Program, Program, torch.Tensor]:
 
 def test_programs_are_compared_over_batches() -> None:
     prepared, program, x = quantized()
-    found = compared(prepared, program, [x, x[:2]])
+    found = compare_programs(prepared, program, [x, x[:2]])
     assert found.batches == 2
     expected = torch.cat([prepared(x), prepared(x[:2])]).detach().double()
     noise = torch.cat([program(x), program(x[:2])]).detach().double() - expected
@@ -90,16 +90,16 @@ def test_tensors_of_which_something_becomes_zero_are_named_with_their_readers() 
     prepared, program, x = quantized()
     small = x.clone()
     small[:3] = 1e-4
-    found = {row.node: row for row in compared(prepared, program, [small]).vanished}
+    found = {row.node: row for row in compare_programs(prepared, program, [small]).vanished}
     (first,) = [node.name for node in program.graph.find_nodes(op="placeholder")]
     assert found[first].share == pytest.approx(0.5, abs=0.05)
     assert found[first].readers == ("linear",)
-    assert compared(prepared, prepared, [x]).vanished == ()
+    assert compare_programs(prepared, prepared, [x]).vanished == ()
 
 
 def test_the_integer_form_is_measured_by_its_outputs_and_that_is_said() -> None:
     prepared, _, x = quantized()
-    found = compared(prepared, qc.convert(prepared, to="integer"), [x])
+    found = compare_programs(prepared, qc.convert(prepared, to="integer"), [x])
     assert found.sqnr > 20
     assert all(row.local is None for row in found.layers)
     assert any("qc.agreement" in note for note in found.notes)
@@ -114,7 +114,7 @@ def test_what_has_no_counterpart_is_counted_and_five_are_named() -> None:
             value.name = f"step_{value.name.rpartition('_')[2]}"
         return build.program(value)
 
-    found = compared(chain(aten.sin.default), chain(aten.cos.default), [torch.ones(3)])
+    found = compare_programs(chain(aten.sin.default), chain(aten.cos.default), [torch.ones(3)])
     (note,) = found.notes
     assert note.startswith("8 nodes have no counterpart")
     assert note.count("step_") == 5
@@ -125,7 +125,7 @@ def test_outputs_without_floats_are_not_compared() -> None:
     build = Builder()
     x = build.input("x", torch.ones(3))
     program = build.program(build.call(aten.neg.default, x), build.call(aten.gt.Scalar, x, 0.5))
-    found = compared(program, program, [torch.ones(3)])
+    found = compare_programs(program, program, [torch.ones(3)])
     assert found.sqnr == math.inf
     assert math.isnan(found.outputs[1])
     assert found.notes == ("output 1 holds no floats and is not compared",)
@@ -134,5 +134,5 @@ def test_outputs_without_floats_are_not_compared() -> None:
 def test_the_programs_are_left_as_they_were() -> None:
     program = two_layers()
     before = program.dump()
-    assert compared(program, program, [torch.zeros(2, 4)]).sqnr == math.inf
+    assert compare_programs(program, program, [torch.zeros(2, 4)]).sqnr == math.inf
     assert program.dump() == before

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.errors import CalibrationError, DataError, InputError
-from quantc.inspect.held_out import First, Last, Outside, outside, parted, sound
+from quantc.inspect.held_out import First, Last, Outside, outside, sound, split_held_out
 from tests.support.rows import batches, quantized
 
 
@@ -95,7 +95,7 @@ def numbers(count: int) -> Any:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_last_batches_are_parted_from_the_others_of_whatever_length(count: int) -> None:
-    first, last = parted(numbers(5), count)
+    first, last = split_held_out(numbers(5), count)
     assert first is not None
     assert last is not None
     assert list(first) == list(range(5 - count))
@@ -103,7 +103,7 @@ def test_the_last_batches_are_parted_from_the_others_of_whatever_length(count: i
 
 
 def test_without_calibration_the_last_are_found_all_the_same() -> None:
-    _, last = parted(numbers(5), 2)
+    _, last = split_held_out(numbers(5), 2)
     assert last is not None
     assert list(last) == [3, 4]
     assert list(last) == [3, 4], "as often as one asks"
@@ -118,8 +118,8 @@ def test_a_length_is_told_where_there_is_one() -> None:
 
 def test_batches_of_their_own_are_left_as_they_are() -> None:
     given, own = [1, 2], [3]
-    assert parted(given, None) == (given, None)
-    first, last = parted(given, own)
+    assert split_held_out(given, None) == (given, None)
+    first, last = split_held_out(given, own)
     assert first is given
     assert last is own
 
@@ -127,13 +127,13 @@ def test_batches_of_their_own_are_left_as_they_are() -> None:
 @pytest.mark.parametrize("held_out", [0, -1, True, [], torch.ones(2), {"x": 1}])
 def test_what_is_no_number_of_batches_and_no_batches_is_refused(held_out: Any) -> None:
     with pytest.raises((InputError, CalibrationError)):
-        parted([1, 2, 3], held_out)
+        split_held_out([1, 2, 3], held_out)
 
 
 def test_a_number_needs_batches() -> None:
     with pytest.raises(InputError, match="no batches"):
-        parted(None, 2)
-    first, _ = parted(numbers(2), 2)
+        split_held_out(None, 2)
+    first, _ = split_held_out(numbers(2), 2)
     assert first is not None
     with pytest.raises(CalibrationError, match="2 batches, and 2 are held out"):
         next(iter(first))

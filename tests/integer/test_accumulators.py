@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantc.integer.accumulators import AccumulatedWeight, accumulation, centered_range, fitted
+from quantc.integer.accumulators import AccumulatedWeight, accumulation, centered_range, fit_scales
 from quantc.integer.grid import Grid
 from quantc.integer.match_lowering import NotIntegerError
 
@@ -92,14 +92,14 @@ def test_centered_weights_are_the_integers_less_the_zero_point_of_their_channel(
 
 def test_a_bias_that_fits_changes_nothing() -> None:
     w = AccumulatedWeight(grid(0.5), torch.tensor([[10, -20]], dtype=torch.int8))
-    assert fitted(w, torch.tensor([1.0]), torch.tensor(0.5).double()) == (w, 0)
+    assert fit_scales(w, torch.tensor([1.0]), torch.tensor(0.5).double()) == (w, 0)
 
 
 def test_scales_are_raised_only_where_the_bias_asks_for_it_and_the_weight_stays() -> None:
     levels = torch.tensor([[100, -50], [100, -50]], dtype=torch.int8)
     w = AccumulatedWeight(grid([2.0**-20, 2.0**-20], axis=0), levels)
     step, bias = torch.tensor(2.0**-10).double(), torch.tensor([0.5, 8.0])
-    made, raised = fitted(w, bias, step)
+    made, raised = fit_scales(w, bias, step)
     assert raised == 1
     assert made.grid.scale.tolist() == [2.0**-20, 2.0**-17]  # 8 is 2^30 steps of 2^-27
     assert made.levels is not None
@@ -110,7 +110,7 @@ def test_scales_are_raised_only_where_the_bias_asks_for_it_and_the_weight_stays(
 def test_one_scale_for_all_is_raised_for_all_and_factors_that_come_are_refused() -> None:
     levels = torch.tensor([[100], [100]], dtype=torch.int8)
     step, bias = torch.tensor(2.0**-10).double(), torch.tensor([0.5, 8.0])
-    made, raised = fitted(AccumulatedWeight(grid(2.0**-20), levels), bias, step)
+    made, raised = fit_scales(AccumulatedWeight(grid(2.0**-20), levels), bias, step)
     assert (raised, made.grid.one_scale) == (1, 2.0**-17)
     with pytest.raises(NotIntegerError, match="more than 2\\^30 steps"):
-        fitted(AccumulatedWeight(grid(2.0**-20), None), bias, step)
+        fit_scales(AccumulatedWeight(grid(2.0**-20), None), bias, step)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from quantc.ir.alias_analysis import LEAVES_INPUTS_ALONE, Aliasing, gives_shape, rewritten, written
+from quantc.ir.alias_analysis import LEAVES_INPUTS_ALONE, Aliasing, gives_shape, in_place_operand, operands_written
 from quantc.ir.graph_tree import attribute
 from tests.support.programs import exported
 
@@ -36,12 +36,12 @@ def test_written_are_the_operands_whose_memory_changes() -> None:
     out = graph.call_function(aten.add.out, (x, relu), {"out": in_place})
     shape = graph.call_function(getattr, (x, "shape"))
     function = graph.call_function(torch.nn.functional.relu, (x,))
-    assert written(relu) == []
-    assert written(in_place) == [relu]
-    assert written(out) == [in_place]
-    assert written(shape) == []
-    assert written(function) == [x], "a Python function may write to anything"
-    assert written(x) == []
+    assert operands_written(relu) == []
+    assert operands_written(in_place) == [relu]
+    assert operands_written(out) == [in_place]
+    assert operands_written(shape) == []
+    assert operands_written(function) == [x], "a Python function may write to anything"
+    assert operands_written(x) == []
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -49,7 +49,7 @@ def test_a_norm_that_trains_writes_its_running_statistics(training: bool) -> Non
     graph = fx.Graph()
     x, mean, var = (graph.placeholder(name) for name in ("x", "mean", "var"))
     norm = graph.call_function(aten.batch_norm.default, (x, None, None, mean, var, training, 0.1, 1e-5, False))
-    assert written(norm) == ([mean, var] if training else [])
+    assert operands_written(norm) == ([mean, var] if training else [])
     values = [torch.randn(4, 2), torch.zeros(2), torch.ones(2)]
     aten.batch_norm.default(values[0], None, None, values[1], values[2], training, 0.1, 1e-5, False)
     assert torch.equal(values[1], torch.zeros(2)) != training, "torch does what is said here"
@@ -60,17 +60,17 @@ def test_an_opaque_module_writes_unless_it_is_marked() -> None:
     root.layer = nn.Linear(2, 2)
     x = graph.placeholder("x")
     node = graph.call_module("layer", (x,))
-    assert written(node, root) == [x]
+    assert operands_written(node, root) == [x]
     root.layer.__dict__[LEAVES_INPUTS_ALONE] = True
-    assert written(node, root) == []
-    assert written(node) == [x]
+    assert operands_written(node, root) == []
+    assert operands_written(node) == [x]
 
 
 def test_the_operand_that_comes_back_is_the_one_written_to() -> None:
     _, (x, relu, in_place, shaped) = chain(
         (aten.relu.default, X), (aten.relu_.default, (1,)), (aten.unsqueeze_.default, (1,), 0)
     )
-    assert (rewritten(relu), rewritten(in_place), rewritten(x)) == (None, relu, None)
+    assert (in_place_operand(relu), in_place_operand(in_place), in_place_operand(x)) == (None, relu, None)
     assert (gives_shape(shaped), gives_shape(in_place)) == (True, False)
 
 
@@ -172,13 +172,13 @@ def test_a_call_of_graphs_writes_what_they_write() -> None:
     program = exported(Branches(), [torch.ones(2), torch.ones(2)])
     cond = program.node("cond")
     x, y = program.node("x"), program.node("y")
-    assert written(cond, program.root) == []
-    assert {x, y} <= set(written(cond)), "unknown graphs may write to anything"
+    assert operands_written(cond, program.root) == []
+    assert {x, y} <= set(operands_written(cond)), "unknown graphs may write to anything"
     inner = attribute(program.root, "true_graph_0").graph
     second = inner.find_nodes(op="placeholder")[1]
     with inner.inserting_before(inner.output_node()):
         neg = inner.call_function(aten.neg_.default, (second,))
     given = list(cond.args[3])  # type: ignore[arg-type]
-    assert set(written(cond, program.root)) == set(given), "both, for a caller may pass one tensor twice"
+    assert set(operands_written(cond, program.root)) == set(given), "both, for a caller may pass one tensor twice"
     inner.erase_node(neg)
-    assert written(cond, program.root) == []
+    assert operands_written(cond, program.root) == []

@@ -18,8 +18,8 @@ from quantc.ir.batch_inputs import (
     cast_floats,
     check_batches,
     leaves_of,
-    picked,
     samples_in,
+    select_inputs,
     taken_of,
 )
 from quantc.ir.program import Program
@@ -129,9 +129,9 @@ def test_inputs_are_picked_by_index_key_several_or_a_function() -> None:
         ({"x": X, "mask": MASK, "label": 3}, ("mask", "x"), {"mask": MASK, "x": X}),
     ]
     for batch, inputs, expected in cases:
-        assert list(picked([batch], inputs, net)) == [expected]
+        assert list(select_inputs([batch], inputs, net)) == [expected]
     everything = [pair]
-    assert picked(everything, None, net) is everything
+    assert select_inputs(everything, None, net) is everything
 
 
 def test_floats_are_cast_and_nothing_else() -> None:
@@ -139,7 +139,7 @@ def test_floats_are_cast_and_nothing_else() -> None:
     made = cast_floats(tree, torch.float16)
     assert [made["a"][0].dtype, made["a"][1].dtype, made["c"].dtype] == [torch.float16, torch.int64, torch.float16]
     assert made["b"] == "text"
-    (batch,) = picked([(X,)], None, program(("x",)), torch.bfloat16)
+    (batch,) = select_inputs([(X,)], None, program(("x",)), torch.bfloat16)
     assert batch[0].dtype is torch.bfloat16
 
 
@@ -171,7 +171,7 @@ def test_an_item_that_a_batch_lacks_is_refused_with_what_it_holds(batch: Any, ke
 @pytest.mark.parametrize("inputs", [1.5, {"x": 0}, [0, None, 1.5], True])
 def test_inputs_are_named_by_numbers_and_strings(inputs: Any) -> None:
     with pytest.raises(InputError, match=type(inputs).__name__):
-        picked([X], inputs, program(("x",)))
+        select_inputs([X], inputs, program(("x",)))
 
 
 def test_samples_are_counted_where_all_tensors_agree() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quantc.ir.module_copy import copied
+from quantc.ir.module_copy import copy_module
 
 
 def holder() -> nn.Module:
@@ -20,7 +20,7 @@ def holder() -> nn.Module:
 
 def test_a_copy_has_the_same_tensors_and_shares_none() -> None:
     root = holder()
-    twin = copied(root)
+    twin = copy_module(root)
     both = [dict([*module.named_parameters(), *module.named_buffers()]) for module in (root, twin)]
     assert list(both[0]) == list(both[1])
     for name, tensor in both[0].items():
@@ -35,7 +35,7 @@ def test_tensors_and_modules_with_two_names_keep_both() -> None:
     root.other = nn.Module()
     root.other.w = root.get_parameter("child.w")
     root.again = root.get_submodule("child")
-    twin = copied(root)
+    twin = copy_module(root)
     assert twin.get_parameter("other.w") is twin.get_parameter("child.w")
     assert twin.get_submodule("again") is twin.get_submodule("child")
 
@@ -43,7 +43,7 @@ def test_tensors_and_modules_with_two_names_keep_both() -> None:
 def test_modes_are_kept_module_by_module() -> None:
     root = holder()
     root.get_submodule("child").eval()
-    twin = copied(root)
+    twin = copy_module(root)
     assert (twin.training, twin.get_submodule("child").training) == (True, False)
 
 
@@ -52,7 +52,7 @@ def test_modules_that_are_more_than_containers_are_copied_with_all_they_have() -
     root.act = nn.Dropout(0.25)
     root.get_submodule("child").register_forward_pre_hook(lambda module, _: ran.append(type(module).__name__))
     vars(root)["note"] = ["kept"]
-    twin = copied(root)
+    twin = copy_module(root)
     act = twin.get_submodule("act")
     assert isinstance(act, nn.Dropout)
     assert act.p == 0.25
@@ -65,6 +65,6 @@ def test_modules_that_are_more_than_containers_are_copied_with_all_they_have() -
 def test_a_removed_child_stays_removed() -> None:
     root = holder()
     root.register_module("gone", None)
-    twin = copied(root)
+    twin = copy_module(root)
     assert "gone" in twin._modules
     assert twin._modules["gone"] is None

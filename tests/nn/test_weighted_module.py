@@ -16,7 +16,7 @@ from quantc.nn import intrinsic, observers, quantize_per_tensor, quantized
 from quantc.nn import qconfig as qconfigs
 from quantc.nn.intrinsic import quantized as intrinsic_quantized
 from quantc.nn.quantized import dynamic
-from quantc.nn.weighted_module import folded, has_relu
+from quantc.nn.weighted_module import fold_batch_norm, has_relu
 from tests.support.nn_cases import CASES, both, converted, engine, steps_apart
 
 
@@ -115,7 +115,7 @@ def test_a_folded_norm_computes_what_the_layer_and_the_norm_do(kind: str, bias: 
         nn.init.uniform_(tensor, 0.5, 2.0)
     x = torch.randn(2, 3) if kind == "Linear" else torch.randn(2, 3, 5, 5)
     wanted = norm(layer(x)).detach()
-    weight, added = folded(layer.weight, layer.bias, norm, is_transposed=kind == "ConvTranspose2d")
+    weight, added = fold_batch_norm(layer.weight, layer.bias, norm, is_transposed=kind == "ConvTranspose2d")
     function: Any = {"Linear": functional.linear, "Conv2d": functional.conv2d}.get(kind, functional.conv_transpose2d)
     torch.testing.assert_close(function(x, weight, added).detach(), wanted, atol=1e-5, rtol=1e-5)
 

@@ -15,7 +15,7 @@ from quantc.patterns import aten as v
 from quantc.patterns.dsl import Items
 from quantc.patterns.operand_patterns import value
 from quantc.patterns.refusals import Condition, WrittenTo
-from quantc.patterns.rule import claimed
+from quantc.patterns.rule import claimed_cause
 from tests.support.pattern_graphs import Build, attempt, conv_block, found, table_of
 
 
@@ -124,7 +124,7 @@ def test_a_refusal_and_a_claim_name_rule_and_node() -> None:
     program, nodes = conv_block()
     assert str(attempt(v.tanh, program, nodes["relu"])) == "rule at relu: expected tanh, found relu"
     winner = found(v.conv >> v.sigmoid, program, nodes["sigmoid"])
-    cause = claimed(nodes["conv"], winner, "it fits, but ")
+    cause = claimed_cause(nodes["conv"], winner, "it fits, but ")
     assert str(cause) == "it fits, but conv2d is claimed by rule at sigmoid"
     assert cause.to_data() == {
         "kind": "claimed",

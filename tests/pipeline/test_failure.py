@@ -6,7 +6,7 @@ import pytest
 from torch import fx
 
 from quantc.errors import QuantcError, VerifyError
-from quantc.pipeline.failure import FAULTS, node_at_fault, told
+from quantc.pipeline.failure import FAULTS, failure_text, node_at_fault
 
 
 def nodes(*names: str) -> list[fx.Node]:
@@ -30,19 +30,19 @@ def raised(error: Exception, *given: fx.Node) -> Exception:
 
 
 def test_errors_of_others_are_told_as_they_are() -> None:
-    assert told(ValueError("no such axis")) == "no such axis"
-    assert told(KeyError("w")) == "'w'"
+    assert failure_text(ValueError("no such axis")) == "no such axis"
+    assert failure_text(KeyError("w")) == "'w'"
 
 
 def test_our_errors_are_told_with_their_place_and_without_advice() -> None:
-    assert told(QuantcError("it broke", where="node relu", advice="mend it")) == "it broke\n    at node relu"
-    assert told(QuantcError("it broke")) == "it broke"
+    assert failure_text(QuantcError("it broke", where="node relu", advice="mend it")) == "it broke\n    at node relu"
+    assert failure_text(QuantcError("it broke")) == "it broke"
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 7])
 def test_only_the_first_faults_are_told_and_the_others_counted(more: int) -> None:
     faults = [f"fault {number}" for number in range(FAULTS + more)]
-    lines = told(VerifyError("the graph is not sound", faults, where="Net")).splitlines()
+    lines = failure_text(VerifyError("the graph is not sound", faults, where="Net")).splitlines()
     assert lines[:2] == ["the graph is not sound", "    at Net"]
     assert lines[2 : 2 + FAULTS] == [f"    - {fault}" for fault in faults[:FAULTS]]
     assert lines[2 + FAULTS :] == ([f"    - and {more} more"] if more > 0 else [])

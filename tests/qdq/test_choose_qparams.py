@@ -15,7 +15,7 @@ from torch.ao.quantization.observer import MinMaxObserver, PerChannelMinMaxObser
 
 from quantc.integer.ops.dynamic_kernels import _levels
 from quantc.integer.qdq_decomposition import SPELLED
-from quantc.qdq.choose_qparams import CHOOSE, choose_qparams, quantized
+from quantc.qdq.choose_qparams import CHOOSE, choose_qparams, quantize_tensor
 from quantc.qdq.registration import decomposed_ops
 from quantc.spec.formats import DType, Scheme
 from quantc.spec.numerics import middle, qparams_from_range
@@ -76,7 +76,7 @@ def test_torchs_choice_is_the_same_number_and_is_spelled_out_with_its_bits(x: Te
     assert scale.double() == theirs[0]
     assert zero.long() == theirs[1]
     levels = ops.quantize_per_tensor.tensor(x, *theirs, qmin, qmax, dtype)
-    assert torch.equal(quantized(x, scale, zero, False, qmin, qmax, dtype), levels)
+    assert torch.equal(quantize_tensor(x, scale, zero, False, qmin, qmax, dtype), levels)
     assert torch.equal(SPELLED["quantize_per_tensor.tensor"](x, *ours, qmin, qmax, dtype), levels)
     back = SPELLED["dequantize_per_tensor.tensor"](levels, *ours, qmin, qmax, dtype)
     assert torch.equal(back, ops.dequantize_per_tensor.tensor(levels, *theirs, qmin, qmax, dtype))
@@ -92,7 +92,7 @@ def test_levels_are_what_numpy_says(x: Tensor, grid: Any, eps: float, scheme: Sc
     assert np.array_equal(scale.numpy(), theirs.scale)
     assert np.array_equal(zero.numpy(), theirs.zero_point.astype(np.int32))
     expected = theirs.levels(x.numpy(), qmin, qmax)
-    assert np.array_equal(quantized(x, scale, zero, per_token, qmin, qmax, dtype).numpy(), expected)
+    assert np.array_equal(quantize_tensor(x, scale, zero, per_token, qmin, qmax, dtype).numpy(), expected)
     fast, fast_scale = _levels(x, per_token, zero_point, qmin, qmax, dtype, eps)
     assert torch.equal(fast_scale, scale)
     assert np.array_equal(fast.numpy(), expected - theirs.zero_point.astype(np.int64))
@@ -236,7 +236,7 @@ def test_scales_of_tensors_are_torchs(qmin: int, qmax: int, dtype: torch.dtype, 
     assert scale.item() == theirs.item()
     assert zero_point.item() == their_zero.item()
     expected = ops.quantize_per_tensor.tensor(x, theirs, their_zero, qmin, qmax, dtype)
-    assert torch.equal(quantized(x, scale, zero_point, False, qmin, qmax, dtype), expected)
+    assert torch.equal(quantize_tensor(x, scale, zero_point, False, qmin, qmax, dtype), expected)
 
 
 @pytest.mark.parametrize(("qmin", "qmax", "dtype"), GRIDS[:2], ids=str)
@@ -255,4 +255,4 @@ def test_scales_of_tokens_are_those_of_torchs_observer_of_rows(
     assert torch.equal(scale.flatten(), theirs)
     assert torch.equal(zero_point.flatten().long(), their_zero.long())
     expected = decomposed_ops().quantize_per_token(x, scale, zero_point, qmin, qmax, dtype)
-    assert torch.equal(quantized(x, scale, zero_point, True, qmin, qmax, dtype), expected)
+    assert torch.equal(quantize_tensor(x, scale, zero_point, True, qmin, qmax, dtype), expected)

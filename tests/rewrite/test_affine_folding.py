@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quantc.rewrite.affine_folding import Affine, Channels, affine_of_norm, folded
+from quantc.rewrite.affine_folding import Affine, Channels, affine_of_norm, fold_affine
 from tests.support.programs import Builder, aten
 
 LAYERS: dict[str, tuple[Any, Channels, tuple[int, ...]]] = {
@@ -40,7 +40,7 @@ def test_a_folded_layer_is_the_layer_and_its_norm(name: str) -> None:
     affine = affine_of_norm(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps, 4)
     state = layer.state_dict()
     assert channels.count(state["weight"]) == 4
-    layer.weight.data, layer.bias.data = folded(state["weight"], state["bias"], affine, channels)
+    layer.weight.data, layer.bias.data = fold_affine(state["weight"], state["bias"], affine, channels)
     torch.testing.assert_close(layer(x), expected)
 
 
@@ -54,7 +54,7 @@ def test_what_a_norm_lacks_is_one_or_zero() -> None:
 
 
 def test_a_layer_without_bias_gets_the_shift() -> None:
-    weight, bias = folded(
+    weight, bias = fold_affine(
         torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
         None,
         Affine(torch.tensor([2.0, 10.0], dtype=torch.float64), torch.tensor([0.5, -1.0], dtype=torch.float64)),
@@ -67,7 +67,7 @@ def test_a_layer_without_bias_gets_the_shift() -> None:
 def test_weights_are_rounded_once() -> None:
     third = torch.tensor([[1 / 3]], dtype=torch.float32)
     scale = torch.tensor([1 + 2.0**-30], dtype=torch.float64)
-    weight, bias = folded(third, torch.ones(1), Affine(scale, -torch.ones(1, dtype=torch.float64)), Channels())
+    weight, bias = fold_affine(third, torch.ones(1), Affine(scale, -torch.ones(1, dtype=torch.float64)), Channels())
     assert weight.dtype is bias.dtype is torch.float32
     assert bias.item() == 2.0**-30, "in float32 the sum would be zero"
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.annotate.quantizer import mode_config, quantizer_of
-from quantc.bench.models import COUNT, MODELS, UNSEEN_SEED, initialised, task_of, texts
+from quantc.bench.models import COUNT, MODELS, UNSEEN_SEED, initialise, task_of, texts
 from quantc.bench.networks import TextEncoder
 from quantc.cli.example import digits_cnn, digits_data
 from quantc.ir.program import Program
@@ -73,7 +73,7 @@ class TaggedText(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = initialised(TextEncoder())
+        self.encoder = initialise(TextEncoder())
         self.head = nn.Linear(768, TAGS)
 
     def forward(self, tokens: Tensor) -> Tensor:

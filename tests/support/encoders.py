@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quantc.bench.models import initialised, texts
+from quantc.bench.models import initialise, texts
 from quantc.bench.networks import Layer, TextEncoder, ViT
 
-__all__ = ["Layer", "TextEncoder", "ViT", "glorot", "images", "initialised", "texts"]
+__all__ = ["Layer", "TextEncoder", "ViT", "glorot", "images", "initialise", "texts"]
 
 
 def glorot(model: nn.Module, seed: int = 0) -> nn.Module:
     """The same with the uniform distribution of Glorot for linear layers: wider, and no two values far apart."""
-    initialised(model, seed)
+    initialise(model, seed)
     for part in model.modules():
         if isinstance(part, nn.Linear):
             nn.init.xavier_uniform_(part.weight)

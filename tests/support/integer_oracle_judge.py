@@ -16,7 +16,7 @@ from quantc.calibration.interpreter import Runner
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_quantize
-from quantc.testing.trial import FACTORS, Trial, scaled
+from quantc.testing.trial import FACTORS, Trial, scale_inputs
 from tests.support.integer_oracle import Oracle, plain
 from tests.support.integer_oracle_sums import Reals
 from tests.support.integer_oracle_values import Exact, Steps
@@ -37,7 +37,7 @@ class Judge:
     @staticmethod
     def of(trial: Trial) -> Judge:
         prepared = trial.prepared.clone()
-        qc.calibrate(prepared, [tuple(scaled(trial.inputs, factor)) for factor in FACTORS])
+        qc.calibrate(prepared, [tuple(scale_inputs(trial.inputs, factor)) for factor in FACTORS])
         return Judge(prepared, trial.inputs, trial.rule.name)
 
     @cached_property

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quantc.errors import AnnotationError
-from quantc.support.equivalence import follow, united
+from quantc.support.equivalence import equivalence_classes, follow
 
 
 def like(outcome: str) -> str | None:
@@ -49,4 +49,4 @@ def test_classes_do_not_depend_on_the_order_of_ties() -> None:
     expected = {frozenset("abe"), frozenset("cd"), frozenset("f")}
     for seed in range(5):
         random.Random(seed).shuffle(ties)
-        assert {frozenset(group) for group in united("abcdef", ties)} == expected
+        assert {frozenset(group) for group in equivalence_classes("abcdef", ties)} == expected

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from quantc.errors import UnknownNameError
 from quantc.support import progress
-from quantc.support.progress import Style, showing
+from quantc.support.progress import Style, show_progress
 
 
 def told_to(style: Style, *, terminal: bool = False) -> str:
     """What is written of three batches of ten."""
     console = Console(file=StringIO(), force_terminal=terminal, width=100)
-    with showing("working", style, console=console) as told:
+    with show_progress("working", style, console=console) as told:
         for done in range(4):
             told(done, 10)
     assert isinstance(console.file, StringIO)
@@ -24,7 +24,7 @@ def told_to(style: Style, *, terminal: bool = False) -> str:
 
 def test_a_terminal_gets_a_bar() -> None:
     console = Console(file=StringIO(), force_terminal=True, width=100)
-    with showing("calibrating", "auto", console=console) as told:
+    with show_progress("calibrating", "auto", console=console) as told:
         told(3, 10)
         told(10, 10)
     assert isinstance(console.file, StringIO)
@@ -53,7 +53,7 @@ def test_lines_come_every_few_seconds_and_at_the_end(monkeypatch: pytest.MonkeyP
 
 def test_an_unknown_total_is_left_out() -> None:
     console = Console(file=StringIO(), width=100)
-    with showing("working", "lines", console=console) as told:
+    with show_progress("working", "lines", console=console) as told:
         told(7, None)
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().startswith("working: 7 batches, ")
@@ -61,14 +61,14 @@ def test_an_unknown_total_is_left_out() -> None:
 
 def test_a_function_is_told_itself() -> None:
     seen: list[tuple[int, int | None]] = []
-    with showing("working", lambda done, total: seen.append((done, total))) as told:
+    with show_progress("working", lambda done, total: seen.append((done, total))) as told:
         told(1, 2)
         told(2, None)
     assert seen == [(1, 2), (2, None)]
 
 
 def test_another_style_is_refused_by_name() -> None:
-    with pytest.raises(UnknownNameError, match="'loud'") as caught, showing("working", "loud"):  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="'loud'") as caught, show_progress("working", "loud"):  # type: ignore[arg-type]
         pass
     assert caught.value.advice is not None
     assert "silent" in caught.value.advice

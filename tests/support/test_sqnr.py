@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quantc.errors import QuantcError
-from quantc.support.sqnr import Noise, add_outputs, as_data, check_alike, shown, together
+from quantc.support.sqnr import Noise, add_outputs, as_data, check_alike, format_sqnr, together
 
 INF, NAN = math.inf, math.nan
 
@@ -84,5 +84,5 @@ def test_outputs_that_cannot_be_compared_are_refused_with_every_fault() -> None:
 
 def test_ratios_in_tables_and_in_data() -> None:
     values = [12.34, INF, -INF, NAN, None]
-    assert [shown(value) for value in values] == ["12.3", "equal", "all noise", "NaN", ""]
+    assert [format_sqnr(value) for value in values] == ["12.3", "equal", "all noise", "NaN", ""]
     assert [as_data(value) for value in values] == [12.34, "inf", "-inf", "nan", None]

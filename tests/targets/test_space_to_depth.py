@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import quantc as qc
 from quantc.ir.types import TensorType
-from quantc.targets.space_to_depth import ORDER, SQUARE, TALL, BlockWindow, Size, blocks_of, parted
+from quantc.targets.space_to_depth import ORDER, SQUARE, TALL, BlockWindow, Size, block_shapes, blocks_of
 
 WINDOWS = ((7, 3), (3, 1), (3, 0), (4, 1), (2, 0), (1, 0), (5, 2), (6, 2))
 """Taps and padding."""
@@ -40,7 +40,7 @@ def test_sums_over_blocks_are_those_of_the_image(
     found = blocks_of(weight, TensorType(torch.float32, shape), BlockWindow(stride, padding, (1, 1), 1), block)
     assert found is not None
     assert min(*found.begin, *found.end) >= 0
-    apart, whole = parted(TensorType(torch.float32, shape), block)
+    apart, whole = block_shapes(TensorType(torch.float32, shape), block)
     blocks = image.reshape(apart).permute(*ORDER).reshape(whole)  # type: ignore[arg-type]
     (top, left), (bottom, right) = found.begin, found.end
     made = functional.conv2d(functional.pad(blocks, (left, right, top, bottom)), found.weight, stride=found.stride)

@@ -16,7 +16,7 @@ from quantc.testing.trial import (
     activations_of,
     quantizer_for,
     run,
-    scaled,
+    scale_inputs,
     sqnr,
     values_of,
 )
@@ -88,7 +88,7 @@ def test_rules_that_pass_on_what_they_are_given_are_fed_quantized_tensors() -> N
 
 
 def test_inputs_are_scaled_where_they_are_floats() -> None:
-    floats, whole, number = scaled([torch.ones(2), torch.ones(2, dtype=torch.int64), 3], 0.5)
+    floats, whole, number = scale_inputs([torch.ones(2), torch.ones(2, dtype=torch.int64), 3], 0.5)
     assert floats.tolist() == [0.5, 0.5]
     assert whole.tolist() == [1, 1]
     assert number == 3

@@ -206,7 +206,7 @@ def _check_sizes(dims: Mapping[tuple[int, int], DynamicDim], tensors: Sequence[A
             )
 
 
-def widened(
+def widen_examples(
     dims: Mapping[tuple[int, int], DynamicDim], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs with dynamic dimensions of size 0 or 1 enlarged. Captures depend on sizes alone."""
@@ -220,10 +220,10 @@ def widened(
         if now >= SMALLEST or not mark.is_required or (mark.high is not None and wanted > mark.high):
             continue
         wider[leaf, dim] = wanted if mark.relation is None else mark.relation(SMALLEST)
-    return resized(wider, args, kwargs)
+    return resize_examples(wider, args, kwargs)
 
 
-def resized(
+def resize_examples(
     sizes: Mapping[tuple[int, int], int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs with some dimensions resized; their values do not matter."""

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
-from quantc.capture.export.dimensions import dim_names, dynamic_dims, upper_bound, widened
+from quantc.capture.export.dimensions import dim_names, dynamic_dims, upper_bound, widen_examples
 from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
 from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import user_line_of_trace
@@ -48,7 +48,7 @@ def export(
 ) -> Program:
     """Export `model` and convert the result to a Program."""
     dims = dynamic_dims(dynamic_shapes, args, kwargs, model)
-    args, kwargs = widened(dims, *_apart((args, kwargs)))
+    args, kwargs = widen_examples(dims, *_apart((args, kwargs)))
     with _quiet():
         exported = torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strictness == "strict"

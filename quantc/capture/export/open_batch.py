@@ -25,10 +25,10 @@ from quantc.capture.export.dimensions import leaf_names
 from quantc.capture.failures import WAYS_OUT, first_line
 from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 from quantc.capture.source_lines import forward_line
-from quantc.capture.statefulness import kept
+from quantc.capture.statefulness import keep_attributes
 from quantc.errors import CaptureError
 from quantc.ir.program import Program
-from quantc.pipeline.numeric_guard import undisturbed, why_not_guarded
+from quantc.pipeline.numeric_guard import isolated_run, why_not_guarded
 from quantc.pipeline.pipeline import Preserves
 from quantc.pipeline.tolerance import Tolerance, gap
 
@@ -83,7 +83,7 @@ def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Pro
     if isinstance(batch, str):
         return _fixed(request, make, batch)
     try:
-        with hushed():
+        with mute_size_logs():
             program, notes = make(replace(request, dynamic_shapes=batch.shapes))
     except CaptureError as error:
         return _fixed(request, make, first_line(error))
@@ -101,7 +101,7 @@ def with_open_batch(model: nn.Module, request: Request, make: Make) -> tuple[Pro
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def mute_size_logs() -> Iterator[None]:
     """Context manager that suppresses torch's error logs on sizes that cannot be dynamic: an attempt may fail."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
@@ -200,7 +200,7 @@ class _Trial:
         except Exception as error:  # noqa: BLE001 - a model may refuse another batch in any way
             return f"the model itself fails ({first_line(error)})"
         try:
-            with undisturbed(program, 0):
+            with isolated_run(program, 0):
                 args, kwargs = cloned_inputs(inputs)
                 made = pytree.tree_leaves(program(*args, **kwargs))
                 # a result may be a buffer of the program, which is restored
@@ -264,7 +264,7 @@ def _varied(x: Tensor, turn: int) -> Tensor:
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Preserve the model, the random generator and the caller's settings. Attention uses its Python code."""
     fused = torch.backends.mha.get_fastpath_enabled()
-    with kept(model), warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with keep_attributes(model), warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.backends.mha.set_fastpath_enabled(False)
         try:

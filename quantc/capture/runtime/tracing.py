@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
 from quantc.capture.runtime.write_detection import Exact, Stamp
 from quantc.errors import CaptureError
-from quantc.ir.alias_analysis import rewritten
+from quantc.ir.alias_analysis import in_place_operand
 from quantc.ir.program import Program
 from quantc.ir.signature import Signature
 from quantc.ir.sites import Origin
@@ -381,7 +381,7 @@ class Recorder:
         """Operands of a node in another graph. Where call order is unknown, in-place ops write to a copy: other calls
         read the earlier value, though the graph has them later.
         """
-        place = rewritten(node) if node.op == "call_function" and isinstance(node.target, OpOverload) else None
+        place = in_place_operand(node) if node.op == "call_function" and isinstance(node.target, OpOverload) else None
         if place is None:
             return nodes
         own = graph.call_function(torch.ops.aten.clone.default, (nodes[place],))

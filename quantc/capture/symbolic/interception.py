@@ -30,7 +30,7 @@ OPENED = (torch.nn.functional, torch.functional, torch._tensor)
 
 
 @contextmanager
-def intercepted(tracer: ValueTracer) -> Iterator[None]:
+def intercept_calls(tracer: ValueTracer) -> Iterator[None]:
     """Context manager with all patches of a trace."""
     with ExitStack() as stack:
         for module in OPENED:

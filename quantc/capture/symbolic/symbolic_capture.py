@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from quantc.capture.assemble import SymbolNames, assemble, inputs_of
-from quantc.capture.export.dimensions import DynamicDim, dynamic_dims, resized, widened
+from quantc.capture.export.dimensions import DynamicDim, dynamic_dims, resize_examples, widen_examples
 from quantc.capture.leaf_modules import LeafSelector, leaf_outputs
 from quantc.capture.model_copies import Tensors, twin
 from quantc.capture.rebinding import refuse_rebinding, refuse_shared_memory
@@ -36,7 +36,7 @@ def trace(
     """Trace `model` symbolically. Without example inputs no shapes are known and none are fixed."""
     marks: Marks = dynamic_dims(dynamic_shapes, args, kwargs, model) if args is not None else {}
     if args is not None:
-        args, kwargs = widened(marks, args, kwargs)
+        args, kwargs = widen_examples(marks, args, kwargs)
     untouched = twin(model, Tensors.SHARED) if marks else model
     tracer, plan, graph = _traced(model, args, kwargs, marks, leaves)
     plan.check_still_dynamic()
@@ -98,7 +98,7 @@ def _matters(
     method: trace once more, beyond the limit, and compare.
     """
     try:
-        _, _, other = _traced(model, *resized(narrowing.beyond, args, kwargs), marks, leaves)
+        _, _, other = _traced(model, *resize_examples(narrowing.beyond, args, kwargs), marks, leaves)
     except Exception:  # noqa: BLE001 - whatever a model raises beyond the limit, it says that the limit matters
         return True
     return _calls(other) != _calls(graph)

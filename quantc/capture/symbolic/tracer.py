@@ -20,12 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.proxy import TraceError
 
 from quantc.capture.leaf_modules import LeafSelector
-from quantc.capture.rebinding import outs, resized
+from quantc.capture.rebinding import outs, resize_fault
 from quantc.capture.refused_trace import RefusedError
 from quantc.capture.source_lines import user_frame
 from quantc.capture.symbolic import indexing
 from quantc.capture.symbolic.aten_lowering import AtenLowering
-from quantc.capture.symbolic.interception import intercepted
+from quantc.capture.symbolic.interception import intercept_calls
 from quantc.capture.symbolic.meta_values import Shadows, expression, known_truth
 from quantc.capture.symbolic.proxies import ProxyValue
 from quantc.capture.symbolic.python_spellings import ArgumentKind
@@ -77,7 +77,7 @@ class AtenTracer(AtenLowering):
         """Trace `model`; `entry` builds the placeholders and the function to call on them."""
         self._entry = lambda: entry(self)
         self.state.learn(model)
-        with intercepted(self):
+        with intercept_calls(self):
             graph = self.trace(model)
         for node in reversed(graph.nodes):
             if node.target in (getattr, aten.sym_size.int) and not node.users:
@@ -247,7 +247,7 @@ class AtenTracer(AtenLowering):
         value = self.shadows.compute(node)
         for size, out in zip(before, outs(node), strict=True):
             if size is not None and 0 not in size and size != _size(out):
-                raise RefusedError(resized(node, size))
+                raise RefusedError(resize_fault(node, size))
         if isinstance(value, bool):
             return self._discard(node, value)
         if target in IDENTITIES and isinstance(args[0], ProxyValue) and value is not None and value is args[0].fake:

@@ -79,7 +79,7 @@ def reused_layers(model: nn.Module, ledger: Ledger) -> Iterator[Fault]:
             yield Fault(REUSED, path, what)
 
 
-def watched(model: nn.Module) -> dict[str, nn.Module]:
+def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     """What to watch for each layer: functional modules are not called themselves, but their observers are."""
     found = {path: (observer_of(module), module) for path, module in layers(model)}
     return {
@@ -171,7 +171,7 @@ def _has_data(observer: nn.Module, path: str, ledger: Ledger | None) -> bool:
     return not has_range and ledger is not None and ledger.most_calls[path] > 0
 
 
-def unfused(model: nn.Module, read_by: Mapping[str, str]) -> list[list[str]]:
+def fusable_runs(model: nn.Module, read_by: Mapping[str, str]) -> list[list[str]]:
     """Runs of layers that read each other and could be fused: the lists that `fuse_modules` takes."""
     found: list[list[str]] = []
     taken: set[str] = set()

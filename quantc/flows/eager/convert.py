@@ -19,7 +19,7 @@ from quantc.flows.eager.faults import (
     NotObservedError,
     SwapError,
     UnfusedWarning,
-    accepted,
+    accepted_checks,
     settle,
 )
 from quantc.flows.eager.ledger import HOOKS, Ledger, ledger_of, unwatch
@@ -60,7 +60,7 @@ def convert(
     errors that `accept` can name as meant. The result is run once on what calibration last saw, so that floats that meet
     quantized layers are an error here, with the path, and not where it is deployed.
     """
-    accepted(accept)
+    accepted_checks(accept)
     if is_reference:
         raise reference_refused()
     refuse_unsound_module(module)
@@ -85,7 +85,7 @@ def convert(
     unwatch(model)
     if remove_qconfig:
         _remove(model)
-    if ledger is not None and ledger.inputs is not None and "missing-stub" not in accepted(accept):
+    if ledger is not None and ledger.inputs is not None and "missing-stub" not in accepted_checks(accept):
         try_out(model, ledger, limits)
     return model
 
@@ -221,7 +221,7 @@ def _nothing_swapped(model: nn.Module) -> NothingQuantizedError:
 
 
 def _warn_unfused(model: nn.Module, ledger: Ledger) -> None:
-    found = checks.unfused(model, ledger.read_by)
+    found = checks.fusable_runs(model, ledger.read_by)
     if found:
         warnings.warn(
             f"these layers run one after the other and are quantized apart, which is slower and less exact; "

@@ -117,7 +117,7 @@ Accept = str | Iterable[str]
 """Names of faults that are meant."""
 
 
-def accepted(accept: Accept) -> frozenset[str]:
+def accepted_checks(accept: Accept) -> frozenset[str]:
     """The names of the checks to be warned of only. ConfigError for one that there is not."""
     names = frozenset([accept] if isinstance(accept, str) else accept)
     for name in sorted(names):
@@ -132,7 +132,7 @@ def accepted(accept: Accept) -> frozenset[str]:
 
 def settle(faults: Iterable[Fault], accept: Accept = ()) -> None:
     """Raise what was found, all faults of the first kind together; warn of what was accepted."""
-    meant = accepted(accept)
+    meant = accepted_checks(accept)
     by_check: dict[Check, list[Fault]] = {}
     for fault in faults:
         by_check.setdefault(fault.check, []).append(fault)

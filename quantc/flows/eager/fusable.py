@@ -74,4 +74,4 @@ def fusable(model: nn.Module, *args: Any, **kwargs: Any) -> list[list[str]]:
         output = twin(*args, **kwargs)
     for leaf in pytree.tree_leaves(output):
         seen.reads(leaf, "the caller")
-    return checks.unfused(twin, seen.followers())
+    return checks.fusable_runs(twin, seen.followers())

@@ -17,7 +17,7 @@ from quantc.flows.eager.faults import (
     AlreadyDoneError,
     Fault,
     NothingQuantizedError,
-    accepted,
+    accepted_checks,
     settle,
 )
 from quantc.flows.eager.ledger import ledger_of, watch
@@ -47,7 +47,7 @@ def prepare(
     default ones. Faults are errors before any observer is put on: the model in training mode, one module at two places, no
     QuantStub, a qconfig without effect; `accept` names those that are meant.
     """
-    accepted(accept)
+    accepted_checks(accept)
     settle(checks.in_training(model, "static quantization is for inference: norms would learn from the data"), accept)
     _refuse_prepared(model)
     prepared = adopt(model if inplace else copy.deepcopy(model))
@@ -73,7 +73,7 @@ def _observe(
     add_observer(model, kinds, whole, custom_module_class_mapping=custom)
     if not get_observer_dict(model):
         raise _nothing(model)
-    watch(model, checks.watched(model))
+    watch(model, checks.watched_modules(model))
 
 
 def prepare_qat(
@@ -81,7 +81,7 @@ def prepare_qat(
 ) -> nn.Module:
     """Put modules that round their weights, and fake quantizers, into a model in training mode: train it next, then
     `convert(model.eval())`."""
-    accepted(accept)
+    accepted_checks(accept)
     if not model.training:
         what = "it is in eval mode, and is prepared to be trained"
         settle([Fault(MODE, "", what, "call model.train() first; to calibrate it use prepare")], accept)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from quantc.annotate.annotator import Annotator
-from quantc.annotate.quantizer import Backend, Quantizer, finishing, quantizer_of
+from quantc.annotate.quantizer import Backend, Quantizer, finishing_passes, quantizer_of
 from quantc.flows.eager import checks
 from quantc.flows.eager.faults import EagerError, NothingQuantizedError, as_error
 from quantc.flows.eager.fuse_modules import set_module
@@ -81,7 +81,7 @@ class EagerQuantizer:
         return self.inner.transforms()
 
     def finishing(self) -> tuple[Pass, ...]:
-        return finishing(self.inner)
+        return finishing_passes(self.inner)
 
     def annotate(self, annotator: Annotator) -> None:
         for node in annotator.program.graph.nodes:

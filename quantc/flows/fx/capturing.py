@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from quantc.capture.export.open_batch import hushed
+from quantc.capture.export.open_batch import mute_size_logs
 from quantc.capture.leaf_modules import leaf_selector
 from quantc.errors import CaptureError, InputError
 from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
@@ -22,7 +22,7 @@ from quantc.verbs.capture import capture
 Leaf = str | type[nn.Module]
 
 
-def captured(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> tuple[Program, dict[str, Shapes]]:
+def capture_model(model: nn.Module, example_inputs: Any, leaves: list[Leaf]) -> tuple[Program, dict[str, Shapes]]:
     """Capture a model by symbolic tracing. Sizes are open wherever the model lets them be.
 
     Gives the program, and what modules that are kept whole must keep to so that batches can be of any size.
@@ -91,7 +91,7 @@ def _is_size(leaf: Any) -> bool:
 
 def _attempt(model: nn.Module, examples: tuple[Any, ...], leaves: list[Leaf], sizes: Any) -> Program | None:
     try:
-        with hushed():
+        with mute_size_logs():
             program = capture(model, examples, method="fx", leaf=leaves, dynamic_shapes=sizes)
             program.signature.check(*pytree.tree_flatten((examples, {})))
     except (CaptureError, InputError):

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from quantc import pipelines
 from quantc.errors import ModeError
-from quantc.flows.fx.capturing import captured
+from quantc.flows.fx.capturing import capture_model
 from quantc.flows.fx.custom_config import FuseCustomConfig
 from quantc.flows.fx.given import config_of
 from quantc.flows.fx.observed_module import preserve
@@ -52,7 +52,7 @@ def fuse_fx(
         program = capture(model, method="fx")
         _note_ranks(program)
     else:
-        program, _ = captured(model, example_inputs, [])
+        program, _ = capture_model(model, example_inputs, [])
     fused = pipelines.inference().run(program)
     _warn_unfused(fused)
     preserve(model, fused.module, custom.preserved_attributes)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from quantc.flows.fx.capturing import captured, leaves_of
+from quantc.flows.fx.capturing import capture_model, leaves_of
 from quantc.flows.fx.choosing import Choice, quant_type_of
 from quantc.flows.fx.custom_config import (
     CustomConfigError,
@@ -68,7 +68,7 @@ def _prepared(
 ) -> ObservedGraphModule:
     mapping = QConfigMapping.from_dict(mapping_of(mapping).to_dict())  # the user's may change before convert
     backend = backend_of(backend)
-    program, shapes = captured(model, examples, leaves_of(model, custom))
+    program, shapes = capture_model(model, examples, leaves_of(model, custom))
     if program.training and not trained and not program.modes.rows and not program.counters.rows:
         program.eval()  # it computes the same in either mode
     choice = Choice(program, mapping)

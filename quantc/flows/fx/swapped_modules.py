@@ -78,7 +78,7 @@ def _quantized(
     if kind is QuantType.STATIC:
         grids = _grids(program, node)
         made.register_forward_pre_hook(GivenQuantized(grids))
-        made.register_forward_hook(dequantized)
+        made.register_forward_hook(dequantize_output)
     return made
 
 
@@ -121,6 +121,6 @@ class GivenQuantized:
         return pytree.tree_unflatten(leaves, spec)
 
 
-def dequantized(module: nn.Module, args: Any, output: Any) -> Any:
+def dequantize_output(module: nn.Module, args: Any, output: Any) -> Any:
     """What a module yields quantized, as float: it lies on its grid, and the next op takes it from there."""
     return pytree.tree_map_only(Tensor, lambda x: x.dequantize() if x.is_quantized else x, output)

@@ -61,14 +61,14 @@ def backend_of(given: Any) -> Backend:
     if isinstance(given, Backend):
         return given
     if isinstance(getattr(given, "configs", None), list) and isinstance(getattr(given, "name", None), str):
-        return translated(given)
+        return translate_backend_config(given)
     raise CustomConfigError(
         f"backend_config is a {type(given).__name__}",
         advice="give a BackendConfig, a Backend of quantc's such as quantc.backends.x86.X86, or leave it out",
     )
 
 
-def translated(config: Any) -> FlowBackend:
+def translate_backend_config(config: Any) -> FlowBackend:
     """The rule table of a BackendConfig."""
     formats: dict[str, tuple[Any, ...]] = {}
     rules: list[Rule] = []

@@ -14,7 +14,7 @@ from torch import fx
 
 from quantc.errors import AnnotationError
 from quantc.flows.pt2e.quantizer import Q_ANNOTATION_KEY, EdgeOrNode
-from quantc.support.equivalence import follow, united
+from quantc.support.equivalence import equivalence_classes, follow
 
 ALIKE = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 """Two uses of one tensor share an observer if their specs have the same of these."""
@@ -75,7 +75,7 @@ class Annotations:
         ties = [(place, wanted.place) for place, wanted in self.wanted.items() if isinstance(wanted, Same)]
         ties += self._ties_of_tensors(roots)
         order = {place: number for number, place in enumerate(self.wanted)}
-        sets = [sorted(members, key=order.__getitem__) for members in united(self.wanted, ties)]
+        sets = [sorted(members, key=order.__getitem__) for members in equivalence_classes(self.wanted, ties)]
         sets.sort(key=lambda members: order[members[0]])
         return [_group(members, self.wanted) for members in sets]
 

@@ -95,7 +95,7 @@ def _copy_tensors(table: dict[str, Any], memo: dict[int, torch.Tensor]) -> None:
         table[name] = memo[id(tensor)]
 
 
-def finished(module: fx.GraphModule, meta: dict[str, Any]) -> fx.GraphModule:
+def finish_module(module: fx.GraphModule, meta: dict[str, Any]) -> fx.GraphModule:
     """The compiled module of a graph. Its mode cannot be switched in the way of an eager model, and it says so."""
     made = fx.GraphModule(module, module.graph)
     made.meta.update(meta)

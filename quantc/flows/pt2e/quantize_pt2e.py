@@ -10,7 +10,7 @@ from quantc.capture.model_copies import Tensors
 from quantc.errors import AnnotationError, CalibrationError
 from quantc.flows.pt2e.annotations import Annotations, read_annotations
 from quantc.flows.pt2e.conversion import convert_observers, observer_nodes
-from quantc.flows.pt2e.graph_modules import PATH, check_flag, check_graph_module, finished, loop_bodies, own_copy
+from quantc.flows.pt2e.graph_modules import PATH, check_flag, check_graph_module, finish_module, loop_bodies, own_copy
 from quantc.flows.pt2e.norms import fold_norms
 from quantc.flows.pt2e.observing import insert_observers, make_observers, to_device
 from quantc.flows.pt2e.reference import reference_form
@@ -51,7 +51,7 @@ def prepare_qat_pt2e(model: fx.GraphModule, quantizer: Any, *, allow_empty: bool
         owned = _annotated(owned, quantizer)
         annotations = _said(owned, quantizer, allow_empty)
         _observe(owned, quantizer, annotations.moved(open_norms(owned)), is_qat=True)
-        return finished(owned, model.meta | {PREPARED: True})
+        return finish_module(owned, model.meta | {PREPARED: True})
 
 
 def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool, path: str = "") -> fx.GraphModule:
@@ -65,7 +65,7 @@ def _prepare(model: fx.GraphModule, quantizer: Any, allow_empty: bool, path: str
     _observe(owned, quantizer, _said(owned, quantizer, allow_empty), is_qat=False)
     for name, body in loop_bodies(owned):
         setattr(owned, name, _prepare(body, quantizer, allow_empty=True, path=f"{path}/{name}".lstrip("/")))
-    return finished(owned, model.meta | {PREPARED: True})
+    return finish_module(owned, model.meta | {PREPARED: True})
 
 
 def _annotated(module: fx.GraphModule, quantizer: Any) -> fx.GraphModule:
@@ -140,7 +140,7 @@ def _convert(model: fx.GraphModule, *, fold: bool) -> fx.GraphModule:
     close_norms(owned)
     convert_observers(owned, fold=fold)
     owned.graph.eliminate_dead_code()
-    return finished(owned, {key: value for key, value in model.meta.items() if key != PREPARED})
+    return finish_module(owned, {key: value for key, value in model.meta.items() if key != PREPARED})
 
 
 convert_to_pt2e = convert_pt2e

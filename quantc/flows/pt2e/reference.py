@@ -12,7 +12,7 @@ from torch import fx
 
 from quantc import pipelines
 from quantc.capture.model_copies import Tensors
-from quantc.flows.pt2e.graph_modules import check_graph_module, finished
+from quantc.flows.pt2e.graph_modules import check_graph_module, finish_module
 from quantc.flows.pt2e.programs import program_of
 from quantc.ir.dialect import is_op
 from quantc.ir.plan import Claim
@@ -40,7 +40,7 @@ def to_program(module: fx.GraphModule) -> Program:
 def reference_form(module: fx.GraphModule) -> fx.GraphModule:
     """A converted graph with integer arithmetic in place of Q/DQ."""
     program = pipelines.integer(style="decomposed").run(to_program(module))
-    return finished(program.module, module.meta)
+    return finish_module(program.module, module.meta)
 
 
 def _give_types(program: Program) -> None:

@@ -14,7 +14,7 @@ from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from quantc.flows.pt2e.graph_modules import copied_graph
-from quantc.ir.alias_analysis import Aliasing, rewritten, written
+from quantc.ir.alias_analysis import Aliasing, in_place_operand, operands_written
 from quantc.ir.dialect import may_alias, writes
 
 GUARDS = "_guards_fn"
@@ -116,8 +116,8 @@ def writes_of(module: fx.GraphModule) -> Writes:
     nodes = {node.name: node for node in module.graph.nodes}
     found = Writes({nodes[node.name] for node in graph.nodes if aliasing.is_written_after(node, node)})
     for node in graph.nodes:
-        is_seen = node in aliasing.seen or rewritten(node) is None
-        kept = {nodes[operand.name] for operand in written(node, module)} if is_seen else set()
+        is_seen = node in aliasing.seen or in_place_operand(node) is None
+        kept = {nodes[operand.name] for operand in operands_written(node, module)} if is_seen else set()
         if kept:
             found.kept[nodes[node.name]] = kept
     return found

@@ -20,7 +20,7 @@ from quantc.capture.model_copies import cloned_inputs
 from quantc.capture.runtime.tracing import tensors_in
 from quantc.errors import InputError
 from quantc.flows.tracing.call_sites import BOUNDARIES, SKIPPED, Key, place_of_call
-from quantc.flows.tracing.functions import Kind, gives_back, opened
+from quantc.flows.tracing.functions import Kind, gives_back, open_function
 from quantc.flows.tracing.fused_calls import Stage, follow
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
 from quantc.flows.tracing.recording import RECORDINGS, Recording, notice
@@ -29,8 +29,8 @@ from quantc.flows.tracing.trace import Phase, Trace, Watch
 from quantc.flows.tracing.traced_tensor import (
     answer,
     call_on_floats,
+    copy_elements,
     floats_of,
-    joined,
     on_floats,
     value_of,
     with_numbers,
@@ -54,7 +54,7 @@ class Interception(TorchFunctionMode):
         kind = run.trace.kind_of(func)
         if kind is Kind.OPENED:
             with self:
-                return opened(func)(*args, **kwargs)
+                return open_function(func)(*args, **kwargs)
         if kind is Kind.HOOKED or (run.trace.phase is not Phase.CONVERTED and kind is not Kind.QUERY):
             with torch._C.DisableTorchFunctionSubclass():
                 return self._hooked(func, args, kwargs)
@@ -66,7 +66,7 @@ class Interception(TorchFunctionMode):
             return answer(func, args, kwargs)
         if kind is Kind.DROPOUT and gives_back(args, kwargs):
             return args[0]
-        return joined(func, args, kwargs) if kind is Kind.COPY else call_on_floats(func, args, kwargs)
+        return copy_elements(func, args, kwargs) if kind is Kind.COPY else call_on_floats(func, args, kwargs)
 
     def _hooked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run

@@ -15,12 +15,12 @@ from torch import nn
 from quantc.capture.runtime.tracing import tensors_in
 from quantc.errors import DataError, InputError
 from quantc.flows.tracing.call_sites import OpSite
-from quantc.flows.tracing.copies import copied
+from quantc.flows.tracing.copies import copy_model
 from quantc.flows.tracing.run import ACTIVE
 from quantc.flows.tracing.trace import Phase
 from quantc.flows.tracing.traced_tensor import floats_of
 from quantc.flows.tracing.verbs import examples_in, state_of
-from quantc.support.sqnr import Noise, as_data, shown
+from quantc.support.sqnr import Noise, as_data, format_sqnr
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class CallComparison:
         from quantc.support.terminal import plain_rows
 
         unit = " dB" if math.isfinite(self.sqnr) else ""
-        lines = [f"{self.model}: SQNR {shown(self.sqnr)}{unit} over {self.batches} batches"]
+        lines = [f"{self.model}: SQNR {format_sqnr(self.sqnr)}{unit} over {self.batches} batches"]
         heads = ("op", "module", "source", "calls", "SQNR, dB")
         cells = [
             (
@@ -93,7 +93,7 @@ class CallComparison:
                 row.module,
                 row.source,
                 str(row.calls),
-                shown(row.sqnr),
+                format_sqnr(row.sqnr),
             )
             for row in self.rows
         ]
@@ -106,7 +106,7 @@ def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -
     A batch is what `prepare` takes for an example. Both run as copies: neither statistics nor buffers change. Where the
     two take different ways, because the model looks at numbers, a batch counts up to there, and a note says so.
     """
-    reference, quantized = copied(prepared), copied(converted)
+    reference, quantized = copy_model(prepared), copy_model(converted)
     states = state_of(reference), state_of(quantized)
     if states[0].trace.phase is Phase.CONVERTED or states[1].trace.phase is not Phase.CONVERTED:
         raise InputError(

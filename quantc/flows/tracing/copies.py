@@ -27,13 +27,13 @@ class _Detaching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copy_model(model: nn.Module) -> nn.Module:
     """A copy of a model. Tensors that it has kept of an earlier call are copied without their history."""
     with _Detaching():
         return copy.deepcopy(model)
 
 
-def changed(own: nn.Module, model: nn.Module) -> frozenset[str]:
+def changed_names(own: nn.Module, model: nn.Module) -> frozenset[str]:
     """The parameters and buffers of a copy that are no longer those of the model, by name."""
     before = {name: tensor for rows in (model.named_parameters(), model.named_buffers()) for name, tensor in rows}
     now = {name: tensor for rows in (own.named_parameters(), own.named_buffers()) for name, tensor in rows}

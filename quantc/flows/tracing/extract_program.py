@@ -48,7 +48,7 @@ def grid_made(node: fx.Node) -> Grid | None:
     return grids.pop() if len(grids) == 1 else None
 
 
-def cut(
+def extract_program(
     program: Program, root: str, operands: Sequence[str], on_grids: Mapping[str, Grid], out: Grid | None, name: str
 ) -> Program:
     """The part of a program that computes `root` from `operands`, by names. Those in `on_grids` are given as bytes; with

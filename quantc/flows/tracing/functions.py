@@ -164,7 +164,7 @@ def mode_argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> M
 
 
 @cache
-def opened(func: FunctionType) -> FunctionType:
+def open_function(func: FunctionType) -> FunctionType:
     """A function of torch without its first lines, which would hand it over whole."""
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     scope = {**func.__globals__, **dict.fromkeys(names, lambda *_: False)}

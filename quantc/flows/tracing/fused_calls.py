@@ -21,7 +21,7 @@ from quantc.capture.runtime.write_detection import is_tracked
 from quantc.errors import InputError
 from quantc.flows.tracing.fused_ops import Unit, reach
 from quantc.flows.tracing.run import Run
-from quantc.flows.tracing.traced_tensor import Buffer, Levels, Traced, call_on_floats, floats_of, traced, value_of
+from quantc.flows.tracing.traced_tensor import Buffer, Levels, Traced, call_on_floats, floats_of, make_traced, value_of
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +160,7 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
     if number in unit.in_place:
         made = _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
     elif not isinstance(made, Tensor):
-        made = traced(made)
+        made = make_traced(made)
     run.gives(unit, number, made, result)
     return made
 
@@ -226,7 +226,7 @@ def follow(unit: Unit, number: int, func: Callable[..., Any], x: Any, run: Run) 
     else:
         return advance(unit, number, func, (x,), {}, run)
     if not is_written:
-        return traced(made)
+        return make_traced(made)
     x._quantc_value = made
     return x
 
@@ -241,7 +241,7 @@ def _written(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) 
         return x
     if type(x) is not Traced and type(made) is Stage:  # memory of the user's, which a stage of the fused op describes
         call_on_floats(call.func, call.args, call.keywords)
-        return traced(made, Buffer(x, run.escapes)) if is_tracked(x) else x
+        return make_traced(made, Buffer(x, run.escapes)) if is_tracked(x) else x
     was_whole = value_of(x) is not None
     with torch._C.DisableTorchFunctionSubclass():
         floats_of(x).copy_(made.floats() if is_value else made)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from quantc.capture.runtime.tracing import SeenAt
-from quantc.flows.tracing.extract_program import Compute, cut, grid_made, grid_read
+from quantc.flows.tracing.extract_program import Compute, extract_program, grid_made, grid_read
 from quantc.flows.tracing.traced_tensor import Grid, Levels, float32_of, floats_of, levels_on, value_of
 from quantc.ir.program import TRAINED, Program
 from quantc.qat.fake_quantize_insertion import MODES, NORMS
@@ -218,7 +218,9 @@ class Unit:
             x = operands[number]
             values.setdefault(name, x.value if type(x) is Rounded else rounded(rounder, floats_of(x)))
         if () not in self.computes:
-            self.computes[()] = Compute(cut(program, self.trained_root, list(values), {}, None, self.root), None)
+            self.computes[()] = Compute(
+                extract_program(program, self.trained_root, list(values), {}, None, self.root), None
+            )
         return self.computes[()].forward(*values.values())
 
     def run_float(self, program: Program, operands: Mapping[int, Any]) -> Any:
@@ -279,7 +281,7 @@ class Unit:
     def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         names = list(dict.fromkeys(operand.value for operand in self.operands))
         on_grids = {operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None}
-        made = Compute(cut(program, self.root, names, on_grids, self.out_grid, self.root), target)
+        made = Compute(extract_program(program, self.root, names, on_grids, self.out_grid, self.root), target)
         if self.out_grid is not None:
             made.leave_order()
         return made

@@ -19,7 +19,7 @@ from torch import Tensor
 from quantc.calibration.accumulator import Tally
 from quantc.capture.runtime.write_detection import Stamp
 from quantc.errors import CalibrationError, DataError, LoadError, QuantcError, SaveError
-from quantc.files.sealed_data import parse_json, sealed, unsealed
+from quantc.files.sealed_data import parse_json, seal, unseal
 from quantc.flows.tracing.call_sites import END, START, Context, OpSite
 from quantc.flows.tracing.functions import Kind, kind_of
 from quantc.flows.tracing.fused_ops import CallFacts, Unit
@@ -214,13 +214,13 @@ class Trace:
         is_converted = self.phase is Phase.CONVERTED
         statistics = None if is_converted else Statistics(plan.statistics, {"batches": plan.batches})
         content = as_bytes(self.held.save) if statistics is None else statistics.to_bytes()
-        facts = json.dumps(sealed({"phase": self.phase.value, "made_of": self.made_of}))
+        facts = json.dumps(seal({"phase": self.phase.value, "made_of": self.made_of}))
         return MAGIC + facts.encode() + b"\n" + content
 
     def from_bytes(self, content: bytes, weights: Mapping[str, Tensor]) -> None:
         """Go on from what `to_bytes` gave, of the same model and the same examples; `weights` are those that came with it."""
         magic, head, content = [*content.split(b"\n", 2), b"", b""][:3]
-        facts = unsealed(parse_json(head.decode(errors="replace")), needed=True) if magic + b"\n" == MAGIC else {}
+        facts = unseal(parse_json(head.decode(errors="replace")), needed=True) if magic + b"\n" == MAGIC else {}
         if facts.get("phase") != self.phase.value:
             raise LoadError(
                 f"this is the state of a model in another phase, {facts.get('phase', 'unknown')}, and not {self.phase.value}",

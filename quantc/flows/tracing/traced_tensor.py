@@ -114,7 +114,7 @@ class Traced(Tensor):
 
     def as_subclass(self, cls: Any) -> Any:
         """The floats as another class: torch itself would take the memory, without asking."""
-        return released(self).as_subclass(cls)
+        return release(self).as_subclass(cls)
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         """Other memory for the floats; torch itself would take the tensor's own, without asking."""
@@ -134,7 +134,7 @@ BODIES: dict[torch.Size, Tensor] = {}
 MAX_BODIES = 256
 
 
-def traced(value: Value, buffer: Buffer | None = None) -> Traced:
+def make_traced(value: Value, buffer: Buffer | None = None) -> Traced:
     """A tensor that has a value."""
     made = _body(value.shape)
     made._quantc_value = value
@@ -176,7 +176,7 @@ def floats_of(x: Any) -> Any:
     return x._quantc_buffer.floats  # type: ignore[union-attr]
 
 
-def released(x: Any) -> Any:
+def release(x: Any) -> Any:
     """The floats of a traced tensor, for code that may do with them what it likes: from now on the tensor is its floats."""
     made = floats_of(x)
     if type(x) is Traced:
@@ -188,7 +188,7 @@ def _owner(x: Traced) -> Traced:
     return x if x._quantc_root is None else x._quantc_root
 
 
-def on_floats(x: Any, of: Callable[[Any], Any] = released) -> Any:
+def on_floats(x: Any, of: Callable[[Any], Any] = release) -> Any:
     """Arguments, in whatever they are arranged, with floats for what traced tensors stand for."""
     kind = type(x)
     if kind is Traced:
@@ -324,10 +324,10 @@ def levels_on(x: Any, grid: Grid) -> Levels:
     value = x if type(x) is Levels else value_of(x)
     if type(value) is Levels and value.grid == grid:
         return value
-    return Levels(rounded(float32_of(x if value is None else value), grid), grid)
+    return Levels(round_to_grid(float32_of(x if value is None else value), grid), grid)
 
 
-def rounded(x: Tensor, grid: Grid) -> Tensor:
+def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
     """A float tensor on a grid, by the fastest kernel that rounds half to even."""
     with torch._C.DisableTorchFunctionSubclass():
         if grid.dtype is torch.uint8 and (grid.qmin, grid.qmax) == (0, 255) and x.dtype is torch.float32:
@@ -336,7 +336,7 @@ def rounded(x: Tensor, grid: Grid) -> Tensor:
         return made
 
 
-def joined(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def copy_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call that copies elements: bytes, if all are on one grid and nobody has looked at the floats; else floats."""
     pieces = args[0] if args and type(args[0]) in (tuple, list) else args[:1]
     values = [value_of(piece) for piece in pieces]
@@ -348,7 +348,7 @@ def joined(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     levels = [value.levels for value in values if type(value) is Levels]
     with torch._C.DisableTorchFunctionSubclass():
         made = func(levels if pieces is args[0] else levels[0], *args[1:], **kwargs)
-    return traced(Levels(made, grids.pop()))
+    return make_traced(Levels(made, grids.pop()))
 
 
 def with_numbers(output: Any, args: tuple[Any, ...]) -> Any:

@@ -25,7 +25,7 @@ from quantc.flows.tracing.auto_trace import (
     own_class,
 )
 from quantc.flows.tracing.call_sites import FIRST_CHILD, Context
-from quantc.flows.tracing.copies import changed, copied, take_back
+from quantc.flows.tracing.copies import changed_names, copy_model, take_back
 from quantc.flows.tracing.fused_ops import CallFacts
 from quantc.flows.tracing.fusion_groups import FOLDED, Units
 from quantc.flows.tracing.quantization_state import AutoQuantizationState
@@ -71,7 +71,7 @@ def prepare(
     """
     examples = examples_in(example_inputs)
     _refuse_prepared(model)
-    own = copied(model)
+    own = copy_model(model)
     quantizer = quantizer_of(backend)
     trace = Trace(Context("", FIRST_CHILD), _target(quantizer.name))
     frozen = [module for module in own.modules() if not module.training] if own.training else []
@@ -85,7 +85,7 @@ def prepare(
     leaves = leaf_selector(own, leaf)
     whole = [name for name, module in own.named_modules() if name and leaves.selects(module, name)] if leaf else []
     recording = add_auto_observation(own, examples, trace, whole)
-    written = recording.recorder.written() | changed(own, model)
+    written = recording.recorder.written() | changed_names(own, model)
     take_back(own, model)
     _say_what_threads_did(recording)
     _note_what_is_not_followed(recording)
@@ -290,7 +290,7 @@ def convert(prepared: nn.Module) -> nn.Module:
     refuse_unsound_module(prepared)
     Bound(trace, prepared, "")  # which looks at the weights
     quantized = convert_program(trace.held)
-    own = copied(prepared)
+    own = copy_model(prepared)
     own.eval()
     was_trained = trace.phase is Phase.TRAINING
     made = add_auto_convert(own, state_of(own).trace, quantized)

@@ -12,7 +12,7 @@ from torch import Tensor
 from quantc.integer.library import OPS, integer_op
 from quantc.integer.match_lowering import NotIntegerError, Task
 from quantc.integer.semantics import computes
-from quantc.spec.aten_arithmetic import aten, centered
+from quantc.spec.aten_arithmetic import aten, center
 
 LOOKED_UP = "out = f32(wq − wz) · sw of the rows that are looked up, in float32"
 
@@ -21,7 +21,7 @@ LOOKED_UP = "out = f32(wq − wz) · sw of the rows that are looked up, in float
 def embedding(w: Tensor, w_zero_point: Tensor | None, scale: Tensor, indices: Tensor) -> Tensor:
     """Rows of a quantized table, with one scale or one per row, as float32."""
     rows = aten.embedding.default(w, indices)
-    rows = centered(rows, 0 if w_zero_point is None else _of_rows(w_zero_point, indices))
+    rows = center(rows, 0 if w_zero_point is None else _of_rows(w_zero_point, indices))
     real: Tensor = aten.mul.Tensor(aten.to.dtype(rows, torch.float32), _of_rows(scale, indices))
     return real
 

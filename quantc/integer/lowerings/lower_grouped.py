@@ -12,7 +12,7 @@ from quantc.integer.fixed_point import common_shift
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, OUT, integer_op
 from quantc.integer.match_lowering import MultiplierForm, NotIntegerError, Quantized, Task
-from quantc.spec.aten_arithmetic import aten, centered, settled
+from quantc.spec.aten_arithmetic import aten, center, round_to_grid
 
 GROUPED = (
     "acc_g = Σ (xq − xz)(wq − wz_g) in int32 over the input channels of group g; "
@@ -53,9 +53,9 @@ def linear_grouped(
     the multipliers, which are mantissas then.
     """
     groups = w.shape[1] // group_size
-    xs = aten.reshape.default(centered(x, x_zero_point), [-1, groups, group_size])
+    xs = aten.reshape.default(center(x, x_zero_point), [-1, groups, group_size])
     ws = aten.reshape.default(w, [w.shape[0], groups, group_size])
-    ws = centered(ws, 0 if w_zero_point is None else aten.unsqueeze.default(w_zero_point, -1))
+    ws = center(ws, 0 if w_zero_point is None else aten.unsqueeze.default(w_zero_point, -1))
     products = aten.bmm.default(aten.transpose.int(xs, 0, 1), aten.permute.default(ws, [1, 2, 0]))
     return _joined(products, [*x.shape[:-1], w.shape[0]], *rest)
 
@@ -75,7 +75,7 @@ def _joined(
         total = aten.add.Tensor(total, part)
     if offset is not None:
         total = aten.add.Tensor(total, offset)
-    return settled(aten.reshape.default(total, shape), shift, *grid)
+    return round_to_grid(aten.reshape.default(total, shape), shift, *grid)
 
 
 # -- how it is written -------------------------------------------------------------------------------------------------

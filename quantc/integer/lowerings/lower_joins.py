@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from quantc.integer.grid import Grid
-from quantc.integer.lowerings.requantize import ends_of, hand_on, is_read_in_float, requantized
+from quantc.integer.lowerings.requantize import ends_of, hand_on, is_read_in_float, requantize
 from quantc.integer.match_lowering import NotIntegerError, Quantized, Task
 from quantc.integer.semantics import computes
 
@@ -35,7 +35,7 @@ def _join(task: Task) -> None:
 
 def _joined(task: Task, values: list[Quantized], grid: Grid) -> fx.Node:
     """The integers of all, on one grid."""
-    brought = [value.node if value.grid.equals(grid) else requantized(task, value, grid) for value in values]
+    brought = [value.node if value.grid.equals(grid) else requantize(task, value, grid) for value in values]
     rest: tuple[Any, ...] = task.core.args[1:]
     made = task.emit(task.core.target, brought, *rest, dtype=grid.dtype)
     made.kwargs = {name: value for name, value in task.core.kwargs.items() if name != "tensors"}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from quantc.integer.grid import Grid
-from quantc.integer.lowerings.requantize import ends_of, hand_on, is_read_in_float, requantized
+from quantc.integer.lowerings.requantize import ends_of, hand_on, is_read_in_float, requantize
 from quantc.integer.lowerings.value_preserving import Move
 from quantc.integer.match_lowering import Bounds, NotIntegerError, Quantized, Task, tail_bounds
 from quantc.integer.move_ops import MOVES
@@ -140,4 +140,4 @@ def _clamp(task: Task) -> None:
 def _bounded(task: Task, source: Quantized, bounds: Bounds, grid: Grid) -> fx.Node:
     if grid.equals(source.grid):
         return task.emit(aten.clamp.default, source.node, *bounds.on(grid), dtype=grid.dtype)
-    return requantized(task, source, grid, bounds)
+    return requantize(task, source, grid, bounds)

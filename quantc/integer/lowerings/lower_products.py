@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.accumulators import AccumulatedWeight, accumulation, fitted
+from quantc.integer.accumulators import AccumulatedWeight, accumulation, fit_scales
 from quantc.integer.bias_grid import stored_bias
 from quantc.integer.epilogue import Term, finish, finish_sum, term
 from quantc.integer.library import OPS
@@ -206,7 +206,7 @@ def _head(task: Task, product: StaticProduct, vector: Tensor | None, stored: Ten
     notes: list[str] = []
     if vector is not None and product.addend is not None:
         where = task.program.describe(product.addend.node)
-        weight, raised = fitted(given, vector, step)
+        weight, raised = fit_scales(given, vector, step)
         bias = quantize_bias(vector, step, weight.by_output(weight.grid.scale), where=where)
         if raised:
             notes.append(f"{where}: {raised} weight scales raised so that the bias fits 32 bits")

@@ -35,7 +35,7 @@ def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends
     bits.
     """
     for quantizer, grid in ends:
-        task.stand_in(quantizer, made.node if grid.equals(made.grid) else requantized(task, made, grid))
+        task.stand_in(quantizer, made.node if grid.equals(made.grid) else requantize(task, made, grid))
     if not old.users:
         return
     read = task.program.emit(
@@ -49,7 +49,7 @@ def hand_on(task: Task, old: fx.Node, made: Quantized, dequantize: fx.Node, ends
     task.program.plan.claims.drop(read)  # claims are for ops that compute; this only dequantizes
 
 
-def requantized(task: Task, value: Quantized, grid: Grid, bounds: Bounds | None = None) -> fx.Node:
+def requantize(task: Task, value: Quantized, grid: Grid, bounds: Bounds | None = None) -> fx.Node:
     """Integers requantized onto another grid, within bounds."""
     args = (value.node, value.grid.one_zero_point, *task.onto(grid, value.grid.scale / grid.scale, bounds))
     kind = _retyped(value.node, grid.dtype)

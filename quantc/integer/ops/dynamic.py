@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quantc.integer.library import integer_op
 from quantc.integer.ops import dynamic_kernels, products
-from quantc.qdq.choose_qparams import choose_qparams, quantized
+from quantc.qdq.choose_qparams import choose_qparams, quantize_tensor
 from quantc.spec.aten_arithmetic import aten
 
 FOUND = "sx, xz from the smallest and the largest x"
@@ -199,7 +199,7 @@ def _as_it_comes(
 ) -> tuple[Tensor, Tensor, Any]:
     """A float tensor as integers, with the scale and the zero point of its own range."""
     scale, offset = choose_qparams(x, per_token, zero_point, qmin, qmax, eps)
-    return quantized(x, scale, offset, per_token, qmin, qmax, dtype), scale, offset
+    return quantize_tensor(x, scale, offset, per_token, qmin, qmax, dtype), scale, offset
 
 
 def _real(

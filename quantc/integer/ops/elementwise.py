@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quantc.integer.library import OPS, OUT, integer_op
-from quantc.spec.aten_arithmetic import aten, centered, rescale, settled
+from quantc.spec.aten_arithmetic import aten, center, rescale, round_to_grid
 
 SUMMED = "out = clamp(round(Σ_i (x_i − z_i) · M_i + offset) + zo); M_i = s_i / so"
 MULTIPLIED = "out = clamp(round((xq − xz)(yq − yz) · M) + zo); M = sx·sy / so"
@@ -28,7 +28,7 @@ def _summed_fast(
 ) -> Tensor:
     """`summed` with fewer copies: the same operations in the same order, in place where shapes allow it."""
     if shift is not None:
-        exact: Tensor = summed(xs, zero_points, multipliers, offset, shift, out_zero_point, qmin, qmax, dtype)
+        exact: Tensor = sum_tensors(xs, zero_points, multipliers, offset, shift, out_zero_point, qmin, qmax, dtype)
         return exact
     total = _scaled(xs[0], zero_points[0], multipliers[0])
     for x, zero_point, multiplier in zip(xs[1:], zero_points[1:], multipliers[1:], strict=True):
@@ -60,7 +60,7 @@ def _onto(target: Tensor, other: Tensor, op: Any) -> Tensor:
     formula=SUMMED,
     kernel=_summed_fast,
 )
-def summed(
+def sum_tensors(
     xs: Sequence[Tensor],
     zero_points: Sequence[int],
     multipliers: Sequence[Tensor],
@@ -77,12 +77,12 @@ def summed(
     rounded in 64-bit integers. If `dtype` is float32 the result is the unrounded sum: the integer region ends there.
     """
     wide = torch.float64 if shift is None else torch.int64
-    total: Tensor = _product(centered(xs[0], zero_points[0]), multipliers[0], wide)
+    total: Tensor = _product(center(xs[0], zero_points[0]), multipliers[0], wide)
     for x, zero_point, multiplier in zip(xs[1:], zero_points[1:], multipliers[1:], strict=True):
-        total = aten.add.Tensor(total, _product(centered(x, zero_point), multiplier, wide))
+        total = aten.add.Tensor(total, _product(center(x, zero_point), multiplier, wide))
     if offset is not None:
         total = aten.add.Tensor(total, offset)
-    return settled(total, shift, out_zero_point, qmin, qmax, dtype)
+    return round_to_grid(total, shift, out_zero_point, qmin, qmax, dtype)
 
 
 SUM = OPS["sum"]
@@ -103,7 +103,7 @@ NARROW = (torch.int8, torch.uint8)
 def mul(x: Tensor, x_zero_point: int, y: Tensor, y_zero_point: int, *out: Any) -> Tensor:
     """Elementwise product of two tensors. Its accumulator is int32; int64 where an operand has 16 bits."""
     wide = torch.int32 if x.dtype in NARROW and y.dtype in NARROW else torch.int64
-    return rescale(aten.mul.Tensor(centered(x, x_zero_point, wide), centered(y, y_zero_point, wide)), *out)
+    return rescale(aten.mul.Tensor(center(x, x_zero_point, wide), center(y, y_zero_point, wide)), *out)
 
 
 MUL = OPS["mul"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantc.integer.library import OPS, integer_op
-from quantc.spec.aten_arithmetic import aten, centered, settled
+from quantc.spec.aten_arithmetic import aten, center, round_to_grid
 
 NORMALIZED = (
     "c = xq − xz; S = Σ c, Q = Σ c² over the n elements of a row; D = n·Q − S² + eps·n²/sx² (without S for rms_norm); "
@@ -90,7 +90,7 @@ def normalize(
     `eps` is on the scale of the squares, with `places` fractional bits. Before the multiplication a normalized number
     has `reciprocal_places(length)` of them; with `shift` only `fixed_places(length)`.
     """
-    rows = aten.reshape.default(centered(x, x_zero_point, torch.int32), [-1, length])
+    rows = aten.reshape.default(center(x, x_zero_point, torch.int32), [-1, length])
     away, spread = _deviations(rows, length, centre, x.dtype)
     normal = aten.mul.Tensor(away, reciprocal_root(spread, eps, places, length))
     if shift is not None:
@@ -100,7 +100,7 @@ def normalize(
     total = aten.mul.Tensor(normal, aten.to.dtype(multiplier, wide))
     if offset is not None:
         total = aten.add.Tensor(total, offset)
-    return settled(total, shift, out_zero_point, qmin, qmax, dtype)
+    return round_to_grid(total, shift, out_zero_point, qmin, qmax, dtype)
 
 
 NORMALIZE = OPS["normalize"]

@@ -16,7 +16,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 
 from quantc.integer.library import OUT, integer_op
 from quantc.integer.ops import product_kernels
-from quantc.spec.aten_arithmetic import aten, centered, rescale
+from quantc.spec.aten_arithmetic import aten, center, rescale
 
 ACCUMULATOR = "acc = Σ (xq − xz)(wq − wz) + bias_q in int32; bias_q = round(b / (sx·sw))"
 PRODUCT_OUT = OUT.replace("Tensor multiplier", "Tensor? multiplier")
@@ -42,7 +42,7 @@ def linear(
     """GEMM with the weight's rows, on the last axis."""
     room = _room(x, w)
     columns = aten.transpose.int(_centered_factor(w, w_zero_point, 0, room), 0, 1)
-    acc = _with_columns(centered(x, x_zero_point, room), columns)
+    acc = _with_columns(center(x, x_zero_point, room), columns)
     return _finished(acc, bias, 0, *out)
 
 
@@ -63,7 +63,7 @@ def matmul(
 ) -> Tensor:
     """(Batched) matmul on the last two axes, with broadcasting and vectors as in torch."""
     room = _room(x, y)
-    left = centered(x, x_zero_point, room)
+    left = center(x, x_zero_point, room)
     right = _centered_factor(y, y_zero_point, y.dim() - 1, room)
     if x.dim() == 1:
         left = aten.unsqueeze.default(left, 0)
@@ -102,7 +102,7 @@ def conv(
     """
     room = _room(x, w)
     wide = _spaced(_centered_factor(w, w_zero_point, 0, room), dilation)
-    acc = _convolved(centered(x, x_zero_point, room), wide, stride, padding, groups)
+    acc = _convolved(center(x, x_zero_point, room), wide, stride, padding, groups)
     return _finished(acc, bias, len(stride), *out)
 
 
@@ -136,7 +136,7 @@ def conv_transpose(
     for axis in reversed(range(rank)):
         reach = turned.shape[2 + axis] - 1 - padding[axis]
         around += [reach, reach + output_padding[axis]]
-    spread = aten.constant_pad_nd.default(_spaced(centered(x, x_zero_point, room), stride), around)
+    spread = aten.constant_pad_nd.default(_spaced(center(x, x_zero_point, room), stride), around)
     acc = _convolved(spread, turned, [1] * rank, [0] * rank, groups)
     return _finished(acc, bias, rank, *out)
 
@@ -155,7 +155,7 @@ def _centered_factor(w: Tensor, zero_point: Tensor | None, axis: int, dtype: tor
         wide: Tensor = aten.to.dtype(w, dtype)
         return wide
     shape = [-1 if dim == axis else 1 for dim in range(w.dim())] if zero_point.dim() else []
-    return centered(w, aten.reshape.default(zero_point, shape), dtype)
+    return center(w, aten.reshape.default(zero_point, shape), dtype)
 
 
 def _with_columns(left: Tensor, right: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class Layout:
         return 2 if self.bidirectional else 1
 
 
-def unrolled(
+def unroll(
     kind: Kind, layout: Layout, x: Tensor, hx: Sequence[Tensor], products: Sequence[tuple[Product, Product]]
 ) -> tuple[Tensor, ...]:
     """The op, step by step: outputs, then final state.
@@ -167,7 +167,7 @@ def _layers(kind: Kind, make: Maker) -> Callable[..., tuple[Tensor, ...]]:
         each = [make(w, scale, bias, grid) for w, scale, bias in zip(weights, scales, added, strict=True)]
         pairs = list(zip(each[::2], each[1::2], strict=True))
         layout = Layout(num_layers, bidirectional, batch_first)
-        return unrolled(kind, layout, x, _listed(hx), pairs)
+        return unroll(kind, layout, x, _listed(hx), pairs)
 
     return run
 

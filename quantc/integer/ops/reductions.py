@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quantc.integer.library import OPS, OUT, integer_op
-from quantc.spec.aten_arithmetic import aten, centered, rescale
+from quantc.spec.aten_arithmetic import aten, center, rescale
 
 SUM_OF_ALL = "acc = Σ (xq − xz) in int32; out = clamp(round(acc · M) + zo); M = sx / so"
 AVERAGED = SUM_OF_ALL.replace("sx / so", "sx / (so·n)") + ", n the number of places that count; padding adds 0"
@@ -21,7 +21,7 @@ AVERAGED = SUM_OF_ALL.replace("sx / so", "sx / (so·n)") + ", n the number of pl
 )
 def sum_over(x: Tensor, x_zero_point: int, dims: Sequence[int], keepdim: bool, *out: Any) -> Tensor:
     """Sums over whole axes."""
-    return rescale(_summed(centered(x, x_zero_point), dims, keepdim), *out)
+    return rescale(_summed(center(x, x_zero_point), dims, keepdim), *out)
 
 
 @integer_op(
@@ -38,7 +38,7 @@ def sum_windows(
     rank = len(kernel)
     # ATen wants the last axis first
     pairs = [edge for axis in reversed(range(rank)) for edge in padding[2 * axis : 2 * axis + 2]]
-    acc: Tensor = centered(x, x_zero_point)
+    acc: Tensor = center(x, x_zero_point)
     if any(pairs):
         acc = aten.constant_pad_nd.default(acc, pairs, 0)
     for axis in range(rank):
@@ -53,7 +53,7 @@ def sum_windows(
 )
 def sum_spans(x: Tensor, x_zero_point: int, starts: Sequence[Tensor], ends: Sequence[Tensor], *out: Any) -> Tensor:
     """Sums over half-open spans of the last axes: differences of cumulative sums."""
-    acc: Tensor = centered(x, x_zero_point)
+    acc: Tensor = center(x, x_zero_point)
     for axis, (start, end) in enumerate(zip(starts, ends, strict=True)):
         dim = x.dim() - len(starts) + axis
         before = [0] * (2 * (x.dim() - dim))

@@ -10,7 +10,7 @@ from torch import Tensor
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, integer_op
 from quantc.integer.ops.lookup_tables import entries
-from quantc.spec.aten_arithmetic import aten, settled
+from quantc.spec.aten_arithmetic import aten, round_to_grid
 
 SOFTMAX = (
     "e = table[max xq − xq], table[d] = round(exp(−sx·d) · 2^p); out = clamp(round(e · M / Σ e) + zo); M = 1 / so; "
@@ -85,13 +85,13 @@ def softmax(
     if shift is None:
         scaled = aten.mul.Tensor(aten.to.dtype(powers, torch.float64), multiplier)
         parts = aten.div.Tensor(scaled, aten.to.dtype(total, torch.float64))
-        return settled(parts, None, out_zero_point, qmin, qmax, dtype)
+        return round_to_grid(parts, None, out_zero_point, qmin, qmax, dtype)
     scaled = aten.mul.Tensor(powers, aten.to.dtype(multiplier, torch.int64))
     quotient = aten.div.Tensor_mode(scaled, total, rounding_mode="floor")
     is_more = aten.ne.Tensor(scaled, aten.mul.Tensor(quotient, total))
     # one more place says whether anything was left: so a half that has a rest is no tie
     places = aten.add.Tensor(aten.mul.Tensor(quotient, 2), aten.to.dtype(is_more, torch.int64))
-    return settled(places, aten.add.Tensor(shift, 1), out_zero_point, qmin, qmax, dtype)
+    return round_to_grid(places, aten.add.Tensor(shift, 1), out_zero_point, qmin, qmax, dtype)
 
 
 SOFTMAX_OP = OPS["softmax"]

@@ -92,19 +92,21 @@ def _sizes(value: Sizes, axes: int) -> list[int]:
 
 
 def relu(input: Tensor, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return (functional_ops.clamped_ if inplace else functional_ops.clamped)(input, 0.0, None, "relu")
+    return (functional_ops.clamp_levels_ if inplace else functional_ops.clamp_levels)(input, 0.0, None, "relu")
 
 
 def relu6(input: Tensor, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return (functional_ops.clamped_ if inplace else functional_ops.clamped)(input, 0.0, 6.0, "relu6")
+    return (functional_ops.clamp_levels_ if inplace else functional_ops.clamp_levels)(input, 0.0, 6.0, "relu6")
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> QuantizedTensor:  # noqa: A002
-    return (functional_ops.clamped_ if inplace else functional_ops.clamped)(input, min_val, max_val, "hardtanh")
+    return (functional_ops.clamp_levels_ if inplace else functional_ops.clamp_levels)(
+        input, min_val, max_val, "hardtanh"
+    )
 
 
 def clamp(input: Tensor, min_: float, max_: float) -> QuantizedTensor:  # noqa: A002
-    return functional_ops.clamped(input, min_, max_)
+    return functional_ops.clamp_levels(input, min_, max_)
 
 
 def leaky_relu(

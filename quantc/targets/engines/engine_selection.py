@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from quantc.errors import QuantcError
 from quantc.ir.program import Program
-from quantc.support.sqnr import Noise, as_data, shown
+from quantc.support.sqnr import Noise, as_data, format_sqnr
 from quantc.support.terminal import plain_rows
 from quantc.targets.deployed_module import Deployed
 from quantc.targets.engines.engine_table import TORCH
@@ -85,7 +85,12 @@ class Chosen(Deployed):
 
     def __str__(self) -> str:
         rows = [
-            (row.engine, "" if row.milliseconds is None else f"{row.milliseconds:.2f}", shown(row.sqnr), row.why_not)
+            (
+                row.engine,
+                "" if row.milliseconds is None else f"{row.milliseconds:.2f}",
+                format_sqnr(row.sqnr),
+                row.why_not,
+            )
             for row in self.measured
         ]
         return "\n".join([self.headline, *plain_rows(("engine", "ms", "SQNR, dB", "why not"), rows)])

@@ -21,7 +21,7 @@ from quantc.support.terminal import readable
 from quantc.targets.argument_cache import KnownArguments
 from quantc.targets.executorch.delegation import Delegation
 from quantc.targets.executorch.metadata import Metadata, convention_in
-from quantc.targets.executorch.pte_container import sealed
+from quantc.targets.executorch.pte_container import seal_pte
 from quantc.targets.executorch.runtime import Running
 
 TARGET = "executorch"
@@ -199,7 +199,7 @@ class Pte:
         """Write the `.pte` file, atomically."""
         place = as_path(path, SaveError)
         check_ending(place, (".pte",), "an ExecuTorch program")
-        write_bytes(place, sealed(self.content))
+        write_bytes(place, seal_pte(self.content))
 
     def delegation(self) -> Delegation:
         """Quantized ops that a delegate took, those that fell back, and why."""

@@ -16,12 +16,12 @@ from quantc.ir.program import Program, check_program
 from quantc.targets.executorch.artifact import TARGET, Pte
 from quantc.targets.executorch.call_signature import outputs_of
 from quantc.targets.executorch.delegation import delegation_of, misread
-from quantc.targets.executorch.exporting import LARGEST, examples_of, exported, keeps_state, size_ranges
-from quantc.targets.executorch.lazy_imports import package, quiet, unwarned
+from quantc.targets.executorch.exporting import LARGEST, examples_of, export_program, keeps_state, size_ranges
+from quantc.targets.executorch.lazy_imports import package, quiet, suppress_warnings
 from quantc.targets.executorch.legalize_strided import write_blocks
 from quantc.targets.executorch.legalize_xnnpack import spell
 from quantc.targets.executorch.metadata import METHOD, metadata_of
-from quantc.targets.executorch.partitioning import held, reasons
+from quantc.targets.executorch.partitioning import guard_partitioners, reasons
 from quantc.targets.executorch.weight_only_linear import xnnpack_partitioner
 from quantc.targets.provenance import check_quantized
 
@@ -64,11 +64,11 @@ def as_pte(
         write_blocks(own)
     ranges = size_ranges(own, LARGEST if largest is None else largest)
     try:
-        graph = exported(own, ranges)
+        graph = export_program(own, ranges)
         metadata = metadata_of(program, ranges, has_state=keeps_state(graph), source=source)
-        with reasons() as refusals, unwarned():
+        with reasons() as refusals, suppress_warnings():
             manager = exir.to_edge_transform_and_lower(
-                graph, partitioner=held(given), constant_methods={METHOD: metadata.to_text()}
+                graph, partitioner=guard_partitioners(given), constant_methods={METHOD: metadata.to_text()}
             )
         _check_sizes(manager, own)
         _restore_ranges(manager)

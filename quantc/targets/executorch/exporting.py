@@ -57,7 +57,7 @@ def _wrong(what: str, advice: str) -> RefusedError:
     return RefusedError(what, where='qc.lower(program, "executorch", largest=...)', advice=advice)
 
 
-def exported(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
+def export_program(program: Program, ranges: Mapping[str, tuple[int, int]]) -> ExportedProgram:
     """Export a program that the caller owns. Its flat outputs are the tensors that it yields."""
     inputs = _of_several(program, examples_of(program), ranges)
     for _, graph in program.graphs():

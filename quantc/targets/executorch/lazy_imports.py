@@ -30,14 +30,14 @@ def quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
-        with unwarned():
+        with suppress_warnings():
             yield
     finally:
         logging.disable(before)
 
 
 @contextmanager
-def unwarned() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Context manager that suppresses warnings, but not logging."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

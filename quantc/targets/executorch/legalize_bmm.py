@@ -16,7 +16,7 @@ from torch import fx
 from quantc.ir.dialect import argument, is_op
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, tensor_type
-from quantc.targets.executorch.view_ops import Mover, known
+from quantc.targets.executorch.view_ops import Mover, reshape_sizes
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def is_stack_product(node: fx.Node) -> bool:
     return left.rank == right.rank and all(isinstance(size, int) for size in sizes)
 
 
-def stacked(program: Program, node: fx.Node) -> None:
+def flatten_batch_axes(program: Program, node: fx.Node) -> None:
     """Flatten all batch axes into one: `bmm`."""
     kind = tensor_type(node)
     if kind is None:
@@ -47,7 +47,7 @@ def stacked(program: Program, node: fx.Node) -> None:
         return
     mover = Mover(program, node, node.name)
     made = mover.emit(aten.bmm.default, tuple(_flat(mover, side) for side in sides), _flat_type(kind))
-    program.replace(node, mover.emit(aten.reshape.default, (made, known(kind.shape)), kind))
+    program.replace(node, mover.emit(aten.reshape.default, (made, reshape_sizes(kind.shape)), kind))
 
 
 def _flat(mover: Mover, side: fx.Node) -> fx.Node:
@@ -55,7 +55,7 @@ def _flat(mover: Mover, side: fx.Node) -> fx.Node:
     if kind is None:
         return side
     flat = _flat_type(kind)
-    return mover.move(side, aten.reshape.default, (known(flat.shape),), flat)
+    return mover.move(side, aten.reshape.default, (reshape_sizes(flat.shape),), flat)
 
 
 def _flat_type(kind: TensorType) -> TensorType:

@@ -12,7 +12,7 @@ from torch import fx
 from quantc.ir.dialect import argument, is_op, op_name
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, tensor_type
-from quantc.targets.executorch.view_ops import Mover, known
+from quantc.targets.executorch.view_ops import Mover, reshape_sizes
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def is_cut(node: fx.Node) -> bool:
     return isinstance(size, int) and size > 0
 
 
-def sliced(program: Program, node: fx.Node) -> None:
+def replace_by_slices(program: Program, node: fx.Node) -> None:
     """Replace each part by a slice."""
     if op_name(node) not in PARTS:
         (ends,) = _ends(node)
@@ -60,7 +60,7 @@ def _slice(program: Program, node: fx.Node, item: fx.Node, ends: tuple[int, int]
     cut = TensorType(kind.dtype, shape)
     if op_name(node) in ONE_PLACE:
         made = mover.move(x, aten.slice.Tensor, (axis, *ends), cut)
-        made = mover.emit(aten.reshape.default, (made, known(kind.shape)), kind)
+        made = mover.emit(aten.reshape.default, (made, reshape_sizes(kind.shape)), kind)
     else:
         made = mover.emit(aten.slice.Tensor, (x, axis, *ends), cut)
     program.replace(item, made)

@@ -12,8 +12,8 @@ from quantc.ir.program import Program
 from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq.ops import is_dequantize
 from quantc.qdq.registration import decomposed_ops
-from quantc.targets.executorch.view_ops import Mover, known
-from quantc.targets.space_to_depth import ORDER, TALL, BlockWindow, blocks_of, parted
+from quantc.targets.executorch.view_ops import Mover, reshape_sizes
+from quantc.targets.space_to_depth import ORDER, TALL, BlockWindow, block_shapes, blocks_of
 
 aten = torch.ops.aten
 
@@ -44,11 +44,11 @@ def _over_blocks(program: Program, node: fx.Node) -> None:
     blocks = None if levels is None else blocks_of(levels, image, BlockWindow(*settings), TALL)
     if blocks is None or image is None:
         return
-    apart, whole = parted(image, TALL)
+    apart, whole = block_shapes(image, TALL)
     mover = Mover(program, node)
-    made = mover.move(x, aten.reshape.default, (known(apart),), _of(apart))
+    made = mover.move(x, aten.reshape.default, (reshape_sizes(apart),), _of(apart))
     made = mover.move(made, aten.permute_copy.default, (list(ORDER),), _of([apart[axis] for axis in ORDER]))
-    made = mover.move(made, aten.reshape.default, (known(whole),), _of(whole))
+    made = mover.move(made, aten.reshape.default, (reshape_sizes(whole),), _of(whole))
     sides = [end for axis in (1, 0) for end in (blocks.begin[axis], blocks.end[axis])]
     if any(sides):
         sizes = zip(whole[2:], blocks.begin, blocks.end, strict=True)

@@ -21,16 +21,22 @@ from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq import choose_qparams as run_time
 from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.qdq.registration import decomposed_ops
-from quantc.targets.executorch.legalize_bmm import delay_reshapes, has_number, is_stack_product, stacked, with_tensor
-from quantc.targets.executorch.legalize_slices import is_cut, sliced
-from quantc.targets.executorch.unroll_recurrent import STEPS, looped
+from quantc.targets.executorch.legalize_bmm import (
+    delay_reshapes,
+    flatten_batch_axes,
+    has_number,
+    is_stack_product,
+    with_tensor,
+)
+from quantc.targets.executorch.legalize_slices import is_cut, replace_by_slices
+from quantc.targets.executorch.unroll_recurrent import STEPS, unrolled_loop
 from quantc.targets.executorch.weight_only_ops import (
     by_rows,
     in_float,
     is_conv_alone,
     is_grouped,
     is_linear_alone,
-    multiplied,
+    split_bias_add,
 )
 
 aten = torch.ops.aten
@@ -276,13 +282,13 @@ def _looped(program: Program, node: fx.Node) -> None:
     """A recurrent layer as a loop; the exporter looks into it."""
     names = ("x", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
     node.args, node.kwargs = tuple(argument(node, name) for name in names), {}
-    node.target = looped(op_name(node))
+    node.target = unrolled_loop(op_name(node))
 
 
 SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], None]], ...] = (
     (_is_clamp, _hardtanh),
-    (is_cut, sliced),
-    (is_stack_product, stacked),
+    (is_cut, replace_by_slices),
+    (is_stack_product, flatten_batch_axes),
     (has_number, with_tensor),
     (_is_view, _reshaped),
     (_is_copy_of_levels, _left_out),
@@ -295,7 +301,7 @@ SPELLINGS: tuple[tuple[Callable[[fx.Node], bool], Callable[[Program, fx.Node], N
     (_is_choice_by_row, _by_row),
     (_is_choice_for_all, _told_of_rows),
     (is_grouped, by_rows),
-    (is_linear_alone, multiplied),
+    (is_linear_alone, split_bias_add),
     (is_conv_alone, in_float),
     (_is_lookup, _rows_looked_up),
     (_is_recurrent, _looped),

@@ -45,7 +45,7 @@ def is_implicit(node: fx.Node) -> bool:
     return bool(node.meta.get(IMPLICIT, False))
 
 
-def held(partitioners: Sequence[Any]) -> list[Any]:
+def guard_partitioners(partitioners: Sequence[Any]) -> list[Any]:
     """The same partitioners; those with a config table remove the marks of ops they refuse."""
     for partitioner in partitioners:
         for config in getattr(partitioner, "target_partitioner_configs", {}).values():

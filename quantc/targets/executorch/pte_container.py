@@ -20,12 +20,12 @@ SEALED = 32 + len(SEAL)
 ADVICE = "write it again with qc.lower(program, 'executorch').save(path), and copy it whole"
 
 
-def sealed(content: bytes) -> bytes:
+def seal_pte(content: bytes) -> bytes:
     """A file's content with its seal."""
     return content + _seal(content)
 
 
-def unsealed(data: bytes, where: str) -> bytes:
+def unseal_pte(data: bytes, where: str) -> bytes:
     """Content of a file; LoadError if it is not a `.pte`, truncated, extended, or differs from what was sealed. Files
     of other writers have no seal.
     """

@@ -7,7 +7,7 @@ import os
 from quantc.errors import LoadError
 from quantc.files.regular_file import as_path, read_bytes
 from quantc.targets.executorch.artifact import Pte, read_back
-from quantc.targets.executorch.pte_container import ADVICE, unsealed
+from quantc.targets.executorch.pte_container import ADVICE, unseal_pte
 from quantc.targets.executorch.runtime import Running
 
 
@@ -15,7 +15,7 @@ def load(path: str | os.PathLike[str]) -> Pte:
     """Load a `.pte` file to run it; LoadError if it is invalid, damaged or truncated. Files of other writers are accepted."""
     place = as_path(path, LoadError)
     data = read_bytes(place, ADVICE)
-    content = unsealed(data, str(place))
+    content = unseal_pte(data, str(place))
     running = Running(content, str(place))
     metadata = running.metadata()
     if metadata is not None and len(content) == len(data):

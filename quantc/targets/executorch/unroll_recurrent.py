@@ -53,7 +53,7 @@ ONE_BIAS = ("lstm", "rnn_tanh", "rnn_relu")
 """Ops that add both biases in one place: the products with the inputs take them along."""
 
 
-def looped(op: str) -> Callable[..., tuple[Tensor, ...]]:
+def unrolled_loop(op: str) -> Callable[..., tuple[Tensor, ...]]:
     """Function with the semantics and signature of ATen's op of that name, for inference."""
 
     def run(

@@ -14,7 +14,7 @@ from quantc.qdq.registration import decomposed_ops
 from quantc.targets.executorch.partitioning import give_name
 
 
-def known(shape: Sequence[int | str]) -> list[int]:
+def reshape_sizes(shape: Sequence[int | str]) -> list[int]:
     """Sizes for a reshape, with -1 for the dynamic one."""
     return [size if isinstance(size, int) else -1 for size in shape]
 

@@ -103,7 +103,7 @@ def is_linear_alone(node: fx.Node) -> bool:
     return is_op(node, "linear") and _is_alone(node)
 
 
-def multiplied(program: Program, node: fx.Node) -> None:
+def split_bias_add(program: Program, node: fx.Node) -> None:
     """Split a linear into GEMM and bias add: XNNPACK adds no bias to GEMMs of floats by integers. Where XNNPACK does
     not apply, it is a plain matmul, for which ExecuTorch has a fast kernel.
     """

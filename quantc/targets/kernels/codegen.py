@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from quantc.ir.alias_analysis import written
+from quantc.ir.alias_analysis import operands_written
 from quantc.ir.dialect import is_opaque
 from quantc.ir.program import attribute
 from quantc.ir.types import tensor_type
@@ -191,7 +191,7 @@ def why_not_recorded(module: fx.GraphModule) -> str | None:
 def why_it_writes(module: fx.GraphModule) -> str | None:
     """The write to persistent memory that a module of known ops performs; None if there is none."""
     for part, node in _nodes_of_all(module):
-        if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or written(node, part)):
+        if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or operands_written(node, part)):
             return f"{node.name} writes to a tensor that stays"
     return None
 

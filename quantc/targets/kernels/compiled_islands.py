@@ -264,6 +264,6 @@ def _groups(graph: fx.Graph, is_closed: Any) -> Iterator[tuple[bool, list[fx.Nod
         yield True, group
 
 
-def compiled(program: Program, module: fx.GraphModule) -> CompiledIslands:
+def compile_islands(program: Program, module: fx.GraphModule) -> CompiledIslands:
     """Lowered module to be compiled at its first call. MissingDependencyError without a C++ compiler."""
     return CompiledIslands(program, module)

@@ -46,7 +46,7 @@ def file_of(target: str) -> str:
 
 
 @cache
-def measured(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
+def cost_table(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
     """A target's cost table, by kind and number of channels; empty if it has none."""
     folder = resources.files("quantc.targets.kernels")
     names = (file_of(target), f"costs_{target}.json")
@@ -62,7 +62,7 @@ def measured(target: str) -> dict[tuple[str, int], tuple[Measured, ...]]:
 
 def nearest(target: str, work: Work) -> Measured | None:
     """Measurement at the nearest shape; None if the table has no row of this kind."""
-    table, channels = measured(target), len(work.channels)
+    table, channels = cost_table(target), len(work.channels)
     # epilogues take all families about equally long
     rows = table.get((work.kind, channels)) or table.get((work.kind.partition(" + ")[0], channels))
     return min(rows, key=lambda row: row.distance(work)) if rows else None

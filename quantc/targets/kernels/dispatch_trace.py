@@ -100,7 +100,7 @@ def identity(value: Any) -> int:
     return hash(value) if isinstance(value, torch.ScriptObject) else id(value)
 
 
-def taped(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[Tape, Sequence[Tensor]]:
+def record_tape(run: Callable[..., Sequence[Any]], leaves: Sequence[Tensor]) -> tuple[Tape, Sequence[Tensor]]:
     """The tape of a function for inputs of these shapes, and the results of the recorded call. The inputs must be
     distinct tensors, as the recorder identifies operands by object.
     """

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from quantc.integer.library import OPS
-from quantc.integer.ops.recurrent import KINDS, Kind, Layout, Product, unrolled
+from quantc.integer.ops.recurrent import KINDS, Kind, Layout, Product, unroll
 from quantc.targets.kernels.dynamic_linear import LinearDynamic, OfRows, OfWhole, Weight
 from quantc.targets.kernels.dynamic_quantization import RunTimeGrid
 from quantc.targets.kernels.kernel import Kernel, check_columns
@@ -197,7 +197,7 @@ class Sequences(OnTorchsOps):
         if self.kind in SEQUENCES:
             sequence, *last = SEQUENCES[self.kind](x, state, packed, *_arguments(layout))
             return sequence.contiguous(), *last
-        made = unrolled(IN_PLACE[self.kind], layout, x, state, packed)
+        made = unroll(IN_PLACE[self.kind], layout, x, state, packed)
         # without a bound on the state it may have grown beyond all bounds
         return made if self.kind != "rnn_relu" or _is_finite(made[0]) else self.as_written(x, state)
 
@@ -264,7 +264,7 @@ class StepByStep(Recurrent):
         x, *state = inputs
         kind = KINDS[self.kind]
         if self.layout is not None:
-            return unrolled(kind, self.layout, x, state, packed)
+            return unroll(kind, self.layout, x, state, packed)
         ((of_input, of_state),) = packed
         made = kind.step(of_input(x), tuple(state), of_state)
         return made if kind.states > 1 else made[0]

@@ -49,7 +49,7 @@ APART = PostOp("")
 """Any other function of one number: it is computed on the float results, and rounded."""
 
 
-def activated(call: Call, family: type[Linear]) -> Placement:
+def fused_linear(call: Call, family: type[Linear]) -> Placement:
     """Linear layer with its activation and the quantize of a call, fused."""
     reals, scale, zero_point, low, high, dtype = call.node.args
     if not isinstance(reals, fx.Node) or dtype is not torch.uint8 or len(reals.users) > 1:
@@ -83,9 +83,9 @@ def _function(node: fx.Node) -> Callable[[Tensor], Tensor]:
 
 @larger_kernel("x86", QUANTIZE)
 def fbgemm(call: Call) -> Placement:
-    return activated(call, OnFbgemm)
+    return fused_linear(call, OnFbgemm)
 
 
 @larger_kernel("x86", QUANTIZE)
 def onednn(call: Call) -> Placement:
-    return activated(call, OnOnednn)
+    return fused_linear(call, OnOnednn)

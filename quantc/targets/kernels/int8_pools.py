@@ -28,7 +28,7 @@ MANY_CHANNELS = 32
 """From so many on, images are turned: it takes about half the time that it saves."""
 
 
-def turned(x: Tensor) -> Tensor:
+def to_channels_last(x: Tensor) -> Tensor:
     """A batch of images in channels-last memory format, if it has enough channels or is not contiguous; else unchanged."""
     if x.shape[1] < MANY_CHANNELS and x.is_contiguous():
         return x
@@ -66,7 +66,7 @@ class MaxPool(Kernel):
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         x = inputs[0]
-        made = max_of_windows(turned(x if x.dim() == 4 else x[None]), *packed)
+        made = max_of_windows(to_channels_last(x if x.dim() == 4 else x[None]), *packed)
         made = made if x.dim() == 4 else made[0]
         return made.contiguous() if self.in_order else made
 
@@ -163,7 +163,7 @@ class AveragePool(Rounding):
         is_row, pool, (size, stride, padding), added, by_place, scale = packed
         x = inputs[0].unsqueeze(-2) if is_row else inputs[0]
         is_batch = x.dim() == len(size) + 2
-        values = real(turned(x if is_batch else x[None]), 1.0, self.zero_point)
+        values = real(to_channels_last(x if is_batch else x[None]), 1.0, self.zero_point)
         if added is not None:
             values = functional.pad(values, added)
         sums = pool(values, size, stride, padding, divisor_override=1)
@@ -252,7 +252,7 @@ class Repeat(Kernel):
 
     def run(self, packed: Any, *inputs: Tensor) -> Any:
         repeat, sizes = packed
-        made: Tensor = repeat(turned(inputs[0]), *sizes)
+        made: Tensor = repeat(to_channels_last(inputs[0]), *sizes)
         return made.contiguous() if self.in_order else made
 
 

@@ -24,11 +24,11 @@ from quantc.store.programs import Lowering, read, save
 from quantc.support.progress import Style
 from quantc.support.terminal import plain_rows
 from quantc.targets.kernels.codegen import straight_line, why_not_recorded, why_not_repeated
-from quantc.targets.kernels.compiled_islands import compiled
+from quantc.targets.kernels.compiled_islands import compile_islands
 from quantc.targets.kernels.input_checks import check_device, check_gradients
 from quantc.targets.kernels.kernel_table import kernels_for
 from quantc.targets.kernels.memory import Memory, memory_of
-from quantc.targets.kernels.one_op import RUN_LOWERED, portable_module, registered
+from quantc.targets.kernels.one_op import RUN_LOWERED, portable_module, register_module
 from quantc.targets.kernels.placement import Choosing, Placed, on_kernels
 from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
@@ -65,7 +65,9 @@ class Lowered(nn.Module):
         self.is_compiled = compile
         self.gain: float | None = None
         """How many times as fast it is compiled, once that is known. Where it is slower, it does not run so."""
-        self._run: Callable[..., Sequence[Any]] = compiled(program, self.module) if compile else self.module.forward
+        self._run: Callable[..., Sequence[Any]] = (
+            compile_islands(program, self.module) if compile else self.module.forward
+        )
         self._line: Callable[..., Sequence[Any]] | None = None
         """The same as one function, once kernels are packed."""
         self._why_not_recorded = ""
@@ -78,7 +80,7 @@ class Lowered(nn.Module):
         self._takes_tensors = _is_flat(program.signature.in_spec)
         """Whether the arguments are the flat inputs, so that nothing has to be taken apart."""
         self._yields_one = program.signature.out_spec.is_leaf()
-        self._key = registered(self)
+        self._key = register_module(self)
         self.eval()
 
     @property
@@ -211,7 +213,7 @@ class Lowered(nn.Module):
             found = self.module.load_state_dict(own, strict=False)
             self._line = None
             if self.is_compiled:
-                self._run = compiled(self._program, self.module)  # compiled code has the old weights
+                self._run = compile_islands(self._program, self.module)  # compiled code has the old weights
         missing_keys.extend(f"{inner}{name}" for name in found.missing_keys)
         if strict:
             others = {name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)}
@@ -262,7 +264,7 @@ class Lowered(nn.Module):
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
-        return raised(self.program.clone(), self.lowering)
+        return lower_again(self.program.clone(), self.lowering)
 
     def __reduce__(self) -> Any:
         """Pickled as the file that `save` writes: code is never part of it, nor anything packed."""
@@ -342,7 +344,7 @@ def _digest(program: Program) -> Tensor:
     return torch.frombuffer(bytearray(sha256(text.encode()).digest()), dtype=torch.uint8)
 
 
-def raised(program: Program, lowering: Lowering) -> Lowered:
+def lower_again(program: Program, lowering: Lowering) -> Lowered:
     """Lower a program again as recorded; it is not copied."""
     choosing = Choosing(allow_float=lowering.allow_float, saved=lowering.choices)
     return Lowered(program, lowering.target, choosing, lowering.compile)
@@ -365,7 +367,7 @@ def load_lowered(path: str | os.PathLike[str], *, portable: bool = False) -> Pro
             where="lowered.target",
             advice=f"{error.advice}; or read the program alone, qc.load(path, portable=True)",
         ) from error
-    return raised(program, lowering)
+    return lower_again(program, lowering)
 
 
 def lower(

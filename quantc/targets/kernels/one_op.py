@@ -40,7 +40,7 @@ _MODULES: WeakValueDictionary[str, Lowered] = WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-def registered(lowered: Lowered) -> str:
+def register_module(lowered: Lowered) -> str:
     """Key by which the op finds a module, as long as the module lives."""
     key = f"lowered_{next(_NUMBERS)}"
     _MODULES[key] = lowered

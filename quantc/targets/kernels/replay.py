@@ -28,7 +28,7 @@ from quantc.targets.kernels.dispatch_trace import (
     Tape,
     TraceConstant,
     TracedInput,
-    taped,
+    record_tape,
 )
 
 C: Any = torch._C
@@ -181,12 +181,12 @@ def replay(line: Run, leaves: Sequence[Tensor]) -> Run:
 
 
 def _replay(line: Run, leaves: Sequence[Tensor]) -> Run:
-    tape, _ = taped(line, [_copied(leaf) for leaf in leaves])  # a caller may give one tensor twice
+    tape, _ = record_tape(line, [_copied(leaf) for leaf in leaves])  # a caller may give one tensor twice
     others = [_turned(leaf) for leaf in leaves]
-    second, wanted = taped(line, others)
+    second, wanted = record_tape(line, others)
     if not tape.is_like(second):
         raise NoTapeError("two calls are not the same ops on the same weights")
-    made = interpreted(tape)
+    made = to_torchscript(tape)
     if not all(_same(one, other) for one, other in zip(made(*others), wanted, strict=True)):
         raise NoTapeError("its ops alone yield other numbers")
     return made
@@ -218,7 +218,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 # -- torch's graphs -----------------------------------------------------------------------------------------------------
 
 
-def interpreted(tape: Tape) -> Run:
+def to_torchscript(tape: Tape) -> Run:
     """Function that runs a tape on the TorchScript interpreter."""
     run: Any = C._create_function_from_graph("replayed", _Drawing(tape).graph)
     held = tape.held

@@ -30,8 +30,8 @@ from torch import Tensor, fx
 from quantc.errors import InputError, LoadError, SaveError
 from quantc.files.atomic_file import check_writable, write_text
 from quantc.files.regular_file import read_text
-from quantc.files.sealed_data import parse_json, sealed, unsealed
-from quantc.support.progress import Style, showing
+from quantc.files.sealed_data import parse_json, seal, unseal
+from quantc.support.progress import Style, show_progress
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.selection import By, Choice, by_times
 
@@ -82,7 +82,7 @@ class Times:
             return {}
         try:
             found = parse_json(read_text(self.path, "remove it", most=MAX_CACHE), most=MAX_CACHE)
-            return _times(unsealed(found, needed=True) if isinstance(found, dict) else found)
+            return _times(unseal(found, needed=True) if isinstance(found, dict) else found)
         except LoadError as error:
             warnings.warn(
                 f"{self.path} is not used: {error.what}. Kernels are timed again, and it is written anew",
@@ -120,7 +120,7 @@ class Times:
         """Merge new times into the cache file, which other processes may have written meanwhile."""
         if not self.new or not self.is_kept:
             return
-        content = sealed({"format": FORMAT, "times": {**self.read(), **self.new}})
+        content = seal({"format": FORMAT, "times": {**self.read(), **self.new}})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.path, json.dumps(content, indent=1, sort_keys=True) + "\n")
@@ -165,7 +165,7 @@ def tune(
     if not open_choices:
         return choices
     times = Times.remembered()
-    with showing("turns taken", progress) as told, torch.no_grad():
+    with show_progress("turns taken", progress) as told, torch.no_grad():
         turns = _Turns(module, open_choices, inputs)
         seen = turns.take({node: choice.taken for node, choice in open_choices.items()})
         keys = {node: _keys(open_choices[node].candidates, given.inputs, times) for node, given in seen.items()}

@@ -17,7 +17,7 @@ from quantc.integer.proof.bounds import by_channel, decisive, pair_reach
 from quantc.ir.types import tensor_type
 from quantc.targets.onnx.op_writers import OpCall
 from quantc.targets.onnx.quantized_initializers import QuantizedInitializer
-from quantc.targets.onnx.write_qdq import OnnxGrid, dequantized
+from quantc.targets.onnx.write_qdq import OnnxGrid, write_dequantize
 from quantc.targets.space_to_depth import IMAGE, SQUARE, BlockWindow, blocks_of
 
 CHANNELS = 4
@@ -56,7 +56,7 @@ def can_saturate(levels: Tensor) -> bool:
 
 
 def _conv(call: OpCall, levels: str, weight: QuantizedInitializer, bias: tuple[str, ...], **settings: list[int]) -> str:
-    x, w = dequantized(_dequantize(call), levels), weight.write(call.writer)
+    x, w = write_dequantize(_dequantize(call), levels), weight.write(call.writer)
     return call.emit("Conv", x, w, *bias, kernel_shape=list(weight.levels.shape[2:]), **settings)
 
 

@@ -17,7 +17,7 @@ from quantc.targets.onnx.dtypes import onnx_module, onnx_type
 from quantc.targets.onnx.graph_builder import GraphBuilder
 from quantc.targets.onnx.op_writers import NoOnnxFormError, OpCall, Translation, entry_for
 from quantc.targets.onnx.profiles import Profile
-from quantc.targets.onnx.quantized_initializers import stored
+from quantc.targets.onnx.quantized_initializers import initializer_of
 from quantc.targets.provenance import Provenance
 
 OPSET, IR_VERSION = 21, 10
@@ -133,7 +133,7 @@ def _write_nodes(program: Program, translation: Translation) -> None:
     parts: set[fx.Node] = set()
     """What has no form, and what is taken out of it, which is told once."""
     for node in program.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output") or stored(program, node) is not None:
+        if node.op in ("placeholder", "get_attr", "output") or initializer_of(program, node) is not None:
             continue
         translation.writer.scope = node.name
         try:

@@ -22,7 +22,7 @@ from quantc.targets.onnx.dtypes import onnx_module
 from quantc.targets.onnx.onnx_export import LARGEST_MESSAGE, Exported, export
 from quantc.targets.onnx.ort_fusions import Fusions, fusions_of
 from quantc.targets.onnx.profiles import profile_of
-from quantc.targets.onnx.seal import data_file, sealed
+from quantc.targets.onnx.seal import data_file, seal_model
 from quantc.targets.onnx.session_calls import Calling
 from quantc.targets.onnx.sessions import OnnxRuntime, Session
 from quantc.targets.provenance import check_quantized
@@ -68,7 +68,7 @@ class OnnxModel(Deployed):
         if self.proto.ByteSize() > LARGEST_MESSAGE:
             self._save_apart(target)
         else:
-            write_bytes(target, sealed(self.proto.SerializeToString()))
+            write_bytes(target, seal_model(self.proto.SerializeToString()))
 
     def _save_apart(self, target: Path) -> None:
         """Write the model to one file and its weights to another, each whole or not at all; the weights first."""
@@ -79,7 +79,7 @@ class OnnxModel(Deployed):
             place = Path(folder) / target.name
             onnx_module().save(copy, str(place), save_as_external_data=True, location=beside.name)
             os.replace(place.with_name(beside.name), data)
-            draft.write_bytes(sealed(place.read_bytes(), data))
+            draft.write_bytes(seal_model(place.read_bytes(), data))
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run in ONNX Runtime, on as many threads as torch uses."""

@@ -17,7 +17,7 @@ from quantc.ir.program import Program
 from quantc.ir.types import ScalarType, TensorType, dtype_of, tensor_type, type_of
 from quantc.targets.onnx.graph_builder import GraphBuilder
 from quantc.targets.onnx.profiles import Profile
-from quantc.targets.onnx.quantized_initializers import QuantizedInitializer, stored
+from quantc.targets.onnx.quantized_initializers import QuantizedInitializer, initializer_of
 
 Value = str | tuple[str, ...]
 """The name of a result, or the names of several."""
@@ -53,7 +53,7 @@ class Translation:
         tensor = self.program.tensor(node)
         if tensor is not None:
             return self.writer.constant(tensor, str(node.target))
-        weight = stored(self.program, node)
+        weight = initializer_of(self.program, node)
         if weight is None:
             raise NoOnnxFormError(f"{node.name} is no tensor")
         before, self.writer.scope = self.writer.scope, node.name
@@ -70,7 +70,7 @@ class Translation:
 
     def stored(self, node: Any) -> QuantizedInitializer | None:
         """The quantized constant that a node dequantizes; None if there is none."""
-        return stored(self.program, node)
+        return initializer_of(self.program, node)
 
 
 @dataclass(frozen=True, eq=False)

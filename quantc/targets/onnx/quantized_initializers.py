@@ -94,7 +94,7 @@ class QuantizedInitializer:
         return writer.emit("Mul", wide, self._along(writer, self.scale, "scale"))
 
 
-def stored(program: Program, node: Any) -> QuantizedInitializer | None:
+def initializer_of(program: Program, node: Any) -> QuantizedInitializer | None:
     """The constant that a dequantize op reads; None if `node` is not such an op."""
     if not isinstance(node, fx.Node) or not node.args or not isinstance(node.args[0], fx.Node):
         return None

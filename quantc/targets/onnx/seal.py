@@ -23,7 +23,7 @@ def _begin(key: bytes) -> bytes:
 SEAL, DATA = _begin(b"quantc.seal"), _begin(b"quantc.data")
 
 
-def sealed(content: bytes, data: Path | None = None) -> bytes:
+def seal_model(content: bytes, data: Path | None = None) -> bytes:
     """A model's bytes with their seal, and the digest of its weight file."""
     if data is not None:
         content += DATA + _digest_of(data)

@@ -111,7 +111,7 @@ def divide_rounding(call: OpCall) -> Value:
     left, right = (call.read(given, dtype) for given in call.node.args[:2])
     mode = call.node.kwargs.get("rounding_mode", "floor")
     if mode == "floor":
-        return floored(call, left, right) if dtype.is_floating_point else floored_integers(call, left, right)
+        return floor_divide(call, left, right) if dtype.is_floating_point else floored_integers(call, left, right)
     divided = call.emit("Div", left, right)
     if mode == "trunc" and dtype.is_floating_point:
         return call.emit("Mul", call.emit("Sign", divided), call.emit("Floor", call.emit("Abs", divided)))
@@ -123,7 +123,7 @@ def floored_integers(call: OpCall, left: str, right: str) -> str:
     return call.emit("Div", call.emit("Sub", left, call.emit("Mod", left, right)), right)
 
 
-def floored(call: OpCall, left: str, right: str) -> str:
+def floor_divide(call: OpCall, left: str, right: str) -> str:
     """Floor division of floats as in torch: through the exact remainder, since a rounded quotient may be on the other
     side of an integer.
     """

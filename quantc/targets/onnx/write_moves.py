@@ -172,7 +172,7 @@ def permute(call: OpCall) -> Value:
 
 
 @writes("aten.t.default", "aten.numpy_T.default")
-def turned(call: OpCall) -> Value:
+def reverse_axes(call: OpCall) -> Value:
     source: Any = call.node.args[0]
     return call.emit("Transpose", call.read(source))
 

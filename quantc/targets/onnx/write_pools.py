@@ -11,7 +11,7 @@ import torch
 
 from quantc.ir.types import TensorType, TupleType, type_of
 from quantc.targets.onnx.op_writers import OpCall, Value, writes
-from quantc.targets.onnx.write_products import pair, unbatched
+from quantc.targets.onnx.write_products import pair, remove_batch_axis
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def max_pool(call: OpCall) -> Value:
         # ONNX Runtime wants padding smaller than the kernel, however far that is spread
         x, settings["pads"] = _padded(call, x, settings["pads"], -math.inf), [0] * len(settings["pads"])
     made = call.emit("MaxPool", x, dilations=[each.dilation for each in windows], **settings)
-    made = unbatched(call, made, was_single)
+    made = remove_batch_axis(call, made, was_single)
     return (made, "") if "indices" in str(call.node.target) else made
 
 
@@ -115,7 +115,7 @@ def avg_pool(call: OpCall) -> Value:
     is_beyond = settings["ceil_mode"] or any(each.end > each.padding for each in windows)
     if divisor is None and not (call["ceil_mode"] and is_beyond):
         made = call.emit("AveragePool", x, count_include_pad=int(includes_padding), **settings)
-        return unbatched(call, made, was_single)
+        return remove_batch_axis(call, made, was_single)
     if settings["ceil_mode"]:
         raise call.refuse(f"{call.node.name} rounds the number of its windows up, and its sizes vary")
     if any(settings["pads"]):
@@ -123,12 +123,14 @@ def avg_pool(call: OpCall) -> Value:
     made = call.emit("AveragePool", x, **settings)
     elements = prod(each.kernel for each in windows)
     if divisor is not None:
-        return unbatched(call, call.emit("Mul", made, _number(call, elements / divisor)), was_single)
+        return remove_batch_axis(call, call.emit("Mul", made, _number(call, elements / divisor)), was_single)
     shares = torch.ones([1, 1, *[1] * count])
     for axis, each in enumerate(windows):
         own = each.kernel / torch.tensor(each.counted(includes_padding), dtype=torch.float64)
         shares = shares * own.reshape([-1 if place == axis else 1 for place in range(count)])
-    return unbatched(call, call.emit("Mul", made, call.writer.constant(shares.to(call.result.dtype))), was_single)
+    return remove_batch_axis(
+        call, call.emit("Mul", made, call.writer.constant(shares.to(call.result.dtype))), was_single
+    )
 
 
 def _number(call: OpCall, value: float) -> str:
@@ -150,12 +152,12 @@ def _adaptive(call: OpCall, whole: str, part: str) -> Value:
     cells = [wanted] * count if isinstance(wanted, int) else list(wanted)  # type: ignore[arg-type]
     x, was_single = _batched(call)
     if all(cell == 1 for cell in cells):
-        return unbatched(call, call.emit(whole, x), was_single)
+        return remove_batch_axis(call, call.emit(whole, x), was_single)
     sizes = call.type(source).shape[-count:]
     kernel = [_cell(size, cell) for size, cell in zip(sizes, cells, strict=True)]
     if None in kernel:
         raise call.refuse(f"{call.node.name} makes {cells} of {list(sizes)}, which are cells of several sizes")
-    return unbatched(call, call.emit(part, x, kernel_shape=kernel, strides=kernel), was_single)
+    return remove_batch_axis(call, call.emit(part, x, kernel_shape=kernel, strides=kernel), was_single)
 
 
 def _cell(size: int | str, count: int | None) -> int | None:

@@ -77,7 +77,7 @@ def _batched(call: OpCall, x: str, count: int) -> tuple[str, bool]:
     return call.emit("Unsqueeze", x, call.writer.numbers([0])), True
 
 
-def unbatched(call: OpCall, y: str, was_single: bool) -> str:
+def remove_batch_axis(call: OpCall, y: str, was_single: bool) -> str:
     """Result without the batch axis that a single image was given."""
     return call.emit("Squeeze", y, call.writer.numbers([0])) if was_single else y
 
@@ -96,7 +96,7 @@ def conv(call: OpCall) -> Value:
     w = call.for_float(call["w"]) if _scale_of(call["x"]) is None else call.tensor("w")
     inputs = (x, w, *bias)
     made = call.emit("Conv", *inputs, kernel_shape=sizes, group=int(call["groups"]), **_window(call, len(sizes)))
-    return unbatched(call, made, was_single)
+    return remove_batch_axis(call, made, was_single)
 
 
 @writes("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -114,13 +114,13 @@ def conv_transpose(call: OpCall) -> Value:
         output_padding=pair(call["output_padding"], len(sizes)),
         **_window(call, len(sizes)),
     )
-    return unbatched(call, made, was_single)
+    return remove_batch_axis(call, made, was_single)
 
 
 # -- matrices ------------------------------------------------------------------------------------------------------
 
 
-def turned(call: OpCall, node: Any) -> str:
+def transposed_weight(call: OpCall, node: Any) -> str:
     """Linear weight with output channels last; constants are stored transposed."""
     weight = call.translation.stored(node)
     if weight is not None:
@@ -138,7 +138,7 @@ def linear(call: OpCall) -> Value:
         return product if call["b"] is None else call.emit("Add", product, call.tensor("b"))
     weight = call.translation.stored(call["w"])
     stored = None if weight is None else weight.transposed()
-    return _weighted(call, stored, lambda: turned(call, call["w"]), call["b"])
+    return _weighted(call, stored, lambda: transposed_weight(call, call["w"]), call["b"])
 
 
 def _weighted(call: OpCall, weight: QuantizedInitializer | None, write: Callable[[], str], bias: Any) -> str:

@@ -87,10 +87,10 @@ def _clipped_before(call: OpCall, x: str, ends: tuple[int, int], grid: OnnxGrid)
 
 @writes(_name("dequantize_per_tensor.default"))
 def dequantize(call: OpCall) -> Value:
-    return dequantized(call, call.read(call.node.args[0]))
+    return write_dequantize(call, call.read(call.node.args[0]))
 
 
-def dequantized(call: OpCall, levels: str) -> str:
+def write_dequantize(call: OpCall, levels: str) -> str:
     """Levels dequantized as by a dequantize op. A zero point of zero is omitted: ONNX Runtime 1.31 does not load some
     models with explicit int8 ones.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantc.targets.onnx.op_writers import OpCall, Value, writes
-from quantc.targets.onnx.write_products import turned
+from quantc.targets.onnx.write_products import transposed_weight
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _layer_of(call: OpCall, state: str, index: int, directions: int) -> str:
 
 def _gate_sums(call: OpCall, state: Any, prefix: str, x: Any) -> str:
     """x wᵀ + b."""
-    product = call.emit("MatMul", call.read(x), turned(call, call[f"w_{prefix}"]))
+    product = call.emit("MatMul", call.read(x), transposed_weight(call, call[f"w_{prefix}"]))
     bias = call[f"b_{prefix}"]
     return product if bias is None else call.emit("Add", product, call.read(bias))
 

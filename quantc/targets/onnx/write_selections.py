@@ -21,7 +21,7 @@ def select(call: OpCall) -> Value:
 
 
 @writes("slice")
-def cut(call: OpCall) -> Value:
+def slice_axis(call: OpCall) -> Value:
     start = 0 if call["start"] is None else call["start"]
     end = FAR if call["end"] is None else call["end"]
     if (start, end, call["step"]) == (0, FAR, 1):

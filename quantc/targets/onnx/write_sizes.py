@@ -53,7 +53,7 @@ def floor_divided(call: OpCall) -> Value:
 
 
 @writes(target_name(operator.neg))
-def negated(call: OpCall) -> Value:
+def negate(call: OpCall) -> Value:
     return call.emit("Neg", _integer(call, call.node.args[0]))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from quantc.errors import ConfigError
 from quantc.flows import eager
-from quantc.flows.eager.faults import MODE, REUSED, Fault, accepted, as_error, settle
+from quantc.flows.eager.faults import MODE, REUSED, Fault, accepted_checks, as_error, settle
 from tests.support.eager_small import small
 
 
@@ -18,9 +18,9 @@ def test_an_unknown_fault_cannot_be_accepted() -> None:
 
 
 def test_names_are_accepted_one_or_many() -> None:
-    assert accepted("mode") == {"mode"}
-    assert accepted(("mode", "no-data", "mode")) == {"mode", "no-data"}
-    assert accepted(()) == frozenset()
+    assert accepted_checks("mode") == {"mode"}
+    assert accepted_checks(("mode", "no-data", "mode")) == {"mode", "no-data"}
+    assert accepted_checks(()) == frozenset()
     assert set(eager.CHECKS) == {"reused-layer", "missing-stub", "no-data", "mode", "no-effect"}
 
 

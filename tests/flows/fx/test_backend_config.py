@@ -36,7 +36,7 @@ from quantc.flows.fx import (
     prepare_fx,
 )
 from quantc.flows.fx.custom_config import CustomConfigError
-from quantc.flows.fx.translating import translated
+from quantc.flows.fx.translating import translate_backend_config
 from quantc.flows.observers import FixedQParamsObserver, MinMaxObserver, ReuseInputObserver
 from quantc.flows.qconfig import get_default_qat_qconfig
 from tests.support.fx_behaviours import some
@@ -323,8 +323,8 @@ def test_torchs_configs_quantize_what_the_flow_does_by_itself(name: str, model_n
 @pytest.mark.parametrize("name", [*TORCHS, "executorch"])
 def test_torchs_configs_are_read(name: str) -> None:
     made = TORCHS.get(name, torchs.get_executorch_backend_config)()
-    assert len(translated(made).table) > 70
-    assert translated(made) == translated(made)
+    assert len(translate_backend_config(made).table) > 70
+    assert translate_backend_config(made) == translate_backend_config(made)
 
 
 @pytest.mark.parametrize("trained", [False, True])

@@ -14,7 +14,7 @@ from quantc.flows.fx import (
     get_default_qconfig_mapping,
     prepare_fx,
 )
-from quantc.flows.fx.capturing import captured, examples_of, leaves_of
+from quantc.flows.fx.capturing import capture_model, examples_of, leaves_of
 from quantc.flows.fx.custom_config import CustomConfigError, PrepareCustomConfig
 from tests.support.fx_models import model_and_data
 
@@ -38,7 +38,7 @@ def test_a_lone_tensor_or_a_list_is_taken_for_the_arguments() -> None:
 
 
 def test_sizes_are_open_where_the_model_lets_them_be() -> None:
-    program, shapes = captured(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(3, 4), [])
+    program, shapes = capture_model(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(3, 4), [])
     assert shapes == {}
     assert program(torch.randn(7, 4)).shape == (7, 4)
     with pytest.raises(InputError):
@@ -50,7 +50,7 @@ def test_a_size_that_the_model_depends_on_stays_fixed() -> None:
         def forward(self, x: Tensor) -> Any:
             return x.reshape(3, 2, 2) + 1 if x.shape[0] == 3 else x
 
-    program, _ = captured(Fixed().eval(), torch.randn(3, 4), [])
+    program, _ = capture_model(Fixed().eval(), torch.randn(3, 4), [])
     assert program(torch.randn(3, 4)).shape == (3, 2, 2)
     with pytest.raises(InputError):
         program(torch.randn(7, 4))
@@ -62,7 +62,7 @@ def test_batches_are_open_behind_modules_that_are_kept_whole() -> None:
             return x * 2 if float(x.detach().sum()) > 0 else x * 3
 
     model = nn.Sequential(nn.Linear(4, 4), Odd(), nn.Linear(4, 2)).eval()
-    program, shapes = captured(model, torch.randn(3, 4), [Odd])
+    program, shapes = capture_model(model, torch.randn(3, 4), [Odd])
     assert set(shapes) == {"1"}
     x = torch.randn(6, 4)
     torch.testing.assert_close(program(x), model(x))

@@ -14,7 +14,7 @@ from quantc.flows.fx import (
     get_default_qconfig_mapping,
     prepare_fx,
 )
-from quantc.flows.fx.swapped_modules import GivenQuantized, dequantized
+from quantc.flows.fx.swapped_modules import GivenQuantized, dequantize_output
 from tests.support.fx_custom_modules import (
     DynamicQuantNonTraceable,
     FP32NonTraceable,
@@ -72,7 +72,7 @@ def test_tensors_are_put_on_the_grids_of_their_places_and_the_rest_is_left() -> 
 def test_what_is_yielded_quantized_is_float_again() -> None:
     x = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.quint8)
     plain = torch.ones(1)
-    made = dequantized(nn.Identity(), (), {"a": x, "b": plain})
+    made = dequantize_output(nn.Identity(), (), {"a": x, "b": plain})
     assert made["a"].tolist() == [1.0, 2.0]
     assert not made["a"].is_quantized
     assert made["b"] is plain

@@ -22,7 +22,7 @@ from quantc.flows.fx.backend_config import (
 )
 from quantc.flows.fx.custom_config import CustomConfigError, QuantType
 from quantc.flows.fx.native import NATIVE
-from quantc.flows.fx.translating import backend_of, check_fuser, ops_of_element, translated
+from quantc.flows.fx.translating import backend_of, check_fuser, ops_of_element, translate_backend_config
 
 STATIC = DTypeConfig(
     input_dtype=torch.quint8, output_dtype=torch.quint8, weight_dtype=torch.qint8, bias_dtype=torch.float
@@ -33,7 +33,7 @@ def table(*patterns: Any, **options: Any) -> Any:
     config = BackendConfig("mine")
     for pattern in patterns:
         config.set_backend_pattern_config(pattern_config(pattern, **options))
-    return translated(config)
+    return translate_backend_config(config)
 
 
 def pattern_config(pattern: Any, shares: bool = False, dtype: DTypeConfig = STATIC) -> BackendPatternConfig:
@@ -86,7 +86,7 @@ def test_a_sum_may_be_one_with_a_number() -> None:
 def test_patterns_from_the_result_inwards_have_any_operand() -> None:
     config = pattern_config(None)
     config._set_pattern_complex_format((nn.ReLU, (operator.add, nn.Conv2d, MatchAllNode)))
-    backend = translated(BackendConfig("mine").set_backend_pattern_config(config))
+    backend = translate_backend_config(BackendConfig("mine").set_backend_pattern_config(config))
 
     class Residual(nn.Module):
         def __init__(self) -> None:

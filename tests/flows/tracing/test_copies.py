@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quantc.flows.tracing.copies import changed, copied, take_back
+from quantc.flows.tracing.copies import changed_names, copy_model, take_back
 
 
 class Keeps(nn.Module):
@@ -38,7 +38,7 @@ def test_tensors_with_a_history_are_copied_without_it() -> None:
     model(X)
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(model)
-    own: Any = copied(model)
+    own: Any = copy_model(model)
     assert torch.equal(own.kept[0], model.kept[0])
     assert own.kept[0].grad_fn is None
     assert own.last is own.kept[0]
@@ -48,21 +48,21 @@ def test_tensors_with_a_history_are_copied_without_it() -> None:
 
 def test_parameters_and_buffers_that_are_others_are_named() -> None:
     model = Keeps()
-    own: Any = copied(model)
-    assert changed(own, model) == frozenset()
+    own: Any = copy_model(model)
+    assert changed_names(own, model) == frozenset()
     own.train()
     own(X)
-    assert changed(own, model) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert changed_names(own, model) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
     with torch.no_grad():
         own.fc.weight[0, 0] += 1
     own.fc.bias = None
-    assert {"fc.weight", "fc.bias"} <= changed(own, model)
+    assert {"fc.weight", "fc.bias"} <= changed_names(own, model)
 
 
 def test_a_copy_that_was_run_is_as_the_model_again() -> None:
     model = Keeps().train()
     model(X)
-    own: Any = copied(model)
+    own: Any = copy_model(model)
     weight = own.fc.weight
     for _ in range(3):
         own(X)
@@ -70,7 +70,7 @@ def test_a_copy_that_was_run_is_as_the_model_again() -> None:
         own.fc.weight.zero_()
     own.another = 7
     take_back(own, model)
-    assert changed(own, model) == frozenset()
+    assert changed_names(own, model) == frozenset()
     assert (own.calls, len(own.kept)) == (1, 1)
     assert not hasattr(own, "another")
     assert own.extra == model.extra
@@ -81,7 +81,7 @@ def test_a_copy_that_was_run_is_as_the_model_again() -> None:
 def test_what_an_attribute_refers_to_in_the_model_is_that_of_the_copy() -> None:
     model: Any = Keeps()
     model.favourite, model.table = model.fc, {"weight": model.fc.weight, "mean": model.norm.running_mean}
-    own: Any = copied(model)
+    own: Any = copy_model(model)
     own.table = {}
     take_back(own, model)
     assert own.favourite is own.fc
@@ -91,7 +91,7 @@ def test_what_an_attribute_refers_to_in_the_model_is_that_of_the_copy() -> None:
 
 def test_a_module_that_is_gone_is_passed_over() -> None:
     model = nn.Sequential(Keeps(), nn.ReLU())
-    own: Any = copied(model)
+    own: Any = copy_model(model)
     del own[1]
     own[0].calls = 5
     take_back(own, model)

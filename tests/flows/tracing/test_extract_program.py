@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import quantc as qc
-from quantc.flows.tracing.extract_program import Compute, cut, grid_made, grid_of, grid_read, with_elements
+from quantc.flows.tracing.extract_program import Compute, extract_program, grid_made, grid_of, grid_read, with_elements
 from quantc.flows.tracing.traced_tensor import Grid
 from quantc.ir.dialect import is_op
 from quantc.ir.program import Program
@@ -70,8 +70,8 @@ def parts(program: Program) -> tuple[fx.Node, fx.Node, fx.Node]:
 def test_parts_put_together_compute_what_the_program_does() -> None:
     program = quantized()
     given, relu, last = parts(program)
-    first = Compute(cut(program, relu.name, [given.name], {}, None, "first"), None)
-    second = Compute(cut(program, last.name, [relu.name], {}, None, "second"), None)
+    first = Compute(extract_program(program, relu.name, [given.name], {}, None, "first"), None)
+    second = Compute(extract_program(program, last.name, [relu.name], {}, None, "second"), None)
     out = grid_made(last)
     made = second.forward(first.forward(X))
     if out is not None:
@@ -87,8 +87,8 @@ def test_operands_and_results_may_be_bytes() -> None:
     out = grid_made(relu)
     assert out is not None
     levels = ops.quantize_per_tensor(X, *grid)
-    as_bytes = Compute(cut(program, relu.name, [given.name], {given.name: grid}, out, "bytes"), None)
-    as_floats = Compute(cut(program, relu.name, [given.name], {}, None, "floats"), None)
+    as_bytes = Compute(extract_program(program, relu.name, [given.name], {given.name: grid}, out, "bytes"), None)
+    as_floats = Compute(extract_program(program, relu.name, [given.name], {}, None, "floats"), None)
     made = as_bytes.forward(levels)
     assert made.dtype is torch.uint8
     assert torch.equal(made, ops.quantize_per_tensor(as_floats.forward(X), *out))
@@ -99,8 +99,8 @@ def test_a_kernel_is_within_one_step_of_the_op() -> None:
     given, relu, _ = parts(program)
     out = grid_made(relu)
     assert out is not None
-    small = cut(program, relu.name, [given.name], {}, out, "kernel")
-    reference = Compute(cut(program, relu.name, [given.name], {}, out, "float"), None)
+    small = extract_program(program, relu.name, [given.name], {}, out, "kernel")
+    reference = Compute(extract_program(program, relu.name, [given.name], {}, out, "float"), None)
     compute = Compute(small, "x86")
     assert compute.kernels
     assert int((compute.forward(X).int() - reference.forward(X).int()).abs().max()) <= 1
@@ -111,7 +111,7 @@ def test_what_a_part_would_read_beside_its_operands_is_refused() -> None:
     program = quantized()
     _, relu, last = parts(program)
     with pytest.raises(qc.QuantcError, match=last.name):
-        cut(program, last.name, [], {}, None, "too little")
+        extract_program(program, last.name, [], {}, None, "too little")
     assert relu.name
 
 
@@ -127,7 +127,7 @@ def test_an_empty_result_of_full_operands_is_refused() -> None:
 def test_operands_lie_in_order_for_those_who_want_it() -> None:
     program = quantized()
     given, relu, _ = parts(program)
-    compute = Compute(cut(program, relu.name, [given.name], {}, None, "first"), None)
+    compute = Compute(extract_program(program, relu.name, [given.name], {}, None, "first"), None)
     turned: Tensor = X.t().contiguous().t()
     assert not turned.is_contiguous()
     assert torch.equal(compute.forward(turned), compute.forward(X))

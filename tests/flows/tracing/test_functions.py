@@ -18,7 +18,7 @@ from quantc.flows.tracing.functions import (
     kind_of,
     mode_argument,
     name_of,
-    opened,
+    open_function,
     says_it_writes,
     writes_first,
 )
@@ -143,7 +143,9 @@ def test_an_opened_function_computes_the_same_and_calls_its_parts() -> None:
         *(attention.out_proj.weight, attention.out_proj.bias),
     )
     function: Any = F.multi_head_attention_forward
-    for ours, theirs in zip(opened(function)(*args, training=False), function(*args, training=False), strict=True):
+    for ours, theirs in zip(
+        open_function(function)(*args, training=False), function(*args, training=False), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
     class Named(torch.overrides.TorchFunctionMode):
@@ -156,6 +158,6 @@ def test_an_opened_function_computes_the_same_and_calls_its_parts() -> None:
             return func(*args, **(kwargs or {}))
 
     with Named() as seen:
-        opened(function)(*args, training=False)
+        open_function(function)(*args, training=False)
     assert "linear" in seen.names
     assert "multi_head_attention_forward" not in seen.names

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.lowerings.requantize import ends_of, hand_on, is_read_in_float, requantized
+from quantc.integer.lowerings.requantize import ends_of, hand_on, is_read_in_float, requantize
 from quantc.integer.match_lowering import Bounds, Quantized, Task
 from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.spec.spec import INT8, UINT8
@@ -112,7 +112,7 @@ def test_what_reads_in_float_gets_the_integers_dequantized_without_a_claim() -> 
 
 def test_bounds_of_a_clamp_are_those_of_the_rounding() -> None:
     task, made, (quantizer,) = flipped(OTHER)
-    node = requantized(task, made, task.grid(quantizer), Bounds(0.0, 1.0))
+    node = requantize(task, made, task.grid(quantizer), Bounds(0.0, 1.0))
     task.program.replace(quantizer, node)
     real = (np.flip(levels(X, *OWN), 1) - OWN[1]) / 2
     assert np.array_equal(task.program(X).numpy(), np.clip(np.rint(real) + 7, 7, 15))

@@ -22,7 +22,7 @@ from quantc.cli.example import digits_cnn, digits_data
 from quantc.errors import InputError, LoadError, MissingDependencyError, UnknownNameError
 from quantc.targets import executorch
 from quantc.targets.executorch.delegation import RunsOn
-from quantc.targets.executorch.pte_container import SEALED, sealed
+from quantc.targets.executorch.pte_container import SEALED, seal_pte
 from tests.support.backend_cases import Net
 from tests.support.executorch_models import conv, image, static, steps
 
@@ -452,7 +452,7 @@ def test_a_file_of_another_length_or_without_its_seal_is_refused(tmp_path: Path)
     path.write_bytes(bytes(wrong))
     with pytest.raises(LoadError):
         executorch.load(path).run(image())
-    for changed in (sealed(content) + b"garbage", sealed(content)[:-3], sealed(content)[:-8], content + b"\0"):
+    for changed in (seal_pte(content) + b"garbage", seal_pte(content)[:-3], seal_pte(content)[:-8], content + b"\0"):
         path.write_bytes(changed)
         with pytest.raises(LoadError, match="not what was sealed"):
             qc.load(path)

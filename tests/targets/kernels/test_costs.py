@@ -22,7 +22,7 @@ def test_the_table_is_of_kinds_and_families_that_there_are() -> None:
 
 def test_the_tables_that_are_shipped_are_sound() -> None:
     for name in kernel_table.KERNELS:
-        for rows in costs.measured(name).values():
+        for rows in costs.cost_table(name).values():
             for row in rows:
                 assert row.work.size > 0
                 assert row.microseconds
@@ -36,7 +36,7 @@ FIRST, LAST = Work("linear", 8, (16, 16)), Work("linear", 1024, (16, 16))
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (costs.Measured(FIRST, {"onednn": 1.0}), costs.Measured(LAST, {"fbgemm": 2.0}))
-    monkeypatch.setattr(costs, "measured", lambda target: {("linear", 2): rows} if target == "toy" else {})
+    monkeypatch.setattr(costs, "cost_table", lambda target: {("linear", 2): rows} if target == "toy" else {})
 
 
 def test_distances_are_doublings_and_channels_count_half() -> None:
@@ -79,12 +79,12 @@ def test_processors_that_add_in_32_bits_have_a_table_of_their_own(
 ) -> None:
     monkeypatch.setattr(costs, "adds_in_16_bits", lambda: in_16_bits)
     assert costs.file_of("x86") == name
-    costs.measured.cache_clear()
+    costs.cost_table.cache_clear()
     try:
-        rows = [row for rows in costs.measured("x86").values() for row in rows]
+        rows = [row for rows in costs.cost_table("x86").values() for row in rows]
         written = json.loads((Path(costs.__file__).parent / name).read_text(encoding="utf-8"))["rows"]
         read = sorted((row.work.kind, row.work.size, *row.work.channels) for row in rows)
         assert read == sorted((row["kind"], row["size"], *row["channels"]) for row in written)
-        assert costs.measured("no such target") == {}
+        assert costs.cost_table("no such target") == {}
     finally:
-        costs.measured.cache_clear()
+        costs.cost_table.cache_clear()

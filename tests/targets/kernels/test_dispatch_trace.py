@@ -19,7 +19,7 @@ from quantc.targets.kernels.dispatch_trace import (
     TraceConstant,
     TracedInput,
     identity,
-    taped,
+    record_tape,
 )
 from tests.support.stored_weights import needs_fbgemm
 
@@ -35,13 +35,13 @@ def without_gradients() -> Iterator[None]:
 
 
 def test_a_tape_holds_weights_and_no_results() -> None:
-    tape, made = taped(lambda x: [F.linear(x, WEIGHT).relu() + WEIGHT], [X])
+    tape, made = record_tape(lambda x: [F.linear(x, WEIGHT).relu() + WEIGHT], [X])
     assert [held is WEIGHT for held in tape.held] == [True]
     assert torch.equal(made[0], F.linear(X, WEIGHT).relu() + WEIGHT)
 
 
 def test_steps_name_inputs_constants_and_earlier_results() -> None:
-    tape, _ = taped(lambda x, y: [(x * 2).sub(y, alpha=3)], [X, X + 1])
+    tape, _ = record_tape(lambda x, y: [(x * 2).sub(y, alpha=3)], [X, X + 1])
     assert tape.inputs == 2
     assert [step.op for step in tape.steps] == [ATEN.mul.Tensor, ATEN.sub.Tensor]
     assert tape.steps[0].operands == (TracedInput(0), TraceConstant(int, "2", 2))
@@ -50,7 +50,7 @@ def test_steps_name_inputs_constants_and_earlier_results() -> None:
 
 
 def test_arguments_that_are_not_given_have_their_defaults_on_the_tape() -> None:
-    tape, _ = taped(lambda x: [x.add(x)], [X])
+    tape, _ = record_tape(lambda x: [x.add(x)], [X])
     assert tape.steps[0].operands == (TracedInput(0), TracedInput(0), TraceConstant(int, "1", 1))
 
 
@@ -59,7 +59,7 @@ def test_lists_are_told_by_their_items() -> None:
         first, second = torch.split(x, [2, 4])
         return [torch.cat([second, first])]
 
-    tape, _ = taped(line, [X])
+    tape, _ = record_tape(line, [X])
     split, cat = tape.steps
     assert split.lengths == (2,)
     assert cat.operands[0] == Several((Made(0, 0, 1), Made(0, 0, 0)))
@@ -67,14 +67,14 @@ def test_lists_are_told_by_their_items() -> None:
 
 
 def test_an_input_that_is_given_back_is_a_result() -> None:
-    tape, made = taped(lambda x: [x, WEIGHT], [X])
+    tape, made = record_tape(lambda x: [x, WEIGHT], [X])
     assert tape.results == (TracedInput(0), Held(0))
     assert made[0] is X
 
 
 def test_numbers_of_different_types_are_told_apart() -> None:
     lines: list[Callable[[Tensor], Sequence[Tensor]]] = [lambda x: [x + 1], lambda x: [x + 1.0], lambda x: [x + True]]
-    tapes = [taped(line, [X])[0] for line in lines]
+    tapes = [record_tape(line, [X])[0] for line in lines]
     assert [[one.is_like(other) for other in tapes] for one in tapes] == [
         [True, False, False],
         [False, True, False],
@@ -84,7 +84,7 @@ def test_numbers_of_different_types_are_told_apart() -> None:
 
 def test_tapes_are_alike_only_on_the_very_same_weights() -> None:
     def tape(weight: Tensor) -> Tape:
-        return taped(lambda x: [x @ weight], [X])[0]
+        return record_tape(lambda x: [x @ weight], [X])[0]
 
     assert tape(WEIGHT).is_like(tape(WEIGHT))
     assert not tape(WEIGHT).is_like(tape(WEIGHT.clone()))
@@ -104,7 +104,7 @@ def test_a_tensor_on_the_memory_of_another_is_put_there_by_name() -> None:
         made = x.abs()
         return [torch.empty(0).set_(made.untyped_storage(), 6, (5, 6), (6, 1)) * 2]
 
-    tape, made = taped(line, [X])
+    tape, made = record_tape(line, [X])
     assert torch.equal(made[0], X.abs()[1:] * 2)
     assert [step.op for step in tape.steps].count(ATEN.set_.source_Tensor_storage_offset) == 1
     assert all(step.op is not ATEN.set_.source_Storage_storage_offset for step in tape.steps)
@@ -125,12 +125,12 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 def test_what_is_more_than_its_ops_has_no_tape(name: str) -> None:
     line, why = REFUSED[name]
     with pytest.raises(NoTapeError, match=why):
-        taped(line, [X])
+        record_tape(line, [X])
 
 
 def test_positions_are_no_numbers_that_sizes_depend_on() -> None:
     places = torch.tensor([3, 0])
-    tape, made = taped(lambda x: [x[places]], [X])
+    tape, made = record_tape(lambda x: [x[places]], [X])
     assert torch.equal(made[0], torch.stack([X[3], X[0]]))
     assert len(tape.steps) == 1
 
@@ -140,5 +140,5 @@ def test_a_refused_try_leaves_the_generator_as_it_was() -> None:
     wanted = torch.rand(2)
     torch.manual_seed(3)
     with pytest.raises(NoTapeError):
-        taped(lambda x: [torch.rand_like(x)], [X])
+        record_tape(lambda x: [torch.rand_like(x)], [X])
     assert torch.equal(torch.rand(2), wanted)

@@ -13,7 +13,15 @@ from torch.nn import functional
 
 from quantc.integer.lowerings.lower_reductions import windows_along
 from quantc.targets.kernels.float_epilogue import Ending
-from quantc.targets.kernels.int8_pools import AdaptivePool, AveragePool, MaxPool3d, Repeat, max_pool, turned, upsample
+from quantc.targets.kernels.int8_pools import (
+    AdaptivePool,
+    AveragePool,
+    MaxPool3d,
+    Repeat,
+    max_pool,
+    to_channels_last,
+    upsample,
+)
 from quantc.targets.kernels.kernel_table import NoKernelError
 from tests.support.kernel_calls import (
     FLOAT,
@@ -170,15 +178,15 @@ def test_images_of_many_channels_are_turned_and_have_the_strides_of_that_order(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
     x = images(*shape)
-    assert turned(x).stride() == strides
-    assert torch.equal(turned(x), x)
+    assert to_channels_last(x).stride() == strides
+    assert torch.equal(to_channels_last(x), x)
 
 
 def test_images_of_few_channels_stay_as_they_lie() -> None:
     x = images(2, 3, 4, 5)
-    assert turned(x) is x
+    assert to_channels_last(x) is x
     last = x.to(memory_format=torch.channels_last)
-    assert turned(last).stride() == last.stride()
+    assert to_channels_last(last).stride() == last.stride()
 
 
 def test_what_is_no_byte_or_of_a_size_that_is_computed_is_refused() -> None:

@@ -15,7 +15,7 @@ import quantc as qc
 from quantc.errors import QuantcError
 from quantc.ir.program import Program
 from quantc.targets.kernels.lowered import Lowered
-from quantc.targets.kernels.one_op import RUN_LOWERED, registered
+from quantc.targets.kernels.one_op import RUN_LOWERED, register_module
 from tests.support.lowered_nets import dynamic_program, image, same, static_program
 
 
@@ -120,7 +120,7 @@ def test_an_op_whose_module_is_gone_says_so() -> None:
 
 def test_a_module_is_found_by_its_key_as_long_as_it_lives() -> None:
     made = qc.lower(static_program(), "x86")
-    key, again = registered(made), registered(made)
+    key, again = register_module(made), register_module(made)
     assert key != again
     x = image(3)
     assert same(tuple(RUN_LOWERED([x], key)), tuple(made(x)))
@@ -134,6 +134,6 @@ def test_the_shapes_of_the_op_are_those_of_its_results(lowered: Lowered) -> None
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode() as mode:
-        found = RUN_LOWERED([mode.from_tensor(image(5))], registered(lowered))
+        found = RUN_LOWERED([mode.from_tensor(image(5))], register_module(lowered))
     expected = lowered(image(5))
     assert [(part.shape, part.dtype) for part in found] == [(part.shape, part.dtype) for part in expected]

@@ -24,7 +24,7 @@ def given_table(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, int, tuple[in
     for kind, size, channels, times in rows:
         key = (kind, len(channels))
         measured[key] = (*measured.get(key, ()), costs.Measured(Work(kind, size, channels), times))
-    monkeypatch.setattr(costs, "measured", lambda target: measured)
+    monkeypatch.setattr(costs, "cost_table", lambda target: measured)
 
 
 def test_the_first_is_taken_where_nothing_is_known(target: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import quantc as qc
 from quantc.errors import InputError
-from quantc.files.sealed_data import sealed
+from quantc.files.sealed_data import seal
 from quantc.targets.kernels import tuning
 from quantc.targets.kernels.kernel import Kernel
 from quantc.targets.kernels.tuning import Times
@@ -158,7 +158,7 @@ class Unmeasured(Kernel):
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("times", [{"a": -1.0}, {"a": "fast"}, {"a": 3}, [1.0]])
 def test_a_file_of_other_things_than_times_is_not_used(times: Any, tmp_path: Path) -> None:
-    content = sealed({"format": tuning.FORMAT, "times": times})
+    content = seal({"format": tuning.FORMAT, "times": times})
     (tmp_path / tuning.FILE).write_text(json.dumps(content), encoding="utf-8")
     with pytest.warns(UserWarning, match="no times of kernels"):
         assert Times.remembered().known == {}

@@ -8,7 +8,7 @@ import quantc as qc
 from quantc.backends.onnx import ONNX
 from quantc.targets.onnx.ort_fusions import Fusions
 from quantc.testing.kernel_checks import one_for_each_op
-from quantc.testing.trial import Subject, calibrated, trials_of
+from quantc.testing.trial import Subject, calibrate_trial, trials_of
 from quantc.verbs.convert import convert
 from tests.support.onnx_models import ADDED, quantized
 
@@ -59,7 +59,7 @@ def fusions(name: str) -> list[Fusions]:
         return [qc.lower(quantized(model, [inputs]), "onnx").fusions()]
     subject = Subject(ONNX)
     trials = one_for_each_op(trials_of(subject, subject.demanded.table[name]))
-    return [qc.lower(convert(calibrated(each.prepared.clone(), each.inputs)), "onnx").fusions() for each in trials]
+    return [qc.lower(convert(calibrate_trial(each.prepared.clone(), each.inputs)), "onnx").fusions() for each in trials]
 
 
 def test_every_rule_is_told_of() -> None:

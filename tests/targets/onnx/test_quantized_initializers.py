@@ -14,7 +14,7 @@ from torch import nn
 import quantc as qc
 from quantc.targets.onnx.dtypes import FLOAT16, FP8_E4M3, INT4, INT8
 from quantc.targets.onnx.graph_builder import GraphBuilder
-from quantc.targets.onnx.quantized_initializers import QuantizedInitializer, stored
+from quantc.targets.onnx.quantized_initializers import QuantizedInitializer, initializer_of
 from tests.support.onnx_models import close, initializers, mlp, quantized, seeded
 
 WEIGHT_ONLY = {
@@ -118,12 +118,12 @@ def test_integer_kernels_multiply_bytes_with_a_scale_for_all_or_for_each_column(
 def test_constants_that_a_program_dequantizes_are_found() -> None:
     x = seeded(lambda: torch.randn(4, 64))
     program = quantized(seeded(mlp), [(x,)])
-    found = [weight for node in program.graph.nodes if (weight := stored(program, node)) is not None]
+    found = [weight for node in program.graph.nodes if (weight := initializer_of(program, node)) is not None]
     assert [(weight.name, tuple(weight.levels.shape), weight.axis, weight.kind) for weight in found] == [
         ("0.weight_quantized", (32, 64), 0, INT8),
         ("2.weight_quantized", (8, 32), 0, INT8),
     ]
     activations = [node for node in program.graph.nodes if "dequantize_per_tensor" in str(node.target)]
     assert activations
-    assert all(stored(program, node) is None for node in activations)
-    assert stored(program, None) is None
+    assert all(initializer_of(program, node) is None for node in activations)
+    assert initializer_of(program, None) is None

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from quantc.errors import LoadError
-from quantc.targets.onnx.seal import check_seal, data_file, sealed
+from quantc.targets.onnx.seal import check_seal, data_file, seal_model
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def content() -> bytes:
 
 
 def test_protobuf_reads_the_seal_as_metadata(content: bytes) -> None:
-    model = onnx.load_from_string(sealed(content))
+    model = onnx.load_from_string(seal_model(content))
     onnx.checker.check_model(model)
     (entry,) = model.metadata_props
     assert (entry.key, entry.value) == ("quantc.seal", sha256(content).hexdigest())
@@ -33,14 +33,14 @@ def test_the_digest_of_weights_in_a_file_of_their_own_is_told_before(content: by
     weights = data_file(tmp_path / "model.onnx")
     assert weights == tmp_path / "model.onnx.data"
     weights.write_bytes(b"weights")
-    model = onnx.load_from_string(sealed(content, weights))
+    model = onnx.load_from_string(seal_model(content, weights))
     assert [entry.key for entry in model.metadata_props] == ["quantc.data", "quantc.seal"]
     assert model.metadata_props[0].value == sha256(b"weights").hexdigest()
 
 
 def test_any_byte_that_changes_is_told(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    whole = sealed(content)
+    whole = seal_model(content)
     path.write_bytes(whole)
     check_seal(path)
     start = len(whole) - 64
@@ -53,7 +53,7 @@ def test_any_byte_that_changes_is_told(content: bytes, tmp_path: Path) -> None:
 
 def test_files_of_others_are_not_checked(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    for other in (content, b"", sealed(content) + b"\x72\x00"):
+    for other in (content, b"", seal_model(content) + b"\x72\x00"):
         path.write_bytes(other)
         check_seal(path)
 
@@ -63,7 +63,7 @@ def test_weights_that_are_not_those_that_were_sealed_are_named(content: bytes, c
     path = tmp_path / "model.onnx"
     weights = data_file(path)
     weights.write_bytes(b"weights")
-    path.write_bytes(sealed(content, weights))
+    path.write_bytes(seal_model(content, weights))
     check_seal(path)
     if change == "gone":
         weights.unlink()

@@ -22,7 +22,7 @@ class ReLU(nn.ReLU):
     high: ClassVar[float | None] = None
 
     def forward(self, input: Tensor) -> QuantizedTensor:  # noqa: A002 - torch's name
-        clamp = functional_ops.clamped_ if self.inplace else functional_ops.clamped
+        clamp = functional_ops.clamp_levels_ if self.inplace else functional_ops.clamp_levels
         return clamp(input, self.low, self.high, type(self).__name__)
 
     def _get_name(self) -> str:

@@ -88,7 +88,7 @@ class QFunctional(QuantizedModule, _Functional):
         return self._seen(functional_ops.bytewise("mul", x, y, self.grid))
 
     def cat(self, x: Sequence[Tensor], dim: int = 0) -> QuantizedTensor:
-        return self._seen(functional_ops.joined(x, dim, self.grid))
+        return self._seen(functional_ops.cat_on_grid(x, dim, self.grid))
 
     def matmul(self, x: Tensor, y: Tensor) -> QuantizedTensor:
         return self._seen(functional_ops.in_float(torch.matmul, x, y, grid=self.grid, what="matmul"))

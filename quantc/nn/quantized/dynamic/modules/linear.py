@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.errors import SpecError
-from quantc.nn.dynamic_module import RunTime, run_time_grid, source_of, stored, weight_observers
+from quantc.nn.dynamic_module import RunTime, run_time_grid, source_of, store_weight, weight_observers
 from quantc.nn.kernel_ops import Run, engine_number, on_kernel, target
 from quantc.nn.quantized_tensor import QuantizedTensor
 from quantc.nn.torch_tensors import HALF, from_torch_tensor
@@ -78,7 +78,7 @@ class Linear(RunTime):
             )
         observers = weight_observers(mod if getattr(source, "qconfig", None) is None else source)
         made = cls(source.in_features, source.out_features, source.bias is not None)
-        made.set_weight_bias(stored(source.weight, observers, cls.__name__), source.bias)
+        made.set_weight_bias(store_weight(source.weight, observers, cls.__name__), source.bias)
         return made
 
     @classmethod

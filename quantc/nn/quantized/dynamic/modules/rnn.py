@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from quantc.errors import DataError, SpecError
-from quantc.integer.ops.recurrent import KINDS, Layout, unrolled
+from quantc.integer.ops.recurrent import KINDS, Layout, unroll
 from quantc.nn.dynamic_module import FULL, run_time_grid
 from quantc.nn.kernel_ops import Run, engine_number, on_kernel, target
 from quantc.nn.quantized.dynamic.modules.cells import GRUCell, LSTMCell, RNNCell, RNNCellBase
@@ -143,7 +143,7 @@ class RNNBase(Recurrent):
             return lambda x, *state: OVER_SEQUENCES[self.kind](x, list(state), cells, *layout)
         each = self.products()
         pairs = list(zip(each[::2], each[1::2], strict=True))
-        return lambda x, *state: unrolled(KINDS[self.kind], self.layout, x, state, pairs)
+        return lambda x, *state: unroll(KINDS[self.kind], self.layout, x, state, pairs)
 
     def _half_cells(self) -> list[Any]:
         each = [(self.tensor(name).float(), self._buffers[bias_of(name)]) for name in self.weight_names]
