@@ -180,7 +180,7 @@ def main() -> None:
     known = models(options.rows)
     chosen = options.only or list(known)
     if unknown := [name for name in chosen if name not in known]:
-        parser.error(f"there is no model {unknown[0]!r}: {', '.join(known)}")
+        parser.error(f"unknown model {unknown[0]!r}: {', '.join(known)}")
     for name in chosen:
         model = known[name]
         rows = run(name, model, options.rounds, options.torch)

@@ -265,7 +265,7 @@ def _check(data: Any, path: str, nesting: int) -> Check:
     name, value = next(iter(fields.items()))
     if name not in COMPARISONS:
         raise PatternError(
-            f"there is no comparison {name!r}", where=path, advice=suggest(name, COMPARISONS, noun="comparisons")
+            f"unknown comparison {name!r}", where=path, advice=suggest(name, COMPARISONS, noun="comparisons")
         )
     with _at(path):
         return Check(COMPARISONS[name], _plain(value, f"{path}.{name}", nesting))
@@ -311,7 +311,7 @@ def _fields(data: Any, path: str, *, required: tuple[str, ...], optional: tuple[
     for name in fields:
         if name not in (*required, *optional):
             raise PatternError(
-                f"there is no field {name!r} here",
+                f"unknown field {name!r} here",
                 where=f"{path}.{name}",
                 advice=suggest(name, (*required, *optional), noun="fields"),
             )

@@ -26,7 +26,7 @@ def op_target(name: str) -> OpOverload:
         if isinstance(value, OpOverload):
             return value
     raise PatternError(
-        f"there is no op {name!r}",
+        f"unknown op {name!r}",
         advice=f"{suggest(name, BY_NAME, noun='ops')}; other ops go by their full name, such as aten.cumsum.default",
     )
 

@@ -45,7 +45,7 @@ class Leaf:
             )
         for dtype in self.dtypes:
             if dtype not in DTYPES:
-                raise PatternError(f"there is no dtype {dtype!r}", advice=suggest(dtype, DTYPES, noun="dtypes"))
+                raise PatternError(f"unknown dtype {dtype!r}", advice=suggest(dtype, DTYPES, noun="dtypes"))
         if any(type(rank) is not int or rank < 0 for rank in self.ranks):
             raise PatternError(f"{self.ranks} are not ranks", advice="a rank is a number of dimensions, such as 4")
         if (self.dtypes or self.ranks) and self.kind in (LeafKind.NUMBER, LeafKind.LIST):

@@ -47,7 +47,7 @@ def find(name: str) -> AnyPredicate:
     """The predicate of that name."""
     if name not in _BY_NAME:
         raise PatternError(
-            f"there is no predicate {name!r}",
+            f"unknown predicate {name!r}",
             advice=f"{suggest(name, _BY_NAME, noun='predicates')}; import the module that registers it first",
         )
     return _BY_NAME[name]

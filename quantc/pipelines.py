@@ -86,7 +86,7 @@ def lower() -> Pipeline:
 def _check(option: str, given: str, known: tuple[str, ...]) -> None:
     if given not in known:
         raise QuantcError(
-            f"there is no {option} {given!r}",
+            f"unknown {option} {given!r}",
             where=f"{option}={given!r}",
             advice=suggest(str(given), known, noun=f"values of {option}"),
         )

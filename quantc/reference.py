@@ -152,7 +152,7 @@ def _product(
 def _check_form(multiplier: str) -> None:
     if multiplier not in get_args(MultiplierForm):
         advice = suggest(str(multiplier), get_args(MultiplierForm), noun="forms")
-        raise DataError(f"there is no multiplier of the form {multiplier!r}", advice=advice)
+        raise DataError(f"unknown multiplier of the form {multiplier!r}", advice=advice)
 
 
 def _grid(name: str, levels: Tensor, scale: Numbers, zero_point: Places) -> Grid:

@@ -35,7 +35,7 @@ def check_plot(path: Path) -> None:
     """Refuse a file that cannot be written, before hours are spent."""
     if path.suffix not in (".svg", ".html"):
         raise SaveError(
-            f"there is no chart in the form {path.suffix or path.name!r}",
+            f"unknown chart format {path.suffix or path.name!r}",
             where=f"--plot {path}",
             advice="name a .svg or a .html file; browsers and Inkscape make a .png of either",
         )

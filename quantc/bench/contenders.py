@@ -56,12 +56,12 @@ class Contender:
         return self.build(task)
 
 
-def select_contenders(names: list[str] | None) -> dict[str, Contender]:
+def chosen(names: list[str] | None) -> dict[str, Contender]:
     """Contenders by name, all if none is named; the float model is always included, and first."""
     for name in names or ():
         if name not in CONTENDERS:
             raise UnknownNameError(
-                f"there is no contender {name!r}",
+                f"unknown contender {name!r}",
                 where="--contender",
                 advice=suggest(name, CONTENDERS, noun="contenders"),
             )

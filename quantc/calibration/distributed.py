@@ -87,7 +87,7 @@ def team_for(shard: Shard) -> Iterator[Team]:
     """The team to calibrate with. Under torchrun without a process group, a temporary one is created."""
     if shard not in SHARDS:
         raise UnknownNameError(
-            f"there is no way {shard!r} to share the data",
+            f"unknown sharding {shard!r}",
             where=f"shard={shard!r}",
             advice=suggest(str(shard), SHARDS, noun="ways"),
         )

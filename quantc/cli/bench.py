@@ -62,7 +62,7 @@ def bench(
     All contenders take turns in one process, on one thread. One that cannot be built becomes a row with the reason.
     """
     from quantc.bench.chart import check_plot, write_plot
-    from quantc.bench.contenders import select_contenders
+    from quantc.bench.contenders import chosen
     from quantc.bench.measure import measure
 
     if is_list:
@@ -70,7 +70,7 @@ def bench(
         return
     if plot is not None:
         check_plot(plot)
-    contenders = select_contenders(contender)
+    contenders = chosen(contender)
     tasks = _tasks(source, model, batch, data, method)
     outcomes: list[Outcome] = []
     with _telling() as tell:
@@ -124,7 +124,7 @@ def _tasks(
     for name in names or ():
         if name not in MODELS:
             raise UnknownNameError(
-                f"there is no model {name!r}", where="--model", advice=suggest(name, MODELS, noun="models")
+                f"unknown model {name!r}", where="--model", advice=suggest(name, MODELS, noun="models")
             )
     return [built_in(name) for name in MODELS if not names or name in names]
 

@@ -59,7 +59,7 @@ def read_side(source: str, method: Method, examples: Examples | None = None) -> 
     readers = {".pte": _pte, ".onnx": _onnx, ".qc": _stored}
     if path.suffix in readers:
         if not path.is_file():
-            raise LoadError(f"there is no file {source}", where=source, advice=f"{KINDS}; or a .onnx or .pte file")
+            raise LoadError(f"no such file: {source}", where=source, advice=f"{KINDS}; or a .onnx or .pte file")
         return readers[path.suffix](path)
     loaded = load_all(source, method, examples)
     return _of_program(source, loaded.program, loaded.model, loaded.batches)

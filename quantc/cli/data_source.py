@@ -100,7 +100,7 @@ def _wanted(arrays: dict[str, Tensor], inputs: tuple[int | str, ...], data: str)
         name = list(arrays)[key] if isinstance(key, int) and -len(arrays) <= key < len(arrays) else str(key)
         if name not in arrays:
             advice = suggest(name, arrays, noun="arrays")
-            raise LoadError(f"there is no array {name}", where=f"--data {data}, --inputs", advice=advice)
+            raise LoadError(f"unknown array {name}", where=f"--data {data}, --inputs", advice=advice)
         found[name] = arrays[name]
     return found
 

@@ -67,7 +67,7 @@ def load_all(
     path = Path(source)
     if path.suffix in READERS:
         if not path.is_file():
-            raise LoadError(f"there is no file {source}", where=f"the source {source}", advice=KINDS)
+            raise LoadError(f"no such file: {source}", where=f"the source {source}", advice=KINDS)
         _check_no_cast(source, dtype)
         return Loaded(READERS[path.suffix](path))
     if (runtime := OTHERS.get(path.suffix)) is not None:

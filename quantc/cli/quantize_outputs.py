@@ -128,7 +128,7 @@ def deliver(done: Done, out: Path | None, say: Say) -> Delivered:
                 raise
             why_not = f"not lowered for {target}: {error.what}"
     elif out is not None:
-        why_not = f"not lowered: there is no target {target!r}"
+        why_not = f"not lowered: unknown target {target!r}"
     if artifact is not None:
         say("time ...")
         done, why_not = _timed(done, artifact, target)

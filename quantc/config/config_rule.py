@@ -30,7 +30,7 @@ def _use_from_text(text: str) -> Use:
     if text == "FLOAT":
         return FLOAT
     if text.isidentifier() and text.isupper() and text not in NAMED:
-        raise ConfigError(f"there is no spec named {text}", advice=suggest(text, ["FLOAT", *NAMED], noun="named specs"))
+        raise ConfigError(f"unknown spec {text}", advice=suggest(text, ["FLOAT", *NAMED], noun="named specs"))
     return Quantize(QuantSpec.parse(text))
 
 

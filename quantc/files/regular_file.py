@@ -33,9 +33,9 @@ def check_regular(path: str | os.PathLike[str], advice: str, error: type[QuantcE
     except (OSError, ValueError) as fault:
         why = (fault.strerror if isinstance(fault, OSError) else None) or str(fault)
         told = "" if isinstance(fault, FileNotFoundError) else f": {why}"
-        raise error(f"there is no file {place}{told}", where=str(place), advice=advice) from fault
+        raise error(f"no such file: {place}{told}", where=str(place), advice=advice) from fault
     if not stat.S_ISREG(mode):
-        raise error(f"there is no file {place}: it is {_kind(mode)}", where=str(place), advice=advice)
+        raise error(f"no such file: {place}: it is {_kind(mode)}", where=str(place), advice=advice)
     return place
 
 

@@ -125,7 +125,7 @@ class Program(GraphTree):
             if found:
                 return found[0]
         names = [node.name if not path else f"{path}/{node.name}" for path, g in self.graphs() for node in g.nodes]
-        raise UnknownNameError(f"there is no node {name!r}", where=self.name, advice=suggest(name, names, noun="nodes"))
+        raise UnknownNameError(f"unknown node {name!r}", where=self.name, advice=suggest(name, names, noun="nodes"))
 
     def has_node(self, name: str) -> bool:
         """True if there is a node of that name."""

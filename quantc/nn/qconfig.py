@@ -152,9 +152,9 @@ class EngineError(ConfigError, AssertionError):
 
 def _engine(backend: str, version: int, versions: tuple[int, ...]) -> _Engine:
     if backend not in ENGINES:
-        raise EngineError(f"there is no backend {backend!r}", advice=suggest(str(backend), ENGINES, noun="backends"))
+        raise EngineError(f"unknown backend {backend!r}", advice=suggest(str(backend), ENGINES, noun="backends"))
     if version not in versions:
-        raise EngineError(f"there is no version {version!r} of the default qconfigs", advice=f"versions: {versions}")
+        raise EngineError(f"unknown version {version!r} of the default qconfigs", advice=f"versions: {versions}")
     return ENGINES[backend]
 
 

@@ -97,7 +97,7 @@ class Pipeline:
         found = [index for index, pass_ in enumerate(self.passes) if pass_.name == name]
         if not found:
             advice = suggest(name, self.names, noun="passes in it")
-            raise PipelineError(f"there is no pass {name!r} in this pipeline", where=str(self), advice=advice)
+            raise PipelineError(f"unknown pass {name!r} in this pipeline", where=str(self), advice=advice)
         return found
 
     # -- running ---------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def _resolve(text: str, call: PassText, pipeline: type[Iterable[Pass]]) -> Itera
     if is_pipeline:
         return _named(text, call, pipeline)
     raise PipelineError(
-        f"there is no pass or pipeline {call.name!r}",
+        f"unknown pass or pipeline {call.name!r}",
         where=pointer(text, call.at),
         advice=suggest(call.name, {*PASSES, *PIPELINES}, noun="passes and pipelines"),
     )

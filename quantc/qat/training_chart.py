@@ -31,7 +31,7 @@ def write_plot(path: Path, title: str, curves: Sequence[Curve], lines: Mapping[s
     """Write a chart of curves over steps, with horizontal reference lines."""
     if path.suffix != ".svg":
         raise SaveError(
-            f"there is no chart in the form {path.suffix or path.name!r}", where=str(path), advice="name a .svg file"
+            f"unknown chart format {path.suffix or path.name!r}", where=str(path), advice="name a .svg file"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, chart(title, curves, lines))

@@ -76,5 +76,5 @@ def instruction_set(name: str) -> InstructionSet:
     found = INSTRUCTION_SETS.get(name)
     if found is None:
         advice = suggest(name, INSTRUCTION_SETS, noun="instruction sets")
-        raise UnknownNameError(f"there is no instruction set {name!r}", advice=advice)
+        raise UnknownNameError(f"unknown instruction set {name!r}", advice=advice)
     return found

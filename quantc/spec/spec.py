@@ -145,7 +145,7 @@ class QuantSpec(Frozen, frozen=True):
             return NAMED[text]
         dtype, options = _one_call(text, "spec")
         if dtype.isupper():
-            raise SpecError(f"there is no spec named {dtype}", advice=suggest(dtype, NAMED, noun="named specs"))
+            raise SpecError(f"unknown spec {dtype}", advice=suggest(dtype, NAMED, noun="named specs"))
         return QuantSpec.model_validate({"dtype": dtype, **options})
 
     def __str__(self) -> str:

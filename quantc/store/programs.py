@@ -248,7 +248,7 @@ def _check_lowering(program: Program, lowered: Lowering | None) -> None:
     if program.stage < Stage.LOWERED:
         raise LoadError("the program was not lowered", where="lowered", advice=ADVICE)
     for name in sorted(lowered.choices.keys() - _nodes(program).keys()):
-        raise LoadError(f"there is no node {name[:60]!r}", where="lowered.choices", advice=ADVICE)
+        raise LoadError(f"unknown node {name[:60]!r}", where="lowered.choices", advice=ADVICE)
 
 
 def _origin_table(data: _Origins, nodes: Mapping[str, fx.Node]) -> NodeTable[Origin]:
@@ -256,9 +256,7 @@ def _origin_table(data: _Origins, nodes: Mapping[str, fx.Node]) -> NodeTable[Ori
     table: NodeTable[Origin] = NodeTable()
     for name, index in data.nodes.items():
         if name not in nodes or index >= len(known):
-            raise LoadError(
-                f"there is no node {name[:60]!r}, or no origin {index}", where="origins.nodes", advice=ADVICE
-            )
+            raise LoadError(f"unknown node {name[:60]!r}, or no origin {index}", where="origins.nodes", advice=ADVICE)
         table[nodes[name]] = known[index]
     return table
 

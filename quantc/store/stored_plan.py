@@ -205,7 +205,7 @@ def _sites(texts: Iterable[str], where: str) -> tuple[Site, ...]:
 def _node(nodes: Mapping[str, fx.Node], name: str, where: str) -> fx.Node:
     node = nodes.get(name)
     if node is None:
-        raise _refusal(f"there is no node {name[:60]!r}", where)
+        raise _refusal(f"unknown node {name[:60]!r}", where)
     return node
 
 
@@ -241,7 +241,7 @@ def _instruction_sets(given: dict[str, str] | None, quantizer: Quantizer | None)
         return instruction_sets_of(quantizer)
     for member, name in given.items():
         if name and name not in INSTRUCTION_SETS:
-            raise _refusal(f"there is no instruction set {name[:60]!r}", f"instruction_sets.{member[:60]}")
+            raise _refusal(f"unknown instruction set {name[:60]!r}", f"instruction_sets.{member[:60]}")
     return given
 
 

@@ -71,7 +71,7 @@ class Registry(Generic[T]):
             return self.session[name]
         if not entries:
             advice = suggest(name, self.names(), noun=self.plural)
-            raise UnknownNameError(f"there is no {self.noun} {name!r}", advice=advice)
+            raise UnknownNameError(f"unknown {self.noun} {name!r}", advice=advice)
         if len(entries) > 1 or name in self.session:
             raise self._duplicate(name, entries)
         return self._load(entries[0])

@@ -32,9 +32,7 @@ def show_progress(
         return
     if style not in STYLES:
         advice = f"{suggest(style, STYLES, noun='ways')}; or give a function of (done, total)"
-        raise UnknownNameError(
-            f"there is no way {style!r} to show progress", where=f"progress={style!r}", advice=advice
-        )
+        raise UnknownNameError(f"unknown progress style {style!r}", where=f"progress={style!r}", advice=advice)
     console = Console(stderr=True, highlight=False) if console is None else console
     if style == "auto":
         style = "bar" if console.is_terminal else "silent"

@@ -51,6 +51,6 @@ class Frozen(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     @classmethod
     def _fault(cls, faults: list[str]) -> QuantcError:
         return cls.fault(
-            f"this is no valid {cls.noun}: {'; '.join(faults)}",
+            f"invalid {cls.noun}: {'; '.join(faults)}",
             advice=f"the fields of a {cls.noun} are: {', '.join(cls.model_fields) or 'none'}",
         )

@@ -60,7 +60,7 @@ def _modes(backend: Backend) -> list[Fault] | None:
     for mode, spec in backend.modes.items():
         where = f"mode {mode!r}, {name_of(spec)}"
         if mode not in (*able,):
-            faults.append(Fault(f"there is no mode {mode!r}", f"call it {' or '.join(able)}", where))
+            faults.append(Fault(f"unknown mode {mode!r}", f"call it {' or '.join(able)}", where))
             continue
         if spec.timing.value != mode:
             what = f"mode {mode!r} asks for a spec whose timing is {spec.timing.value}"

@@ -130,7 +130,7 @@ class _ProgramReader:
         if key == "stage" and value in stages:
             header.stage = stages[value]
         elif key == "stage":
-            place.fail(f"there is no stage {value!r}", suggest(value, stages, noun="stages"))
+            place.fail(f"unknown stage {value!r}", suggest(value, stages, noun="stages"))
         elif key == "method":
             header.method = value
         elif key == "mode" and value in ("train", "eval"):
@@ -216,7 +216,7 @@ class _ProgramReader:
         places.update({alias: place for alias, (_, place) in self.aliases.items()})
         for alias, (path, place) in self.aliases.items():
             if path not in self.graphs or not path:
-                place.fail(f"there is no graph {path!r}", suggest(path, filter(None, self.graphs), noun="graphs"))
+                place.fail(f"unknown graph {path!r}", suggest(path, filter(None, self.graphs), noun="graphs"))
             owners[alias] = owners[path]
         for path, place in places.items():
             parent, _, target = path.rpartition("/")
@@ -227,7 +227,7 @@ class _ProgramReader:
             for name, place in graph.references:
                 path = f"{graph.path}/{name}".lstrip("/")
                 if path not in places:
-                    place.fail(f"there is no graph {path!r}", suggest(path, places, noun="graphs"))
+                    place.fail(f"unknown graph {path!r}", suggest(path, places, noun="graphs"))
 
     def _values(self, graph: GraphReader, owner: nn.Module) -> None:
         """Install opaque modules and plain values, outermost first."""

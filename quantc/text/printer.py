@@ -55,7 +55,7 @@ def dump(program: Program, format: DumpFormat = "text", only: str | None = None)
             return dump_graphml(program, only)
         case _:
             raise QuantcError(
-                f"there is no dump format {format!r}", advice='use "text", "table", "json", "dot" or "graphml"'
+                f"unknown dump format {format!r}", advice='use "text", "table", "json", "dot" or "graphml"'
             )
 
 
@@ -136,7 +136,7 @@ def _aliases(program: Program) -> Iterator[tuple[str, str]]:
                 yield name, printed[id(child.graph)]
 
 
-def canonical_text(program: Program) -> str:
+def numbered(program: Program) -> str:
     """The text without the free choices of capture: node names, order of constants, origins, the model's name.
 
     Nodes are numbered in order; constants go by their names in the state dict (tied ones by their first). Two programs
@@ -195,4 +195,4 @@ def _nameless(lines: GraphLines, node: fx.Node) -> str:
     return lines.tail(node)
 
 
-__all__ = ["canonical_text", "dump", "node_line", "to_networkx"]
+__all__ = ["dump", "node_line", "numbered", "to_networkx"]

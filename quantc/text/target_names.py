@@ -117,7 +117,7 @@ def _higher_order(name: str) -> Callee:
     if isinstance(found, HigherOrderOperator):
         return found
     raise UnknownNameError(
-        f"there is no higher-order op {short!r}", advice="import the library that defines it, then parse again"
+        f"unknown higher-order op {short!r}", advice="import the library that defines it, then parse again"
     )
 
 
@@ -133,8 +133,8 @@ def _overload(name: str) -> Callee:
     if isinstance(found, OpOverload):
         return found
     if len(parts) == 1:
-        raise UnknownNameError(f"there is no op {name!r}", advice=suggest(name, BY_NAME, noun="ops"))
+        raise UnknownNameError(f"unknown op {name!r}", advice=suggest(name, BY_NAME, noun="ops"))
     raise UnknownNameError(
-        f"there is no op {name!r}",
+        f"unknown op {name!r}",
         advice="write it namespace.op.overload, and import the library that defines it before parsing",
     )

@@ -81,7 +81,7 @@ def _canonical(program: Program) -> Program:
 def _captured(model: Any, method: Method, request: Request) -> tuple[Program, list[str]]:
     if method not in METHODS:
         raise CaptureError(
-            f"there is no capture method {method!r}",
+            f"unknown capture method {method!r}",
             where=f"method={method!r}",
             advice=suggest(str(method), METHODS, noun="methods"),
         )

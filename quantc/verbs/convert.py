@@ -27,7 +27,7 @@ FORMS: tuple[Form, ...] = ("qdq", "integer")
 def check_form(to: str) -> None:
     """Refuse an unknown form."""
     if to not in FORMS:
-        raise QuantcError(f"there is no form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
+        raise QuantcError(f"unknown form {to!r}", where=f"to={to!r}", advice=suggest(str(to), FORMS, noun="forms"))
 
 
 def convert(

@@ -317,5 +317,5 @@ def _check_no_leaf(leaf: Any) -> None:
 def _check_mode(mode: str) -> None:
     if mode not in MODES:
         raise UnknownNameError(
-            f"there is no mode {mode!r}", where=f"mode={mode!r}", advice=suggest(mode, MODES, noun="modes")
+            f"unknown mode {mode!r}", where=f"mode={mode!r}", advice=suggest(mode, MODES, noun="modes")
         )

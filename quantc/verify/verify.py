@@ -162,7 +162,7 @@ class _NodeChecks:
                     yield f"there is no parameter, buffer or graph {node.target!r}"
             case "call_module":
                 if not isinstance(attribute(self.owner, str(node.target)), nn.Module):
-                    yield f"there is no module {node.target!r}"
+                    yield f"unknown module {node.target!r}"
             case "placeholder" | "output" | "call_method":
                 pass
             case _:

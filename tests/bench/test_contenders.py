@@ -8,7 +8,7 @@ import sys
 import pytest
 from torch import nn
 
-from quantc.bench.contenders import CONTENDERS, select_contenders, torch_dynamic, weights_of
+from quantc.bench.contenders import CONTENDERS, chosen, torch_dynamic, weights_of
 from quantc.bench.models import Task
 from quantc.bench.race import EAGER
 from quantc.errors import MissingDependencyError, UnknownNameError
@@ -16,10 +16,10 @@ from tests.support.bench_tasks import tiny_task
 
 
 def test_names_are_checked_and_the_float_model_is_always_there() -> None:
-    assert list(select_contenders(["fx-x86"])) == [EAGER, "fx-x86"]
-    assert list(select_contenders(None)) == list(CONTENDERS)
+    assert list(chosen(["fx-x86"])) == [EAGER, "fx-x86"]
+    assert list(chosen(None)) == list(CONTENDERS)
     with pytest.raises(UnknownNameError, match="quantc-tuned"):
-        select_contenders(["quantc-tunned"])
+        chosen(["quantc-tunned"])
 
 
 def test_engines_outside_torch_refuse_with_the_extra() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quantc.bench.built import Built
-from quantc.bench.contenders import Contender, select_contenders
+from quantc.bench.contenders import Contender, chosen
 from quantc.bench.measure import Outcome, measure, why
 from quantc.bench.models import Task
 from quantc.bench.race import EAGER
@@ -32,7 +32,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUANTC_CACHE", str(tmp_path_factory.mktemp("cache")))
         contenders = {
-            **select_contenders(["quantc", "quantc-tuned", "quantc-dynamic", "fx-x86", "fx-fbgemm", "torch-dynamic"]),
+            **chosen(["quantc", "quantc-tuned", "quantc-dynamic", "fx-x86", "fx-fbgemm", "torch-dynamic"]),
             "broken": Contender("raises", broken),
             "elsewhere": Contender("yields half of it", elsewhere),
             "absent": Contender("needs more", broken, ("no_such_package",)),
@@ -64,7 +64,7 @@ def test_contenders_run_beside_those_that_fail(outcome: Outcome) -> None:
 def test_a_model_that_does_not_run_is_an_error() -> None:
     task = Task("odd", nn.Linear(3, 4), [(torch.ones(2, 5),)], [(torch.ones(2, 5),)])
     with pytest.raises(QuantcError, match="the model itself does not run"):
-        measure(task, select_contenders(["quantc"]), 1, tell=silent)
+        measure(task, chosen(["quantc"]), 1, tell=silent)
 
 
 def test_tools_that_quantize_nothing_say_so() -> None:
@@ -73,9 +73,7 @@ def test_tools_that_quantize_nothing_say_so() -> None:
             return torch.sin(x)
 
     inputs = [(torch.randn(2, 3),)]
-    found = measure(
-        Task("sine", Sine(), inputs, inputs), select_contenders(["quantc", "fx-x86", "torch-dynamic"]), 1, tell=silent
-    )
+    found = measure(Task("sine", Sine(), inputs, inputs), chosen(["quantc", "fx-x86", "torch-dynamic"]), 1, tell=silent)
     reasons = {row.contender: row.reason for row in found.rows}
     assert not reasons.pop(EAGER)
     assert all(reasons.values()), reasons

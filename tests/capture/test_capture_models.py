@@ -19,7 +19,7 @@ import quantc as qc
 from quantc.errors import CaptureError, InputError
 from quantc.ir.dialect import is_op
 from quantc.ir.program import Program
-from quantc.text.printer import canonical_text
+from quantc.text.printer import numbered
 from tests import zoo
 from tests.support.agree import assert_agrees, assert_same_buffers, buffers, fingerprint, run
 from tests.zoo import BY_NAME, CASES, Case
@@ -118,7 +118,7 @@ def test_module_paths_are_those_of_the_model(case: Case, method: Method) -> None
 def test_both_captures_give_the_same_canonical_program(case: Case) -> None:
     if case.dumps_differ:
         pytest.skip(case.dumps_differ)
-    exported, traced = (canonical_text(fresh(case, method, dynamic_shapes=None)) for method in METHODS)
+    exported, traced = (numbered(fresh(case, method, dynamic_shapes=None)) for method in METHODS)
     assert traced.splitlines() == exported.splitlines()
 
 

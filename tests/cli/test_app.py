@@ -185,8 +185,8 @@ def test_text_alone_can_be_inspected(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("nowhere.pt2", "there is no file nowhere.pt2"),
-        ("nowhere.txt", "there is no file nowhere.txt"),
+        ("nowhere.pt2", "no such file: nowhere.pt2"),
+        ("nowhere.txt", "no such file: nowhere.txt"),
         ("something", "'something' is not a source of programs"),
         ("no_such_module:x", "no_such_module cannot be imported: ModuleNotFoundError"),
         ("cli_models:plian", "did you mean plain"),

@@ -273,8 +273,8 @@ def test_data_and_noise_do_not_go_together() -> None:
 @pytest.mark.parametrize(
     ("sources", "said"),
     [
-        (("float.qc", "missing.qc"), "there is no file missing.qc"),
-        (("float.qc", "missing.onnx"), "there is no file missing.onnx"),
+        (("float.qc", "missing.qc"), "no such file: missing.qc"),
+        (("float.qc", "missing.onnx"), "no such file: missing.onnx"),
         (("pair_models:plain", "pair_models:longer"), r"output 0 is [2, 3] and [2, 4]"),
         (("pair_models:plain", "pair_models:two_inputs"), "take different inputs"),
         (("lowered.qc", "pair_models:longer"), r"output 0 is [2, 3] and [2, 4]"),

@@ -545,7 +545,7 @@ def test_inputs_picks_arrays_of_a_file(folder: Path) -> None:
     for inputs in ("x", "0"):
         assert report("quantize_models:plain", "--data", "labelled.npz", "--inputs", inputs)["held_out"] is False
     assert "did you mean x?" in refuse("quantize_models:plain", "--data", "labelled.npz", "--inputs", "X")
-    assert "there is no array 7" in refuse("quantize_models:plain", "--data", "labelled.npz", "--inputs", "7")
+    assert "unknown array 7" in refuse("quantize_models:plain", "--data", "labelled.npz", "--inputs", "7")
 
 
 def test_arrays_that_are_no_inputs_are_to_be_left_out(folder: Path) -> None:

@@ -94,7 +94,7 @@ def test_files_are_written_for_people(tmp_path: Path) -> None:
         ('[[rules]]\nselect = { by = "module" }\nuse = "FLOAT"', "path: Field required"),
         ('[[rules]]\nselect = { by = "module", path = "" }\nuse = "FLOAT"', "path: String should have at least 1"),
         ('[[rules]]\nselect = { by = "regex", pattern = "(" }\nuse = "FLOAT"', "pattern: it is no regular expression"),
-        ('[[rules]]\nselect = { by = "all" }\nuse = "INT9"', "there is no spec named INT9"),
+        ('[[rules]]\nselect = { by = "all" }\nuse = "INT9"', "unknown spec INT9"),
         ('[[rules]]\nselect = { by = "all" }\nuse = "int8{qmin=3}"', "must contain 0"),
         ('[[rules]]\nselect = { by = "all" }\nuse = { kind = "same" }', "use: "),
         ('[[rules]]\nselect = { by = "all" }\nuse = "INT8"\nrole = "weight"', "INT8 is meant for act, not for weight"),

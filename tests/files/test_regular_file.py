@@ -77,7 +77,7 @@ def test_a_pipe_beside_a_text_is_not_read(tmp_path: Path) -> None:
 
 def test_a_pipe_for_a_cache_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "times.json")
-    with within(5), pytest.warns(UserWarning, match="is not used: there is no file .* it is a pipe"):
+    with within(5), pytest.warns(UserWarning, match="is not used: no such file: .* it is a pipe"):
         assert Times(tmp_path / "times.json").read() == {}
 
 

@@ -334,7 +334,7 @@ def test_boundaries_of_a_program_are_opened_and_those_that_agree_merged(dynamic:
 def test_an_unknown_option_lists_the_known(option: str, known: str) -> None:
     program, _ = prepared("branches", "qnnpack")
     chosen: dict[str, Any] = {option: "other"}
-    with pytest.raises(QuantcError, match=f"there is no {option} 'other'") as caught:
+    with pytest.raises(QuantcError, match=f"unknown {option} 'other'") as caught:
         qc.convert(program, to="integer", **chosen)
     assert known in str(caught.value)
     with pytest.raises(

@@ -24,7 +24,7 @@ from quantc.pipeline.pipeline import Pipeline
 from quantc.pipeline.registry import PASSES
 from quantc.text.digests import constants
 from quantc.text.parser import parse
-from quantc.text.printer import canonical_text
+from quantc.text.printer import numbered
 from tests.support.agree import assert_same
 from tests.support.laws import captured, law
 from tests.support.random_programs import GENTLE, Net, Step, inputs, nets, plan
@@ -104,7 +104,7 @@ def check_together(net: Net) -> None:
 def check_captures(net: Net) -> None:
     """Both captures compute what the net computes, and give the same canonical program."""
     traced, exported = captured(net, "fx"), captured(net, "export")
-    assert canonical_text(traced).splitlines() == canonical_text(exported).splitlines()
+    assert numbered(traced).splitlines() == numbered(exported).splitlines()
     judge = Judge(net)
     judge.agree(traced)
     judge.agree(exported)

@@ -79,7 +79,7 @@ def test_anybody_can_write_one(tmp_path: Path) -> None:
         assert Statistics.load(tmp_path / "s.safetensors").sites["x:out0"].qparams(spec).one == (2.0, 0)
     finally:
         OBSERVATIONS.forget("largest")
-    with pytest.raises(SpecError, match="there is no observation 'largest'"):
+    with pytest.raises(SpecError, match="unknown observation 'largest'"):
         QuantSpec.parse('int8{observe="largest{margin=3.0}"}')
 
 

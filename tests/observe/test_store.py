@@ -112,7 +112,7 @@ FAULTS: list[tuple[str, Damage]] = [
     ("extra", lambda header, _: header.update(extra=1)),
     ("sites.node_0:out0.values", lambda header, _: header["sites"]["node_0:out0"].pop("values")),
     ("share", lambda header, _: header["sites"]["node_0:out0"].update(share={"kind": "per-row"})),
-    ("there is no observation 'mnmax'", lambda header, _: header["sites"]["node_0:out0"].update(statistics="mnmax")),
+    ("unknown observation 'mnmax'", lambda header, _: header["sites"]["node_0:out0"].update(statistics="mnmax")),
     ("the field 'seen' is -1", lambda header, _: header["sites"]["node_0:out0"]["values"].update(seen=-1)),
     ("the field 'seen' is True", lambda header, _: header["sites"]["node_0:out0"]["values"].update(seen=True)),
     ("the tensor 'low' is missing", lambda _, tensors: tensors.pop("node_0:out0|low")),
@@ -171,7 +171,7 @@ def test_files_of_earlier_versions_have_no_digests_and_are_refused(saved: Path) 
 
 
 def test_other_files_are_refused(tmp_path: Path, saved: Path) -> None:
-    with pytest.raises(LoadError, match="there is no file"):
+    with pytest.raises(LoadError, match="no such file"):
         Statistics.load(tmp_path / "missing.safetensors")
     (tmp_path / "text.safetensors").write_text("no tensors")
     with pytest.raises(LoadError, match="not a safetensors file"):

@@ -101,7 +101,7 @@ def test_defaults_follow_dtype_and_role_and_what_was_given_stays() -> None:
         ({"dtype": "int8", "timing": "dynamic", "role": "weight"}, "timing: only activations can be dynamic"),
         ({"dtype": "int8", "timing": "weight-only"}, "timing: weight-only is for weights"),
         ({"dtype": "int8", "granularity": "per-token", "role": "weight"}, "granularity: per-token is for activations"),
-        ({"dtype": "int8", "observe": "mmse"}, "there is no observation 'mmse'; did you mean mse"),
+        ({"dtype": "int8", "observe": "mmse"}, "unknown observation 'mmse'; did you mean mse"),
         ({"dtype": "int8", "observe": "percentile{percentile=10}"}, "percentile: Input should be greater than 50"),
         ({"dtype": "int8", "observe": "minmax{rate=1}"}, "the observation minmax has no option 'rate'"),
         ({"dtype": "int8", "bits": 8}, "bits: Extra inputs are not permitted"),

@@ -76,7 +76,7 @@ def test_verify_refuses_a_damaged_file() -> None:
     whole[-1] ^= 1
     Path("model.qc").write_bytes(whole)
     assert "has been changed" in refuse("verify", "model.qc")
-    assert "there is no file missing.qc" in refuse("verify", "missing.qc")
+    assert "no such file: missing.qc" in refuse("verify", "missing.qc")
     assert quantc("verify").exit_code == 2
 
 

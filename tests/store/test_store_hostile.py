@@ -132,8 +132,8 @@ def test_a_label_of_another_kind_is_refused_and_the_field_named(case: str, origi
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    assert "there is no file" in refused(tmp_path / "missing.qc").what
-    assert "there is no file" in refused(tmp_path).what
+    assert "no such file" in refused(tmp_path / "missing.qc").what
+    assert "no such file" in refused(tmp_path).what
     (tmp_path / "empty.qc").write_bytes(b"")
     (tmp_path / "zip.qc").write_bytes(b"PK\3\4" + bytes(100))
     torch.save({"a": torch.ones(1)}, tmp_path / "pickle.qc")
@@ -175,16 +175,16 @@ FORGED: dict[str, tuple[Forge, str]] = {
     "text of another type": (lambda d, _: d.update(text=1), "text"),
     "log": (lambda d, _: d["log"][0].update(seconds="fast"), "log.0.seconds"),
     "stage": (lambda d, _: d.update(text=d["text"].replace("stage=calibrated", "stage=done")), "no stage 'done'"),
-    "origin of no node": (lambda d, _: d["origins"]["nodes"].update(nobody=0), "there is no node 'nobody'"),
+    "origin of no node": (lambda d, _: d["origins"]["nodes"].update(nobody=0), "unknown node 'nobody'"),
     "no such origin": (lambda d, _: d["origins"]["nodes"].update(relu=99), "no origin 99"),
     "inputs": (lambda d, _: d.update(inputs=[]), "0 inputs for 1"),
     "input of another name": (lambda d, _: d.update(inputs=["7"]), "nothing is known of the tensor 'inputs/7'"),
     "claim of no node": (
         lambda d, _: d["plan"]["claims"].update(nobody=next(iter(d["plan"]["claims"].values()))),
-        "there is no node 'nobody'",
+        "unknown node 'nobody'",
     ),
     "part": (lambda d, _: next(iter(d["plan"]["claims"].values())).update(part="halved"), "part"),
-    "reason of no node": (lambda d, _: d["plan"]["left_float"].update(nobody="why"), "there is no node 'nobody'"),
+    "reason of no node": (lambda d, _: d["plan"]["left_float"].update(nobody="why"), "unknown node 'nobody'"),
     "no site": (lambda d, _: d["plan"]["outcomes"].update({"relu": 0}), "'relu' is not a site"),
     "no use": (lambda d, _: d["plan"]["outcomes"].update({"relu:out0": 99}), "there is no use number 99"),
     "negative use": (lambda d, _: d["plan"]["outcomes"].update({"relu:out0": -1}), "plan.outcomes.relu:out0"),
@@ -193,7 +193,7 @@ FORGED: dict[str, tuple[Forge, str]] = {
     "range of a spec": (lambda d, _: _spec(d).update(qmin=-4000), "qmin"),
     "observation": (
         lambda d, _: _spec(d).update(observe={"name": "guess", "options": {}}),
-        "there is no observation 'guess'",
+        "unknown observation 'guess'",
     ),
     "group without places": (lambda d, _: d["plan"]["groups"][0].update(places=[]), "at least one place"),
     "group of another source": (lambda d, _: d["plan"]["groups"][0].update(source="thin air"), "source"),
@@ -211,7 +211,7 @@ FORGED: dict[str, tuple[Forge, str]] = {
     "config": (lambda d, _: d["plan"].update(config={"rules": [{"select": {"by": "luck"}, "use": "FLOAT"}]}), "select"),
     "statistics of another kind": (
         lambda d, _: _statistics(d).update(statistics="guess"),
-        "there is no observation 'guess'",
+        "unknown observation 'guess'",
     ),
     "statistics without tensors": (lambda d, _: _statistics(d).update(tensors=[]), "is missing"),
     "qparams without tensors": (lambda d, _: d["plan"].update(qparams=["relu:out0"]), "qparams/relu:out0/scale"),

@@ -106,7 +106,7 @@ TECHNIQUES: tuple[Faulty, ...] = (
     ),
     Faulty("mode-not-taken", _modes(dynamic=INT8_DYNAMIC), "", Check.MODES, "dtype must be uint8, not int8"),
     Faulty("mode-of-another-kind", _modes(weight_only=UINT8_TOKEN), "", Check.MODES, "whose timing is dynamic"),
-    Faulty("mode-without-a-name", _modes(fast=UINT8_TOKEN), "", Check.MODES, "there is no mode 'fast'"),
+    Faulty("mode-without-a-name", _modes(fast=UINT8_TOKEN), "", Check.MODES, "unknown mode 'fast'"),
     Faulty(
         "mode-for-nobody",
         replace(with_rule("linear", lambda rule: replace(rule, dynamic=Offer.NAMED)), modes={"dynamic": UINT8_TOKEN}),

@@ -165,7 +165,7 @@ def test_threads_that_are_none(threads: Any) -> None:
 
 
 def test_a_profile_that_is_no_text() -> None:
-    with pytest.raises(UnknownNameError, match="there is no profile 3"):
+    with pytest.raises(UnknownNameError, match="unknown profile 3"):
         qc.lower(quantized("onnx"), "onnx", profile=3)
 
 

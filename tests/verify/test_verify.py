@@ -123,7 +123,7 @@ def test_missing_constant() -> None:
 def test_missing_module() -> None:
     build, x, _ = two_inputs()
     program = build.program(build.graph.create_node("call_module", "lost.act", (x,)))
-    assert "there is no module 'lost.act'" in only_fault(program)
+    assert "unknown module 'lost.act'" in only_fault(program)
 
 
 def test_call_method_in_a_canonical_program() -> None:

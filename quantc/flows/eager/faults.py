@@ -123,7 +123,7 @@ def accepted_checks(accept: Accept) -> frozenset[str]:
     for name in sorted(names):
         if name not in CHECKS:
             raise ConfigError(
-                f"there is no check {name!r} to accept",
+                f"unknown check {name!r} to accept",
                 where=f"accept={name!r}",
                 advice=suggest(str(name), CHECKS, noun="checks"),
             )

@@ -130,7 +130,7 @@ def _check(model: nn.Module, names: Sequence[str]) -> None:
     for name in names:
         if name not in paths:
             raise UnknownNameError(
-                f"there is no module {name!r} to fuse",
+                f"unknown module {name!r} to fuse",
                 where=", ".join(names),
                 advice=suggest(name, [path for path in paths if path], noun="modules"),
             )

@@ -165,7 +165,7 @@ class BackendPatternConfig:
         """Whether the result has an observer of its own, or the scale of what is read."""
         if getattr(observation_type, "name", None) not in ObservationType.__members__:
             advice = suggest(str(observation_type), ObservationType.__members__, noun="observation types")
-            raise CustomConfigError(f"there is no observation type {observation_type!r}", advice=advice)
+            raise CustomConfigError(f"unknown observation type {observation_type!r}", advice=advice)
         self.observation_type = ObservationType[observation_type.name]
         return self
 

@@ -238,7 +238,7 @@ def _add_swap(swaps: Swaps, quant_type: Any, old: type, new: type, method: str) 
         quant_type = str(getattr(quant_type, "name", quant_type)).lower()  # torch's kinds go by the same names
     if quant_type not in list(QuantType):
         raise CustomConfigError(
-            f"there is no kind of quantization {quant_type!r}", advice=suggest(str(quant_type), QuantType, noun="kinds")
+            f"unknown kind of quantization {quant_type!r}", advice=suggest(str(quant_type), QuantType, noun="kinds")
         )
     if not callable(getattr(new, method, None)):
         raise CustomConfigError(

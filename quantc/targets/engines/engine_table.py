@@ -86,7 +86,7 @@ def engine_of(name: str) -> Engine:
     """Engine by name; an error if it is unknown or not installed."""
     if name not in ENGINES:
         raise UnknownNameError(
-            f"there is no engine {name!r}",
+            f"unknown engine {name!r}",
             where=f'qc.lower(..., "x86", engine={name!r})',
             advice=_advice(str(name)),
         )

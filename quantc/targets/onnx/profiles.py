@@ -91,7 +91,7 @@ def profile_of(program: Program, name: str | None) -> Profile:
     wanted = BY_BACKEND.get(backend, "onnxruntime") if name is None else name
     if wanted not in PROFILES:
         raise UnknownNameError(
-            f"there is no profile {wanted!r}",
+            f"unknown profile {wanted!r}",
             where=f'qc.lower(..., "onnx", profile={wanted!r})',
             advice=suggest(str(wanted), PROFILES, noun="profiles"),
         )

@@ -194,7 +194,7 @@ def test_a_reduced_program_is_saved_as_it_is(prepared: Program, tmp_path: Path) 
 
 
 def test_an_unknown_reduction_is_refused(prepared: Program) -> None:
-    with pytest.raises(QuantcError, match="there is no reduce_range 'bias'"):
+    with pytest.raises(QuantcError, match="unknown reduce_range 'bias'"):
         qc.convert(prepared, reduce_range="bias")  # type: ignore[arg-type]
 
 

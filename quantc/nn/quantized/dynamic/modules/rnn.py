@@ -48,7 +48,7 @@ class RNNBase(Recurrent):
     ) -> None:
         super().__init__()
         if mode not in GATES:
-            raise SpecError(f"there is no recurrent layer {mode!r}", advice=f"take one of {', '.join(GATES)}")
+            raise SpecError(f"unknown recurrent layer {mode!r}", advice=f"take one of {', '.join(GATES)}")
         self.mode, self.input_size, self.hidden_size, self.num_layers = mode, input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, float(dropout), bidirectional
         gates, directions = GATES[mode] * hidden_size, 2 if bidirectional else 1
