@@ -122,10 +122,10 @@ def dump_dot(program: Program, only: str | None = None) -> str:
     """
     rows = [f"digraph {_dot(program.name)} {{", '  node [shape=box, fontname="monospace"];']
     kept, decisions = select(program, only), Decisions(program)
-    for path, graph in program.graphs():
+    for number, (path, graph) in enumerate(program.graphs()):
         nodes = [node for node in graph.nodes if (kept is None or node in kept) and not _is_folded(node)]
         boxes = [(_cluster(program, path, node), _box(path, node, decisions.of(node))) for node in nodes]
-        rows += _nest(boxes)
+        rows += _nest(boxes, f"cluster_{number}")
         rows += (row for node in nodes for row in _edges(path, node, kept))
     return "\n".join([*rows, "}"]) + "\n"
 
@@ -142,7 +142,7 @@ def _cluster(program: Program, path: str, node: fx.Node) -> tuple[str, ...]:
     return (*((path,) if path else ()), *(".".join(modules[: count + 1]) for count in range(len(modules))))
 
 
-def _nest(boxes: list[tuple[tuple[str, ...], str]], depth: int = 0, prefix: str = "cluster") -> Iterator[str]:
+def _nest(boxes: list[tuple[tuple[str, ...], str]], prefix: str, depth: int = 0) -> Iterator[str]:
     """Boxes inside their clusters, which nest."""
     inner: dict[str, list[tuple[tuple[str, ...], str]]] = {}
     for clusters, box in boxes:
@@ -153,7 +153,7 @@ def _nest(boxes: list[tuple[tuple[str, ...], str]], depth: int = 0, prefix: str 
     for number, (label, own) in enumerate(inner.items()):
         name = f"{prefix}_{number}"
         yield f"  subgraph {name} {{ label={_dot(label)}; color=gray;"
-        yield from _nest(own, depth + 1, name)
+        yield from _nest(own, name, depth + 1)
         yield "  }"
 
 

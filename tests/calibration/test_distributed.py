@@ -88,7 +88,7 @@ def test_one_process_is_a_team_of_one() -> None:
         assert team.exchange(b"all") == [b"all"]
     with pytest.raises(CalibrationError, match="there is no process group"), team_for("split"):
         pass
-    with pytest.raises(UnknownNameError, match="no way 'both'"), team_for("both"):  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="unknown sharding 'both'"), team_for("both"):  # type: ignore[arg-type]
         pass
 
 

@@ -340,7 +340,7 @@ def test_progress_is_told_and_nothing_is_printed_without_a_terminal(capfd: pytes
     out, err = capfd.readouterr()
     assert not out
     assert err.startswith("calibrating Small: 2 of 2 batches")
-    with pytest.raises(UnknownNameError, match="no way 'loud'"):
+    with pytest.raises(UnknownNameError, match="unknown progress style 'loud'"):
         qc.calibrate(program, data(1), progress="loud")  # type: ignore[arg-type]
 
 

@@ -278,7 +278,7 @@ def refused(*args: Any, **options: Any) -> CaptureError:
 
 def test_requests_that_make_no_sense() -> None:
     model = Wraps(nn.Linear(4, 4))
-    assert "no capture method 'exprot'" in refused(model, (X,), method="exprot").what
+    assert "unknown capture method 'exprot'" in refused(model, (X,), method="exprot").what
     assert "needs example inputs" in refused(model, method="export").what
     assert "cannot keep modules whole" in refused(model, (X,), method="export", leaf=("inner",)).what
     assert "did you mean inner?" in (refused(model, (X,), leaf=("iner",)).advice or "")

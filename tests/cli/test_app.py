@@ -368,7 +368,7 @@ def test_explain_prints_the_rules_that_were_tried() -> None:
 
 def test_explain_refuses_what_it_does_not_know() -> None:
     assert "did you mean relu" in refuse("explain", "two.txt", "rellu")
-    assert "no backend 'toaster'" in refuse("explain", "two.txt", "relu", "--backend", "toaster")
+    assert "unknown backend 'toaster'" in refuse("explain", "two.txt", "relu", "--backend", "toaster")
     assert "is a type, not a rule table" in refuse("explain", "two.txt", "relu", "--table", "pathlib:Path")
     assert quantc("explain", "two.txt", "relu", "--table", "a:b", "--backend", "c").exit_code == 2
 

@@ -392,7 +392,7 @@ def test_wrong_usage_is_exit_code_2() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--backend", "toaster"], "no backend 'toaster'"),
+        (["--backend", "toaster"], "unknown backend 'toaster'"),
         (
             ["quantize_models:plain", "--spec", "FP16_WEIGHT", "--backend", "executorch"],
             "dtype must be int8 or int4, not fp16",

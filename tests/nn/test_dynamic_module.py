@@ -79,7 +79,7 @@ def test_what_does_not_go_together() -> None:
     projecting = nn.LSTM(4, 8, proj_size=2)
     with pytest.raises(SpecError, match="project"):
         dynamic.LSTM.from_float(projecting)
-    with pytest.raises(SpecError, match="no recurrent layer 'RNN'"):
+    with pytest.raises(SpecError, match="unknown recurrent layer 'RNN'"):
         dynamic.RNNBase("RNN", 1, 2)
     ours.train()
     assert not ours.training

@@ -59,7 +59,7 @@ def test_patterns_print_as_they_are_written() -> None:
     [
         (lambda: op("con2d"), "conv2d"),
         (op, "at least one op"),
-        (lambda: op("torch.ops.load_library"), "no op"),
+        (lambda: op("torch.ops.load_library"), "unknown op"),
         (lambda: op("relu", args="x y"), "relu takes 1 arguments"),
         (lambda: op("relu", args="2x"), "cannot name an operand"),
         (lambda: op("relu", args="out"), "cannot name an operand"),

@@ -48,7 +48,7 @@ def test_explain_lists_the_winner_then_the_nearest_misses() -> None:
 
 def test_explain_by_unknown_name_and_of_a_node_no_rule_mentions() -> None:
     program, _ = conv_block()
-    with pytest.raises(UnknownNameError, match="no node 'sigmid'"):
+    with pytest.raises(UnknownNameError, match="unknown node 'sigmid'"):
         table_of(Rule("relu", v.relu)).explain(program, "sigmid")
     told = table_of(Rule("relu", v.relu)).explain(program, "x")
     assert told.tried == ()

@@ -133,7 +133,7 @@ def document(**rule: Any) -> str:
         ('{"format": "quantc-rules", "version": 1, "name": 1, "rules": []}', ("a string", "name")),
         (document(name=3), ("a string", "rules[0].name")),
         (document(name="A b"), ("not a name", "rules[0]")),
-        (document(color="red"), ("no field 'color'", "rules[0].color")),
+        (document(color="red"), ("unknown field 'color'", "rules[0].color")),
         (document(pattern="x"), ("an operand", "rules[0].pattern")),
         (document(pattern=3), ("an object", "rules[0].pattern")),
         (document(pattern={}), ("no kind of pattern", "rules[0].pattern")),

@@ -162,7 +162,7 @@ def test_a_fault_on_a_later_line_is_shown_there() -> None:
 
 
 def test_an_unknown_pass_lists_the_known_and_suggests() -> None:
-    with pytest.raises(PipelineError, match="no pass or pipeline 'test-stp'") as caught:
+    with pytest.raises(PipelineError, match="unknown pass or pipeline 'test-stp'") as caught:
         Pipeline.parse("test-step,test-stp")
     assert "did you mean test-step" in str(caught.value)
     assert "eliminate-dead" in str(caught.value)

@@ -67,7 +67,7 @@ def test_only_passes_can_be_registered() -> None:
 
 
 def test_an_unknown_name_is_an_unknown_name() -> None:
-    with pytest.raises(UnknownNameError, match="no pass 'eliminate-deed'"):
+    with pytest.raises(UnknownNameError, match="unknown pass 'eliminate-deed'"):
         PASSES["eliminate-deed"]
 
 

@@ -174,7 +174,7 @@ FORGED: dict[str, tuple[Forge, str]] = {
     "extra field": (lambda d, _: d.update(code="print(1)"), "code"),
     "text of another type": (lambda d, _: d.update(text=1), "text"),
     "log": (lambda d, _: d["log"][0].update(seconds="fast"), "log.0.seconds"),
-    "stage": (lambda d, _: d.update(text=d["text"].replace("stage=calibrated", "stage=done")), "no stage 'done'"),
+    "stage": (lambda d, _: d.update(text=d["text"].replace("stage=calibrated", "stage=done")), "unknown stage 'done'"),
     "origin of no node": (lambda d, _: d["origins"]["nodes"].update(nobody=0), "unknown node 'nobody'"),
     "no such origin": (lambda d, _: d["origins"]["nodes"].update(relu=99), "no origin 99"),
     "inputs": (lambda d, _: d.update(inputs=[]), "0 inputs for 1"),

@@ -153,7 +153,7 @@ def test_what_has_no_table_is_refused() -> None:
     several: Any = qc.Quantizers((TableQuantizer(GOOD), TableQuantizer(replace(GOOD, name="other"))))
     with pytest.raises(PatternError, match="has no table to check"):
         check_backend(several)
-    with pytest.raises(qc.QuantcError, match="no backend 'nowhere'"):
+    with pytest.raises(qc.QuantcError, match="unknown backend 'nowhere'"):
         check_backend("nowhere")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from xml.etree import ElementTree as ET
 
 import networkx as nx
@@ -35,7 +36,8 @@ def test_networkx_has_an_edge_for_every_operand() -> None:
         ("add", "cat", 1),
         ("cat", "output", 0),
     }
-    assert graph.nodes["add"] == {"op": "add", "type": "f32[2,4]", "origin": "", "graph": ""}
+    own = {"op": "add", "type": "f32[2,4]", "arguments": "x=%x, y=%x"}
+    assert graph.nodes["add"] == {**own, "origin": "", "module": "", "graph": ""}
 
 
 def test_graphml_reads_back_as_the_same_graph() -> None:
@@ -72,6 +74,7 @@ def test_json_keys_are_stable() -> None:
         "users": 1,
         "origin": {"module_path": "c", "module_type": "torch.nn.modules.conv.Conv2d", "source": "model.py:12"},
         "target": None,
+        "decision": None,
     }
 
 
@@ -88,9 +91,14 @@ def test_dot_has_every_node_and_edge() -> None:
     program = exported(Choice(), [torch.ones(2, 4)])
     text = dump_dot(program)
     assert text.startswith('digraph "Choice" {')
-    assert text.count(" -> ") == to_networkx(program).number_of_edges()
-    assert text.count("[label=") == to_networkx(program).number_of_edges() + to_networkx(program).number_of_nodes()
+    graph = to_networkx(program)
+    constants = {name for name, row in graph.nodes(data=True) if row["op"] == "get_attr" and graph.out_degree(name)}
+    edges = [source for source, _ in graph.edges() if source not in constants]
+    assert text.count(" -> ") == len(edges)
+    assert text.count("[label=") == len(edges) + graph.number_of_nodes() - len(constants)
     assert text.count("{") == text.count("}")
+    clusters = re.findall(r"subgraph (\w+)", text)
+    assert len({*clusters}) == len(clusters), "a name that comes twice is one cluster"
 
 
 def test_nodes_of_nested_graphs_are_qualified() -> None:
@@ -128,7 +136,14 @@ def test_unknown_types_are_question_marks_or_null() -> None:
     program = build.program(node)
     node.meta.clear()
     program.origins[node] = Origin("act")
-    assert to_networkx(program).nodes["relu"] == {"op": "relu", "type": "?", "origin": "act", "graph": ""}
+    assert to_networkx(program).nodes["relu"] == {
+        "op": "relu",
+        "type": "?",
+        "arguments": "x=%x",
+        "origin": "act",
+        "module": "act",
+        "graph": "",
+    }
     row = next(row for row in json.loads(dump_json(program))["graphs"][0]["nodes"] if row["name"] == "relu")
     assert row["type"] is None
     assert "?" in next(line for line in dump_table(program).splitlines() if line.startswith("relu"))

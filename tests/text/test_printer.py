@@ -132,7 +132,7 @@ def test_numbered_sees_operands_and_arguments() -> None:
 
 
 def test_unknown_format() -> None:
-    with pytest.raises(QuantcError, match="no dump format 'yaml'"):
+    with pytest.raises(QuantcError, match="unknown dump format 'yaml'"):
         dump(small_net(), "yaml")  # type: ignore[arg-type]
 
 

@@ -329,7 +329,7 @@ def test_unknown_passes_options_and_backends_list_the_known() -> None:
 def test_an_unknown_backend_lists_the_known(net: Net) -> None:
     with pytest.raises(UnknownNameError) as caught:
         qc.prepare(captured(net), "toaster")
-    assert "no backend 'toaster'" in caught.value.what
+    assert "unknown backend 'toaster'" in caught.value.what
     assert "x86" in str(caught.value.advice)
 
 

@@ -113,7 +113,7 @@ def test_pattern_configs_have_setters_and_a_dict_form() -> None:
     assert config.set_dtype_configs([PLAIN]).dtype_configs == [PLAIN]
     with pytest.raises(CustomConfigError, match="two patterns"):
         config._set_pattern_complex_format(nn.ReLU)
-    with pytest.raises(CustomConfigError, match="no observation type"):
+    with pytest.raises(CustomConfigError, match="unknown observation type"):
         config.set_observation_type("shared")  # type: ignore[arg-type]
     nested = BackendPatternConfig()._set_pattern_complex_format((nn.ReLU, nn.Conv2d))
     assert BackendPatternConfig.from_dict(nested.to_dict()).to_dict() == nested.to_dict()

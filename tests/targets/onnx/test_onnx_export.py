@@ -130,7 +130,7 @@ def test_what_is_not_in_qdq_form_is_refused(program: qc.Program, images: Any) ->
     qc.calibrate(prepared, images, progress="silent")
     with pytest.raises(qc.QuantcError, match="is in integer form"):
         qc.lower(qc.convert(prepared, to="integer"), "onnx")
-    with pytest.raises(UnknownNameError, match="no profile 'tflite'"):
+    with pytest.raises(UnknownNameError, match="unknown profile 'tflite'"):
         qc.lower(program, "onnx", profile="tflite")
     with pytest.raises(UnknownNameError, match="onnx"):
         qc.lower(program, "onx")

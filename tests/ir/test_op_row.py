@@ -1,0 +1,69 @@
+"""The rows of ops: what they say is held to torch itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from quantc.ir.dialect import BY_NAME, FACTORS, OPS, OVERLOADS, RANGES, WEIGHTED, curve_of, ops_in, short_name
+from quantc.ir.op_row import MOVES, Family, Op, Trait
+from quantc.patterns.op_names import op_target
+
+X = torch.linspace(-12.0, 12.0, 4001, dtype=torch.float64)
+OPTIONS = {"clamp": (-1.5, 2.5)}
+
+
+def called(op: Op) -> fx.Node:
+    graph = fx.Graph()
+    return graph.call_function(op.target, (graph.placeholder("x"), *OPTIONS.get(op.name, ())))
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.curve], ids=lambda op: op.name)
+def test_the_float64_reference_is_what_torch_computes(op: Op) -> None:
+    curve = curve_of(called(op))
+    assert curve is not None
+    expected = op.target(X, *OPTIONS.get(op.name, ()))
+    torch.testing.assert_close(curve.function(X.reshape(1, -1)).reshape(-1), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_results_stay_in_their_range_and_reach_its_ends(name: str) -> None:
+    low, high = RANGES[name]
+    x = torch.cat([X * 5, torch.tensor([-1e3, 1e3])]).reshape(1, -1)
+    made = BY_NAME[name].target(x, *((-1,) if "dim" in BY_NAME[name].operands else ()))
+    assert float(made.min()) >= low
+    assert float(made.max()) <= high
+    assert float(made.min()) - low < 1e-3
+    assert high - float(made.max()) < 1e-3
+
+
+def test_factors_are_operands_and_weights_are_the_second() -> None:
+    for name, factors in FACTORS.items():
+        assert {*factors} <= {*BY_NAME[name].operands}, name
+    assert {*WEIGHTED} == {name for name in FACTORS if "w" in BY_NAME[name].operands}
+
+
+def test_ops_over_windows_have_as_many_spatial_axes_as_their_names_say() -> None:
+    for op in OPS:
+        if op.spatial is not None:
+            assert f"{op.spatial}d" in op.name
+
+
+def test_moves_preserve_values_and_activations_are_elementwise() -> None:
+    assert all(Trait.PRESERVES_VALUES in BY_NAME[name].traits for name in ops_in(*MOVES))
+    assert all(Trait.ELEMENTWISE in BY_NAME[name].traits for name in ops_in(Family.ACTIVATION, Family.MATH))
+    assert all(BY_NAME[name].curve is not None for name in ops_in(Family.ACTIVATION))
+
+
+def test_families_part_the_ops() -> None:
+    assert sorted(ops_in(*Family)) == sorted(op.name for op in OPS)
+    assert all(ops_in(family) for family in Family)
+    assert ops_in(Family.CONV, but=("conv2d",)) == ("conv1d", "conv3d")
+
+
+def test_overloads_are_other_overloads_of_ops_like_those_of_their_family() -> None:
+    for family, names in OVERLOADS.items():
+        assert {op_target(name) for name in names}.isdisjoint(op.target for op in OPS)
+        assert ops_in(family, overloads=True) == (*ops_in(family), *names)
+    assert all(short_name(op_target(name)) == "squeeze" for name in OVERLOADS[Family.VIEW])
