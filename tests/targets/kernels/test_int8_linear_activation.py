@@ -17,7 +17,7 @@ from quantc.targets.kernels.dynamic_linear import Weight
 from quantc.targets.kernels.float_epilogue import Ending
 from quantc.targets.kernels.int8_linear import OnFbgemm, Reading
 from quantc.targets.kernels.int8_linear_activation import ALGORITHM, POST_OPS, fbgemm, onednn
-from quantc.targets.kernels.kernel_table import Call, NoKernelError
+from quantc.targets.kernels.kernel_table import Call, NoKernelError, Placement
 from tests.support.by_hand import Builder, aten
 from tests.support.linear_families import FAMILIES, gaps, layers, lowered
 
@@ -159,6 +159,7 @@ def test_the_kernel_rounds_what_the_function_makes_of_the_product(
 ) -> None:
     op, function = FUNCTIONS[name]
     placement = {"fbgemm": fbgemm, "onednn": onednn}[family](call(op, grid=(0.05, 10, *bounds, torch.uint8)))
+    assert isinstance(placement, Placement)
     assert placement.kernel.family == family
     assert [node.name for node in placement.inputs] == ["x"]
     for x in (X, X[:1]):
