@@ -11,6 +11,15 @@ import quantc as qc
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_dequantize
 from quantc.targets.executorch import Pte
+from tests.support.backend_cases import Net
+
+STEP = 1.001
+"""One step of a grid; dequantized numbers are floats."""
+NEAR = 1e-5
+
+
+def net(forward: Any, **modules: nn.Module) -> nn.Module:
+    return Net(forward, modules)
 
 
 def image(batch: int = 2) -> Tensor:
@@ -29,6 +38,16 @@ def static(model: nn.Module, *inputs: Tensor, backend: str = "executorch", **opt
 
 def without_data(model: nn.Module, *inputs: Tensor, mode: Any, config: qc.QuantConfig | None = None) -> Program:
     return qc.quantize(model.eval(), inputs, backend="executorch", mode=mode, config=config).program
+
+
+def linear_layer(bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 48, bias=bias), nn.ReLU())
+
+
+def weights_in(model: nn.Module, x: Tensor, mode: str, spec: qc.QuantSpec | None) -> Program:
+    """A model quantized without data, with a spec for all."""
+    return without_data(model, x, mode=mode, config=None if spec is None else qc.QuantConfig().set_all(spec))
 
 
 def steps(quantized: Program, lowered: Pte, *inputs: Tensor) -> list[float]:
@@ -53,3 +72,20 @@ def sqnr(want: Tensor, got: Tensor) -> float:
     exact = want.detach().double()
     noise = (exact - got.detach().double()).square().sum().clamp_min(1e-30)
     return float(10 * torch.log10(exact.square().sum() / noise))
+
+
+class Counter(nn.Module):
+    """Counts its calls."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        counted: Tensor = self.layer(x) * 0 + self.calls
+        return counted

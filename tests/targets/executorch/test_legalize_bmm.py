@@ -1,4 +1,4 @@
-"""Attention in the delegate: parts as slices, products of stacks as one, numbers as tensors, shapes changed once."""
+"""Products of stacks for the delegate: one batch axis, numbers as tensors, and no shape changed between two products."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quantc as qc
 from quantc.ir.program import Program
 from quantc.targets.executorch.legalize_bmm import delay_reshapes
-from quantc.targets.executorch.legalize_xnnpack import spell
+from tests.support.spelled import spelled, targets
 
 pytest.importorskip("executorch")
 
@@ -53,16 +51,6 @@ def quantized(model: nn.Module, *shape: int, dynamic_shapes: object = None) -> t
     prepared = qc.prepare(program, "executorch")
     qc.calibrate(prepared, batches[:3], progress="silent")
     return qc.convert(prepared), batches[3]
-
-
-def spelled(program: Program) -> Program:
-    own = program.clone()
-    spell(own)
-    return own
-
-
-def targets(program: Program) -> list[str]:
-    return [str(node.target).removeprefix("aten.").removesuffix(".default") for node in program.graph.nodes]
 
 
 CUTS = ("unbind", "select", "chunk", "split", "sizes", "narrow")
@@ -159,53 +147,6 @@ def test_what_is_spelled_otherwise_runs_so(name: str) -> None:
     assert (lowered(x) - wanted).nan_to_num().abs().max() < 0.1
 
 
-@settings(max_examples=25)
-@given(
-    shape=st.lists(st.integers(1, 4), min_size=2, max_size=4),
-    axis=st.integers(-4, 3),
-    step=st.integers(1, 5),
-    kind=st.sampled_from(["chunk", "split", "unbind"]),
-)
-def test_parts_are_those_of_torch(shape: list[int], axis: int, step: int, kind: str) -> None:
-    axis = axis % len(shape)
-
-    class Parts(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            match kind:
-                case "chunk":
-                    return x.chunk(step, axis)
-                case "split":
-                    return torch.split(x, step, axis)
-                case _:
-                    return x.unbind(axis)
-
-    x = torch.arange(torch.tensor(shape).prod().item(), dtype=torch.float32).reshape(shape)
-    program = qc.capture(Parts(), (x,))
-    for ours, theirs in zip(spelled(program)(x), Parts()(x), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_cuts_at_places_that_vary_are_left_alone() -> None:
-    class Last(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.narrow(1, x.shape[0] - 1, 1) + x.select(1, x.shape[0] - 2)[:, None]
-
-    program = qc.capture(
-        Last(), (torch.randn(3, 8, 4),), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=8)},)
-    )
-    x = torch.randn(5, 8, 4)
-    assert torch.equal(spelled(program)(x), Last()(x))
-
-
-def test_parts_of_nothing() -> None:
-    class Empty(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([x, *torch.split(x[:, :0], 0, 1)], 1)
-
-    x = torch.randn(2, 3)
-    assert torch.equal(spelled(qc.capture(Empty(), (x,)))(x), x)
-
-
 def test_reshapes_are_left_where_they_are_read_by_others() -> None:
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,13 +158,3 @@ def test_reshapes_are_left_where_they_are_read_by_others() -> None:
     before = str(program)
     delay_reshapes(program)
     assert str(program) == before
-
-
-def test_sizes_that_the_exporter_would_fix_are_an_error() -> None:
-    """Its checks settle on the sizes of the example inputs where a tensor is split, and the file would take no others."""
-
-    sizes = ({0: torch.export.Dim("batch", max=8), 1: torch.export.Dim("tokens", max=8)},)
-    halves = Body(lambda x: torch.cat(x.chunk(2, -1)[::-1], -1))
-    program, _ = quantized(halves, 3, 4, 8, dynamic_shapes=sizes)
-    with pytest.raises(qc.QuantcError, match=r"fixes .* of input"):
-        qc.lower(program, "executorch")
