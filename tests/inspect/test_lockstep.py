@@ -152,4 +152,4 @@ def test_the_integer_form_is_known_by_its_stage() -> None:
     x = torch.randn(2, 4)
     prepared = qc.prepare(qc.capture(nn.Linear(4, 3).eval(), (x,)), "x86")
     qc.calibrate(prepared, [x])
-    assert [is_integer(qc.convert(prepared, to=to)) for to in ("qdq", "integer")] == [False, True]  # type: ignore[arg-type]
+    assert [is_integer(qc.convert(prepared, to=to)) for to in ("qdq", "integer")] == [False, True]

@@ -112,7 +112,7 @@ def test_an_operand_that_is_computed_from_constants_is_stored() -> None:
     changed = surgery.make_constant(program, "linear", "mul", None)
     changed.verify()
     (linear,) = [node for node in changed.graph.nodes if node.target is aten.linear.default]
-    stored = changed.tensor(linear.args[1])  # type: ignore[arg-type]
+    stored = changed.tensor(linear.args[1])
     assert stored is not None
     assert torch.equal(stored, drawn(3, 4) * 2)
     same(changed, program, drawn(2, 4, seed=1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,8 +74,7 @@ def test_what_was_written_is_read_and_runs(written: executorch.Pte, tmp_path: Pa
 
 def test_files_of_other_writers_are_read_without_a_word_of_themselves(written: executorch.Pte, tmp_path: Path) -> None:
     """Exported by ExecuTorch alone: no seal, no metadata, tensors one after the other."""
-    from executorch.exir import to_edge
-
+    to_edge: Any = import_module("executorch.exir").to_edge
     made = to_edge(torch.export.export(nn.ReLU(), (torch.ones(3),))).to_executorch().buffer
     (tmp_path / "other.pte").write_bytes(made)
     found = executorch.load(tmp_path / "other.pte")

@@ -57,7 +57,8 @@ def run(build: GraphBuilder, output: str) -> Any:
     made = [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
     graph = helper.make_graph(build.nodes, "graph", [], made, build.initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return ReferenceEvaluator(model).run(None, {})[0]
+    (found,) = ReferenceEvaluator(model).run(None, {})
+    return found
 
 
 LEVELS = torch.tensor([[1, -2, 3, 4], [-5, 6, -7, 0]], dtype=torch.int8)

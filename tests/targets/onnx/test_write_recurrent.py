@@ -68,7 +68,12 @@ class Cell(nn.Module):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     "make",
-    [nn.LSTMCell, nn.GRUCell, nn.RNNCell, lambda *sizes, bias: nn.RNNCell(*sizes, bias, nonlinearity="relu")],
+    [
+        nn.LSTMCell,
+        nn.GRUCell,
+        nn.RNNCell,
+        lambda given, hidden, bias: nn.RNNCell(given, hidden, bias, nonlinearity="relu"),
+    ],
     ids=["lstm", "gru", "tanh", "relu"],
 )
 def test_a_cell_is_that_of_torch(make: Any, bias: bool) -> None:
