@@ -123,4 +123,7 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
     second = made(torch.erf, renamed, torch.randn(4))
     assert second is not None
     assert second.rule == "erf-alone-2"
-    assert second.apply(renamed).table.names == ("erf-alone-2", "erf-alone")
+    both = AddRule("cos", "erf-alone-2", "x", (("x", "act"), ("out", "act"))).apply(renamed)
+    third = made(torch.erf, both, torch.randn(4))
+    assert third is not None
+    assert third.apply(both).table.names == ("erf-alone-3", "erf-alone-2", "erf-alone")

@@ -268,3 +268,10 @@ def test_integers_are_left_alone_whatever_one_does() -> None:
     assert found.changes == ()
     assert found.row.why == "integer"
     assert "no single change" in str(found)
+
+
+def test_of_several_numbers_the_nearest_is_offered() -> None:
+    table = backend(Rule("conv", conv(groups=one_of(8, 1, 16)), PRODUCT))
+    program = captured(nn.Conv2d(8, 8, 1, groups=2), torch.randn(1, 8, 4, 4))
+    change = smallest(explained(program, "conv2d", table), SetArgument)
+    assert change.arguments == (("groups", 1),)

@@ -74,6 +74,17 @@ def test_padding_that_is_not_the_same_on_both_sides_is_an_op() -> None:
     assert second.args[4] == [1, 1], "the second convolution is left alone"
 
 
+def test_rows_and_columns_have_padding_of_their_own() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 16, 24)
+    program = static(nn.Conv2d(3, 4, (3, 5), 2, (1, 2)), x)
+    (found,) = blocked(program, x)
+    pad = found.args[0]
+    assert pad.args[1] == [2, 1, 1, 0], (
+        "columns first, as torch has them: what the last of 12 windows reads, and no more"
+    )
+
+
 def test_convolutions_without_a_stride_or_of_many_channels_are_left_alone() -> None:
     for layer, channels in ((nn.Conv2d(3, 4, 3), 3), (nn.Conv2d(4, 4, 3, 2), 4), (nn.Conv2d(3, 6, 3, 2, groups=3), 3)):
         torch.manual_seed(0)
