@@ -100,7 +100,7 @@ def test_a_text_is_looked_up_and_placed() -> None:
 
 def test_strided_units_pad_as_the_framework_they_were_trained_in() -> None:
     """As many results as half the size rounded up, with the odd row of padding at the end."""
-    unit = Unit(1, 1, 3, stride=2).eval()
+    unit: Any = Unit(1, 1, 3, stride=2).eval()
     nn.init.zeros_(unit[1].weight)
     with torch.no_grad():
         unit[1].weight[0, 0, 2, 2] = 1.0  # the last tap alone

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from quantc.bench import race as race_module
 from quantc.bench.race import (
     EAGER,
     MAX_REPEATS,
@@ -75,7 +74,7 @@ def test_a_race_has_a_row_for_each() -> None:
 
 def test_short_calls_are_repeated_until_they_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(race_module.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(time, "process_time", lambda: clock[0])
 
     def lasting(seconds: float) -> Callable[[], None]:
         def step() -> None:

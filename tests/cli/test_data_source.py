@@ -110,8 +110,15 @@ def test_arrays_that_do_not_fit_are_refused_before_any_batch(
         data(tmp_path, **arrays).batches(getattr(sources, program)())
 
 
+def positional(found: Data) -> tuple[Tensor, ...]:
+    """The example inputs of a model that takes them by position."""
+    examples = found.examples(sources.alone)
+    assert isinstance(examples, tuple)
+    return examples
+
+
 def test_the_first_batch_is_an_example_for_models_that_have_none(tmp_path: Path) -> None:
-    (example,) = data(tmp_path, rows(BATCH_SIZE + 5)).examples(sources.alone) or ()
+    (example,) = positional(data(tmp_path, rows(BATCH_SIZE + 5)))
     assert example.shape == (BATCH_SIZE, 4)
     named = data(tmp_path, scale=np.ones((2, 1), dtype=np.float32), x=rows(2)).examples(sources.named_alone)
     assert isinstance(named, dict)
@@ -126,7 +133,7 @@ def test_the_first_batch_is_an_example_for_models_that_have_none(tmp_path: Path)
 @pytest.mark.parametrize("name", ["listed", "batches", "stream"])
 def test_batches_of_python_lose_none_to_the_example(name: str) -> None:
     found = Data.read(f"{HERE}:{name}")
-    (example,) = found.examples(sources.alone) or ()
+    (example,) = positional(found)
     assert torch.equal(example, sources.listed[0])
     assert [torch.equal(x, y) for x, y in zip(found.batches(sources.fixed()).values, sources.listed, strict=True)] == [
         True
@@ -136,7 +143,7 @@ def test_batches_of_python_lose_none_to_the_example(name: str) -> None:
 def test_inputs_are_picked_from_the_example_too(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs: list[tuple[Tensor, int]] = [(x, 7) for x in sources.listed]
     monkeypatch.setattr(sources, "listed", pairs)
-    (example,) = Data.read(f"{HERE}:listed", (0,)).examples(sources.alone) or ()
+    (example,) = positional(Data.read(f"{HERE}:listed", (0,)))
     assert torch.equal(example, pairs[0][0])
 
 

@@ -86,7 +86,7 @@ def test_nothing_is_dropped_from_what_is_quantized() -> None:
 
 
 def test_averages_stay_on_the_grid_of_what_they_read() -> None:
-    q = quantize_per_tensor(torch.tensor([[1.0, 2.0, 4.0]]), 0.5, 10)
+    q: Any = quantize_per_tensor(torch.tensor([[1.0, 2.0, 4.0]]), 0.5, 10)
     assert q.mean().grid == q.grid
     assert q.mean().dequantize().item() == 2.5  # 7/3, in steps of a half
     assert functional.pad(q, (1, 1), mode="reflect").dequantize().tolist() == [[2.0, 1.0, 2.0, 4.0, 2.0]]

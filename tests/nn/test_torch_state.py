@@ -40,11 +40,15 @@ def test_a_grid_that_torch_did_not_save_is_missed(case: Case) -> None:
         ours.load_state_dict(theirs.state_dict())
 
 
+ao: Any = ao_quantized
+"""The oracle; its modules have no types."""
+
+
 def test_modules_within_a_model_are_written_under_their_paths() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"inner": quantized.Linear(2, 3)}))
     state = torch_state_dict(model)
     assert torch.equal(state["0.weight"], model[0].weight)  # type: ignore[arg-type]
-    theirs = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"inner": ao_quantized.Linear(2, 3)}))
+    theirs = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"inner": ao.Linear(2, 3)}))
     assert state.keys() == theirs.state_dict().keys()
     found, wanted = (given._metadata for given in (state, theirs.state_dict()))  # type: ignore[attr-defined]
     assert {path: found[path] for path in wanted} == wanted
@@ -61,6 +65,6 @@ def test_tables_of_four_bits_are_packed_for_torch() -> None:
     torch.manual_seed(0)
     table: Any = nn.Embedding(5, 4)
     table.qconfig = float_qparams_weight_only_qconfig_4bit
-    ours, theirs = quantized.Embedding.from_float(table), ao_quantized.EmbeddingBag(5, 4, dtype=torch.quint4x2)
+    ours, theirs = quantized.Embedding.from_float(table), ao.EmbeddingBag(5, 4, dtype=torch.quint4x2)
     theirs.load_state_dict(torch_state_dict(ours))
     torch.testing.assert_close(theirs.weight().dequantize(), ours.weight().dequantize())

@@ -48,7 +48,9 @@ def test_checks_that_have_nothing_to_look_at_say_so() -> None:
 
 
 def test_the_advice_for_a_fixed_range_is_the_scale_it_needs() -> None:
-    (fault,) = fixed_range(faulty_trial("range-too-small")) or ()
+    faults = fixed_range(faulty_trial("range-too-small"))
+    assert faults
+    (fault,) = faults
     assert "0.0039" in fault.advice  # 1 / 255
 
 

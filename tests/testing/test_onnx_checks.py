@@ -66,7 +66,9 @@ def test_what_cannot_be_written_and_what_does_not_run_are_told_apart(
         raise QuantcError("no such op")
 
     monkeypatch.setattr(onnx_module, "lower", refuse)
-    (fault,) = onnx_form(claimed) or ()
+    faults = onnx_form(claimed)
+    assert faults
+    (fault,) = faults
     assert "cannot be written: no such op" in fault.what
 
     def fail(made: Any) -> Any:
@@ -74,6 +76,8 @@ def test_what_cannot_be_written_and_what_does_not_run_are_told_apart(
 
     monkeypatch.undo()
     changed(monkeypatch, fail)
-    (fault,) = onnx_form(claimed) or ()
+    faults = onnx_form(claimed)
+    assert faults
+    (fault,) = faults
     assert "does not run: RuntimeError: out of luck" in fault.what
     assert "and more" not in fault.what

@@ -55,7 +55,9 @@ def test_scales_that_were_moved_after_converting_are_found() -> None:
     tensor = program.tensor(scale)
     assert tensor is not None
     tensor.data.mul_(2)
-    (fault,) = bias(trial) or ()
+    faults = bias(trial)
+    assert faults
+    (fault,) = faults
     assert "scale of b" in fault.what
 
 

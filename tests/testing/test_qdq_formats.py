@@ -64,7 +64,7 @@ def test_forms_differ_in_any_of_their_numbers() -> None:
         {"qmin": 1},
         {"dtype": torch.int8},
     ):
-        assert not form.equals(replace(form, **change))  # type: ignore[arg-type]
+        assert not form.equals(replace(form, **change))
     assert str(form) == "uint8 0..255 scale 0.5, zero point 3"
     assert str(replace(form, axis=1, scale=torch.ones(2))) == "uint8 0..255 along axis 1"
 

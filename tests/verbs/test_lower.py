@@ -49,7 +49,7 @@ def test_a_misspelt_target_and_a_misspelt_option_are_answered_with_the_nearest(q
         lower(quantized, "x68")
     assert "x86" in str(caught.value.advice)
     with pytest.raises(UnknownNameError, match="profil") as caught:
-        lower(quantized, "onnx", profil="tensorrt")  # type: ignore[call-overload]
+        lower(quantized, "onnx", profil="tensorrt")
     assert "profile" in str(caught.value.advice)
     with pytest.raises(UnknownNameError, match="profile"):
         lower(quantized, "x86", profile="tensorrt")
