@@ -53,6 +53,7 @@ def test_one_sample_alone_is_a_batch_of_one(name: str) -> None:
     alone = ours.given([part[0] for part in ours.listed(hx)])
     wanted = ours.given([part[0] for part in ours.listed(ours(x[None], hx))])
     assert furthest(ours(x, alone), wanted) == 0
+    assert [tuple(part.shape) for part in ours.listed(ours(x, alone))] == [(6,)] * ours.states
     assert furthest(ours(x), ours.given([part[0] for part in ours.listed(ours(x[None]))])) == 0
 
 
