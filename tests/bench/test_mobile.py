@@ -33,7 +33,9 @@ BUILDERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("own") else ()) for name in BUILDERS]
+)
 def test_a_program_runs_there_close_to_the_float_model(name: str, task: Task) -> None:
     built = BUILDERS[name](task)
     assert closeness(task.model, built.run, task.unseen) > 25
