@@ -58,7 +58,7 @@ def test_without_a_list_it_can_run_the_specs_of_its_roles_alone() -> None:
 
 
 def test_a_list_of_what_it_takes_replaces_that() -> None:
-    backend = replace(SMALL, takes=[Capability.of(INT8)])
+    backend = replace(SMALL, takes=(Capability.of(INT8),))
     assert backend.capabilities == (Capability.of(INT8),)
     assert backend.why_not(INT8) is None
     assert "dtype must be int8" in str(backend.why_not(UINT8))

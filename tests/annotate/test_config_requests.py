@@ -38,8 +38,8 @@ from tests.support.pattern_graphs import Build
 from tests.support.small_backend import SMALL
 
 
-def rule(**offers: Offer) -> Rule:
-    return Rule("any", op("linear", args="x w"), {"x": "act", "w": "act"}, **offers)
+def rule(*, static: Offer = Offer.YES, dynamic: Offer = Offer.NO) -> Rule:
+    return Rule("any", op("linear", args="x w"), {"x": "act", "w": "act"}, static=static, dynamic=dynamic)
 
 
 class Net:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from quantc.bench.models import COUNT, MODELS, STD, initialised, noise, settled, task_of, tokens
+from quantc.bench.models import COUNT, MODELS, STD, calibrate_norms, initialise, noise, task_of, tokens
 from quantc.bench.networks import ViT
 
 
@@ -22,11 +22,11 @@ def test_tasks_are_seeded_and_calibrate_with_other_inputs_than_they_measure_on()
 
 
 def test_random_weights_keep_activations_in_range() -> None:
-    net = settled(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3)), size=16)
+    net = calibrate_norms(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3)), size=16)
     assert not net.training
     out = net(torch.randn(2, 3, 16, 16)).detach()
     assert 0.1 < float(out.std()) < 10
-    small = initialised(ViT(width=32, heads=2, depth=1, image=32))
+    small = initialise(ViT(width=32, heads=2, depth=1, image=32))
     assert float(small(torch.randn(1, 3, 32, 32)).detach().std()) > 0
 
 
@@ -45,16 +45,16 @@ def test_noise_and_tokens_are_seeded_batches() -> None:
 
 def test_batch_norms_know_their_inputs_once_settled() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
-    settled(net, size=8)
+    calibrate_norms(net, size=8)
     norm: Any = net[1]
     assert int(norm.num_batches_tracked) == 3
     assert not torch.equal(norm.running_var, torch.ones(4))
-    again = settled(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)), size=8)
+    again = calibrate_norms(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)), size=8)
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), again.state_dict().values(), strict=True))
 
 
 def test_weights_of_encoders_are_small_and_their_biases_zero() -> None:
-    net: Any = initialised(ViT(width=32, heads=2, depth=1, image=32))
+    net: Any = initialise(ViT(width=32, heads=2, depth=1, image=32))
     assert float(net.head.weight.detach().std()) == pytest.approx(STD, rel=0.1)
     assert not bool(net.head.bias.detach().any())
     assert float(net.position.detach().std()) == pytest.approx(STD, rel=0.3)

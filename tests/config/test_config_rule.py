@@ -95,3 +95,10 @@ def test_the_technique_is_that_of_the_spec() -> None:
 def test_rules_print_what_they_select_and_say() -> None:
     assert str(ConfigRule(select=ByOp(op="add"), use=Quantize(UINT8))) == "op add: quantize as UINT8"
     assert str(ConfigRule(select=ByAll(), use=FLOAT, role=Role.BIAS)) == "everything (bias only): float: asked for"
+
+
+def test_a_misspelled_float_is_refused_with_the_word_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match="FLOT") as caught:
+        rule("FLOT")
+    assert caught.value.advice is not None
+    assert "FLOAT" in caught.value.advice

@@ -21,7 +21,7 @@ from quantc.calibration.checkpoint import Checkpoint
 from quantc.errors import CalibrationError, ConfigError, LoadError, ParseError
 from quantc.flows import tracing
 from quantc.observe import Statistics
-from quantc.targets.executorch.pte_container import HEADER, MAGIC, sealed, unsealed
+from quantc.targets.executorch.pte_container import HEADER, MAGIC, seal_pte, unseal_pte
 from quantc.targets.kernels.tuning import Times
 from quantc.text.files import Snapshot, read_text
 from tests.support.store_files import calibrated, images, small_model
@@ -81,7 +81,7 @@ def read_times(path: Path) -> Any:
 
 def read_pte(path: Path) -> Any:
     """What ExecuTorch reads of it."""
-    return unsealed(path.read_bytes(), str(path))
+    return unseal_pte(path.read_bytes(), str(path))
 
 
 def write_all(folder: Path) -> dict[str, Case]:
@@ -107,7 +107,7 @@ def write_all(folder: Path) -> dict[str, Case]:
     times.write()
     Snapshot.of(converted).write(folder / "dump.txt")
     header = b"\x10\0\0\0" + MAGIC + HEADER + struct.pack("<IQQQ", 32, PTE, 0, 0)
-    (folder / "model.pte").write_bytes(sealed(header + bytes(range(256)) * 8))
+    (folder / "model.pte").write_bytes(seal_pte(header + bytes(range(256)) * 8))
     return {
         "statistics": Case(folder / "statistics.safetensors", read_statistics, 6),
         "checkpoint": Case(folder / "checkpoint.safetensors", read_checkpoint, 6),

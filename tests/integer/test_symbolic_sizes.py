@@ -33,7 +33,7 @@ def texts(found: Sizes, tensor: Tensor) -> list[int | str]:
 
 
 def same(left: Any, right: Any) -> bool:
-    return bool(sympy.simplify(sympy.sympify(str(left)) - sympy.sympify(str(right))) == 0)
+    return bool(sympy.simplify(sympy.sympify(f"({left}) - ({right})")) == 0)
 
 
 def test_static_sizes_need_no_symbols() -> None:

@@ -12,15 +12,15 @@ from quantc.nn import quantize_per_tensor
 from quantc.nn.functional_ops import (
     POINTWISE,
     bytewise,
-    clamped,
-    clamped_,
+    cat_on_grid,
+    clamp_levels,
+    clamp_levels_,
     fixed_grid,
     in_float,
-    joined,
     max_pool2d,
     plus_scalar,
     pointwise,
-    requantized,
+    requantize,
     times_scalar,
 )
 from tests.support.nn_cases import both, steps_apart
@@ -53,16 +53,16 @@ def test_results_of_a_known_range_have_the_grid_that_torch_gives_them() -> None:
 
 def test_bounds_become_the_levels_nearest_to_them() -> None:
     x = quantize_per_tensor(torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0]), 0.5, 10)
-    assert clamped(x, -1.2, 1.3).dequantize().tolist() == [-1.0, -1.0, 0.0, 1.0, 1.5]
-    assert clamped(x, None, 0.0).dequantize().tolist() == [-5.0, -1.0, 0.0, 0.0, 0.0]
-    assert clamped(x, -1e9, None).equals(x)
+    assert clamp_levels(x, -1.2, 1.3).dequantize().tolist() == [-1.0, -1.0, 0.0, 1.0, 1.5]
+    assert clamp_levels(x, None, 0.0).dequantize().tolist() == [-5.0, -1.0, 0.0, 0.0, 0.0]
+    assert clamp_levels(x, -1e9, None).equals(x)
 
 
 def test_a_clamp_in_place_changes_the_tensor_and_the_other_does_not() -> None:
     x = quantize_per_tensor(torch.tensor([-1.0, 1.0]), 0.5, 10)
-    clamped(x, 0.0, None)
+    clamp_levels(x, 0.0, None)
     assert x.dequantize().tolist() == [-1.0, 1.0]
-    assert clamped_(x, 0.0, None) is x
+    assert clamp_levels_(x, 0.0, None) is x
     assert x.dequantize().tolist() == [0.0, 1.0]
 
 
@@ -83,16 +83,16 @@ def test_two_tensors_of_one_shape_or_not(op: str) -> None:
 
 def test_joined_tensors_are_brought_onto_one_grid() -> None:
     parts = [quantize_per_tensor(torch.tensor([1.0, 2.0]), scale, zero) for scale, zero in ((0.5, 3), (0.25, 9))]
-    made = joined(parts, 0, (1.0, 7))
+    made = cat_on_grid(parts, 0, (1.0, 7))
     assert made.grid == (1.0, 7)
     assert made.int_repr().tolist() == [8, 9, 8, 9]
 
 
 def test_a_tensor_that_is_on_the_grid_is_not_rounded_again() -> None:
     x = quantize_per_tensor(torch.tensor([1.0]), 0.5, 3)
-    assert requantized(x, (0.5, 3)) is x
-    assert requantized(x, (0.5, 4)).int_repr().tolist() == [6]
-    assert requantized(x, (0.5, 3), torch.int8).dtype is torch.int8
+    assert requantize(x, (0.5, 3)) is x
+    assert requantize(x, (0.5, 4)).int_repr().tolist() == [6]
+    assert requantize(x, (0.5, 3), torch.int8).dtype is torch.int8
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
@@ -140,6 +140,6 @@ def test_pools_are_torchs_and_of_bytes() -> None:
 
 def test_floats_are_refused_by_the_name_of_the_function() -> None:
     with pytest.raises(MixedTensorsError, match="clamp"):
-        clamped(torch.randn(3), 0.0, None)
+        clamp_levels(torch.randn(3), 0.0, None)
     with pytest.raises(MixedTensorsError, match="tanh"):
         pointwise("tanh", torch.randn(3))

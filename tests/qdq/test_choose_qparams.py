@@ -210,28 +210,24 @@ def test_no_size_is_asked_for_so_a_batch_can_be_dynamic() -> None:
             assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
 
 
-EPS = 2.0**-12
+# -- on tensors by hand ----------------------------------------------------------------------------------------------
+
+SMALLEST = 2.0**-12
+BYTES = [(0, 255, torch.uint8), (-128, 127, torch.int8), (-127, 127, torch.int8), (0, 127, torch.uint8)]
 
 
-GRIDS = [(0, 255, torch.uint8), (-128, 127, torch.int8), (-127, 127, torch.int8), (0, 127, torch.uint8)]
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def tensors() -> list[Tensor]:
+def by_hand() -> list[Tensor]:
     """Around zero, to one side of it, all zero, tiny, of very different sizes."""
-    x = torch.randn(7, 33, generator=seeded(1))
+    x = torch.randn(7, 33, generator=torch.Generator().manual_seed(1))
     return [x, x.abs() + 3, -x.abs(), torch.zeros(2, 5), x * 1e-6, x * torch.logspace(-9, 9, 7).unsqueeze(1), x * 0 + 2]
 
 
-@pytest.mark.parametrize(("qmin", "qmax", "dtype"), GRIDS, ids=str)
+@pytest.mark.parametrize(("qmin", "qmax", "dtype"), BYTES, ids=str)
 @pytest.mark.parametrize("index", range(7))
 def test_scales_of_tensors_are_torchs(qmin: int, qmax: int, dtype: torch.dtype, index: int) -> None:
-    x, ops = tensors()[index], decomposed_ops()
-    scale, zero_point = choose_qparams(x, False, None, qmin, qmax, EPS)
-    theirs, their_zero = ops.choose_qparams.tensor(x, qmin, qmax, EPS, dtype)
+    x = by_hand()[index]
+    scale, zero_point = choose_qparams(x, False, None, qmin, qmax, SMALLEST)
+    theirs, their_zero = ops.choose_qparams.tensor(x, qmin, qmax, SMALLEST, dtype)
     assert scale.dtype == torch.float32
     assert scale.item() == theirs.item()
     assert zero_point.item() == their_zero.item()
@@ -239,20 +235,20 @@ def test_scales_of_tensors_are_torchs(qmin: int, qmax: int, dtype: torch.dtype, 
     assert torch.equal(quantize_tensor(x, scale, zero_point, False, qmin, qmax, dtype), expected)
 
 
-@pytest.mark.parametrize(("qmin", "qmax", "dtype"), GRIDS[:2], ids=str)
+@pytest.mark.parametrize(("qmin", "qmax", "dtype"), BYTES[:2], ids=str)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("index", range(7))
 def test_scales_of_tokens_are_those_of_torchs_observer_of_rows(
     qmin: int, qmax: int, dtype: torch.dtype, symmetric: bool, index: int
 ) -> None:
-    x = tensors()[index]
+    x = by_hand()[index]
     scheme = torch.per_channel_symmetric if symmetric else torch.per_channel_affine
-    observer = PerChannelMinMaxObserver(ch_axis=0, dtype=dtype, qscheme=scheme, eps=EPS)
+    observer = PerChannelMinMaxObserver(ch_axis=0, dtype=dtype, qscheme=scheme, eps=SMALLEST)
     observer(x)
     theirs, their_zero = observer.calculate_qparams()
     middle = 128 if dtype == torch.uint8 else 0
-    scale, zero_point = choose_qparams(x, True, middle if symmetric else None, qmin, qmax, EPS)
+    scale, zero_point = choose_qparams(x, True, middle if symmetric else None, qmin, qmax, SMALLEST)
     assert torch.equal(scale.flatten(), theirs)
     assert torch.equal(zero_point.flatten().long(), their_zero.long())
-    expected = decomposed_ops().quantize_per_token(x, scale, zero_point, qmin, qmax, dtype)
+    expected = ops.quantize_per_token(x, scale, zero_point, qmin, qmax, dtype)
     assert torch.equal(quantize_tensor(x, scale, zero_point, True, qmin, qmax, dtype), expected)

@@ -18,8 +18,6 @@ from quantc.ir.dialect import curve_of, op_name
 from tests.support.integer_matches import calibrated
 
 aten = torch.ops.aten
-
-
 Real = Callable[[float], float]
 
 

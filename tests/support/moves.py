@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import quantc as qc
 from quantc.annotate.quantizer import Backend
-from quantc.integer.semantics import SEMANTICS
+from quantc.integer.semantics import SEMANTICS, load
 from quantc.ir.decisions import Fixed
 from quantc.ir.program import Program
 from quantc.patterns.dsl import op
@@ -19,20 +19,12 @@ from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.spec import INT8, INT16, UINT8, QuantSpec
 
 Function = Callable[..., Any]
-
-
 NARROW = INT8.but(qmin=-100, qmax=90)
-
-
 SPECS = {"uint8": (UINT8, 77), "int8": (INT8, -13), "narrow": (NARROW, 5), "int16": (INT16, 0)}
-
-
 SCALE = float(np.float32(0.037))
-
-
 JOINS = ("cat", "stack")
 
-
+load()
 MOVED = sorted(
     {
         name

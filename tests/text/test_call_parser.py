@@ -78,7 +78,7 @@ def test_a_mode_needs_its_argument_to_be_there() -> None:
         ("(1, 2, 3, 4)", "takes 3 arguments, not 4"),
         ("(1)", "needs the argument 'w'"),
         ("(1, 2, x=3)", "'x' is given twice"),
-        ("(1, 2, wieght=3)", "'wieght'"),
+        ("(1, 2, weights=3)", "'weights'"),
     ],
 )
 def test_arguments_that_the_schema_does_not_have_are_refused(line: str, told: str) -> None:
@@ -121,7 +121,9 @@ def test_origins_read_back(origin: Origin) -> None:
     assert read_origin(str(origin)) == origin
 
 
-@pytest.mark.parametrize("text", ["a b : c @ d", "x @ some file.py:3", "a : b : c", "@ model.py:x"])
+@pytest.mark.parametrize(
+    "text", ["a b : c @ d", "x @ some file.py:3", "a : b : c", "a : my.Conv", "a @ folder/model.py:3", "@ model.py:07"]
+)
 def test_other_text_prints_the_same_again(text: str) -> None:
     assert read_origin(text) == Origin(module_path=text)
 

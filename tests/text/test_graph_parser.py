@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
 
 from quantc.errors import ParseError
 from quantc.ir.sites import ModeValue, Origin
@@ -30,7 +29,7 @@ def test_inputs_are_placeholders_and_part_of_the_signature_of_the_top_graph() ->
         "input %x : f32[2,4]",
         'input %y {name="image", accepts="f32[s0,4]"}',
         'input %mode = "fast"',
-        "input %z {target=zed, default=None}".replace("zed", '"zed"'),
+        'input %z {target="zed", default=None}',
     )
     assert [(row.name, str(row.type), row.is_constant, row.constant) for row in made.inputs] == [
         ("x", "f32[2,4]", False, None),
@@ -93,14 +92,14 @@ def test_nested_graphs_in_a_call_are_made_once_at_their_first_use() -> None:
 def test_names_of_builtins_are_kept() -> None:
     made = read("input %input", "%max = relu(%input)")
     assert [node.name for node in made.graph.nodes] == ["input", "max"]
-    assert isinstance(made.graph.create_node("call_function", torch.relu, (made.nodes["max"],), name="max"), fx.Node)
-    assert [node.name for node in made.graph.nodes][-1] != "max"
+    again = made.graph.create_node("call_function", torch.relu, (made.nodes["max"],), name="max")
+    assert again.name not in ("input", "max")
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("iput %x", "'iput'"),
+        ("inputs %x", "'inputs'"),
         ("%y = relu(%z)", "%z is used before"),
         ("%x = relu(%x)", "%x is defined twice"),
         ("%class = relu(%x)", "'class'"),

@@ -43,7 +43,7 @@ def test_every_op_and_every_function_on_the_list_comes_back() -> None:
         assert callee_name(op.target) == name
     for name, function in functions().items():
         assert resolve(name, {}) is function
-        assert functions()[callee_name(function)] is function
+        assert functions()[callee_name(function)] == function, "of one function under two names, the first"
 
 
 HARMFUL = [

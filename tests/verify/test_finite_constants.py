@@ -43,7 +43,6 @@ def test_a_mask_may_be_infinite_and_never_nan() -> None:
     with pytest.raises(DataError, match="mask"):
         refuse_unsound(masked(torch.tensor([0.0, NAN, 0.0])))
     parameter = masked(torch.zeros(3))
-    parameter.root.mask = None
     del parameter.root.mask
     parameter.root.register_parameter("mask", nn.Parameter(torch.tensor([0.0, -INF, 0.0])))
     with pytest.raises(DataError, match="mask"):

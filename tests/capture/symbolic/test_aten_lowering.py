@@ -15,6 +15,7 @@ from quantc.capture.refused_trace import RefusedError
 from tests.support.symbolic_traces import traced
 
 X = torch.arange(6.0).reshape(2, 3) - 2
+ROWS = {(0, 0): DynamicDim("rows", 2, None)}
 CASES: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "function": (lambda s, x: torch.relu(x), ["relu.default"]),
     "method": (lambda s, x: x.relu(), ["relu.default"]),
@@ -60,6 +61,9 @@ def test_in_place_operators_write_to_tensors_and_rebind_numbers() -> None:
     trace = traced(forward, X)
     assert trace.names == ["add.Tensor", "mul_.Tensor"]
     assert torch.equal(trace(X), X * 7)
+    opened = traced(forward, X, marks=ROWS)
+    assert not any("iadd" in name for name in opened.names)
+    assert torch.equal(opened(X[:1].repeat(3, 1)), X[:1].repeat(3, 1) * 8)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +82,6 @@ def test_python_values_of_tensors_are_refused(forward: Callable[..., Any], word:
 def test_arguments_that_no_overload_takes_are_an_error_of_the_model() -> None:
     with pytest.raises(TypeError, match="relu"):
         traced(lambda s, x: x.relu(3), X)
-
-
-ROWS = {(0, 0): DynamicDim("rows", 2, None)}
 
 
 def test_open_sizes_are_computed_in_the_graph() -> None:

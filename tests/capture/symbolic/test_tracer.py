@@ -65,6 +65,13 @@ def test_buffers_that_are_written_are_read_with_their_new_value() -> None:
     trace = traced(forward, X, held=Counting)
     assert torch.equal(trace(X), X + 1)
 
+    def by_method(self: Any, x: Tensor) -> Any:
+        self.held.count.add_(1)
+        return x + self.held.count
+
+    written, read = (node for node in traced(by_method, X, held=Counting).graph.nodes if node.op == "call_function")
+    assert read.args[1] is written
+
 
 def test_shapes_that_change_in_place_keep_the_memory() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:

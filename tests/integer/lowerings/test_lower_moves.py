@@ -17,7 +17,6 @@ from quantc.annotate.quantizer import Backend
 from quantc.backends.executorch import EXECUTORCH
 from quantc.backends.qnnpack import QNNPACK
 from quantc.backends.x86 import X86
-from quantc.integer.semantics import load
 from quantc.ir.program import Program
 from quantc.spec.spec import INT8, INT16, UINT8, QuantSpec
 from tests.support.moves import (
@@ -36,8 +35,6 @@ from tests.support.moves import (
     real,
     results,
 )
-
-load()
 
 
 def rows() -> Tensor:

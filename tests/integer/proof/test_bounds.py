@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -26,11 +26,7 @@ from quantc.spec.numerics import QParams, quantize
 from quantc.spec.spec import INT8_WEIGHT
 
 Ints = npt.NDArray[np.int64]
-
-
 INT16 = (-(2**15), 2**15 - 1)
-
-
 rows = st.lists(st.integers(-128, 127), min_size=1, max_size=12)
 
 
@@ -95,6 +91,10 @@ def _holds(low: int, high: int, bits: int) -> bool:
 
 
 @given(st.integers(-(2**40), 2**40))
+@example(-1)
+@example(-128)
+@example(127)
+@example(128)
 def test_bits_of_an_integer_are_the_fewest_that_hold_it(value: int) -> None:
     bits = bits_of(value)
     assert _holds(value, value, bits)

@@ -7,12 +7,14 @@ import torch
 from torch import fx
 
 from quantc.integer.proof.integer_ranges import Levels, levels_before, levels_of
+from quantc.integer.semantics import load
 from quantc.ir.types import TensorType
 from quantc.qdq.choose_qparams import CHOOSE
 from quantc.qdq.registration import decomposed_ops
 from tests.support.by_hand import aten
 from tests.support.qdq_by_hand import SIGNED, QdqBuilder, drawn, integers
 
+load()
 quantc_ops = torch.ops.quantc
 
 

@@ -15,7 +15,7 @@ import quantc as qc
 from quantc.backends.x86 import X86
 from quantc.cli.app import app
 from quantc.errors import PipelineError
-from quantc.integer.proof.overflow_report import Safety, accumulators
+from quantc.integer.proof.overflow_report import MAX_ROWS, Accumulators, PairBound, Safety, SumRow, accumulators
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.dialect import argument, op_name
 from quantc.ir.program import Program
@@ -129,3 +129,85 @@ def test_the_command_line_shows_it(prepared: Program, tmp_path: Path) -> None:
 def test_without_an_instruction_set_all_of_them_count() -> None:
     assert accumulators(linear_for("")).rows[0].safety is Safety.SATURATES
     assert accumulators(linear_for("neon-mlal")).is_safe  # uint8 activations are shifted to int8; weights end at -127
+
+
+# -- rows by hand --------------------------------------------------------------------------------------------------
+
+
+def pair(name: str, high: int = 100, factors: tuple[tuple[int, float], ...] = (), qmax: int | None = 255) -> PairBound:
+    return PairBound(name, -high, high, factors, qmax)
+
+
+def row(*pairs: PairBound, on: str = "avx2", bits: int | None = 20, node: str = "linear") -> SumRow:
+    return SumRow(node, "linear", "", "", on, 4, -5, 5, bits, pairs)
+
+
+WIDE = ((0, 1.5), (3, 1.98))
+"""Two channels whose pairs can leave 16 bits."""
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (row(), Safety.SAFE),
+        (row(bits=32), Safety.SAFE),
+        (row(bits=33), Safety.OVERFLOWS),
+        (row(pair("avx2", 40_000, WIDE), bits=33), Safety.OVERFLOWS),
+        (row(pair("avx2", 40_000, WIDE)), Safety.SATURATES),
+        (row(pair("avx2", 40_000, WIDE), on="neon-mlal"), Safety.SAFE),
+        (row(pair("avx2", 40_000, WIDE), on=""), Safety.SATURATES),
+        (row(bits=None), Safety.UNKNOWN),
+        (row(pair("avx2", 40_000, WIDE), bits=None), Safety.SATURATES),
+    ],
+)
+def test_the_verdict_is_for_the_instruction_set_of_the_backend(found: SumRow, verdict: Safety) -> None:
+    assert found.safety is verdict
+
+
+def test_the_bound_of_pairs_is_that_of_the_instruction_set_or_the_first() -> None:
+    avx, neon = pair("avx2", 40_000, WIDE), pair("neon-mlal", 7)
+    assert row(avx, neon, on="neon-mlal").pair is neon
+    assert row(neon, avx).pair is avx
+    assert row(avx, neon, on="").pair is avx
+    assert row(avx, neon, on="neon").pair is None
+    assert row(avx, neon).saturates_on == ("avx2",)
+
+
+@pytest.mark.parametrize(
+    ("bound", "advice"),
+    [
+        (pair("avx2", 40_000, WIDE, 129), "activations up to 129, or scales of 2 of 4 channels × 1.98"),
+        (pair("avx2", 40_000, WIDE, None), "scales of 2 of 4 channels × 1.98"),
+        (pair("avx2", 40_000, ((0, 0.0),), 128), "activations up to 128"),  # two activations have no scales to grow
+        (pair("avx2"), ""),
+    ],
+)
+def test_the_advice_is_the_least_that_helps(bound: PairBound, advice: str) -> None:
+    assert row(bound).advice == advice
+    assert str(row(bound)).endswith(advice or "safe")
+
+
+def test_the_worst_come_first_and_the_headline_counts_each_verdict() -> None:
+    rows = (
+        row(pair("avx2", 40_000, WIDE), node="wide"),
+        row(node="fine"),
+        row(pair("avx2", 60_000, WIDE), node="wider"),
+        row(bits=None, node="unknown"),
+    )
+    found = Accumulators("Net", rows)
+    assert [each.node for each in found.unsafe] == ["wider", "wide", "unknown"]
+    assert found.row("fine") is rows[1]
+    assert found.row("none") is None
+    assert found.headline == (
+        "4 products of integers, accumulators of at most 20 bits; 1 safe; 2 can saturate on avx2; 1 not known"
+    )
+    assert Accumulators("Net", ()).headline == "no products of integers"
+    assert Accumulators("Net", ()).is_safe
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    rows = tuple(row(node=f"linear_{index}") for index in range(MAX_ROWS + 3))
+    lines = Accumulators("Net", rows).table(rows)
+    assert lines[-1].strip() == "… and 3 more"
+    assert any(f"linear_{MAX_ROWS - 1} " in line for line in lines)
+    assert not any(f"linear_{MAX_ROWS} " in line for line in lines)

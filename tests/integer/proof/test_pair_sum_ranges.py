@@ -16,8 +16,6 @@ from quantc.spec.instruction_sets import INSTRUCTION_SETS
 from tests.support.sums_of_pairs import MADDUBS, pairs_fit
 
 rows = st.lists(st.integers(-128, 127), min_size=1, max_size=12)
-
-
 NODE = torch.fx.Graph().placeholder("x")
 
 

@@ -17,7 +17,7 @@ import quantc as qc
 from quantc.errors import InputError, SaveError
 from quantc.targets.executorch.artifact import Pte, read_back
 from quantc.targets.executorch.metadata import InputData, Metadata
-from quantc.targets.executorch.pte_container import sealed
+from quantc.targets.executorch.pte_container import seal_pte
 from tests.support.executorch_models import conv, image, static
 from tests.support.stems import converted, stem
 
@@ -175,7 +175,7 @@ def test_a_trial_leaves_no_state_behind() -> None:
 def test_a_file_is_written_with_its_seal_and_under_its_own_name(tmp_path: Path) -> None:
     pte, _ = made(images())
     pte.save(tmp_path / "model.pte")
-    assert (tmp_path / "model.pte").read_bytes() == sealed(CONTENT)
+    assert (tmp_path / "model.pte").read_bytes() == seal_pte(CONTENT)
     with pytest.raises(SaveError, match="this writes an ExecuTorch program"):
         pte.save(tmp_path / "model.onnx")
 

@@ -13,7 +13,7 @@ from torch.export import Dim
 import quantc as qc
 from quantc.errors import QuantcError, RefusedError
 from quantc.qdq.ops import is_dequantize
-from quantc.targets.executorch.exporting import examples_of, exported, keeps_state, size_ranges
+from quantc.targets.executorch.exporting import examples_of, export_program, keeps_state, size_ranges
 from quantc.targets.executorch.partitioning import name_of
 from tests.support.executorch_models import (
     Counter,
@@ -97,7 +97,7 @@ def test_what_is_no_size_is_refused(largest: Any) -> None:
 
 def test_inputs_and_outputs_are_flat_tensors() -> None:
     program = sized()
-    made = exported(program.clone(), {"batch": (2, 8), "length": (1, 10)})
+    made = export_program(program.clone(), {"batch": (2, 8), "length": (1, 10)})
     x = torch.randn(5, 7, 4)
     first, second = made.module()(x)
     want, rest = Sized()(x)
@@ -110,7 +110,7 @@ def test_inputs_and_outputs_are_flat_tensors() -> None:
 def test_every_op_is_named_after_the_node_it_comes_from() -> None:
     program = sized()
     names = {node.name for node in program.graph.nodes if node.op == "call_function"}
-    made = exported(program.clone(), {"batch": (2, 8), "length": (1, 10)})
+    made = export_program(program.clone(), {"batch": (2, 8), "length": (1, 10)})
     found = {name_of(node) for node in made.graph.nodes if node.op == "call_function"} - {""}
     assert found <= names
     assert {"linear", "sum_1"} & found
@@ -118,7 +118,7 @@ def test_every_op_is_named_after_the_node_it_comes_from() -> None:
 
 def test_each_reader_has_a_dequantize_op_of_its_own() -> None:
     x = image(1)
-    made = exported(static(net(lambda self, x: (self.a(x), self.b(x), x.relu()), a=conv(), b=conv()), x), {})
+    made = export_program(static(net(lambda self, x: (self.a(x), self.b(x), x.relu()), a=conv(), b=conv()), x), {})
     found = [node for node in made.graph.nodes if is_dequantize(node)]
     assert found
     assert {len(node.users) for node in found} == {1}
@@ -131,7 +131,7 @@ def test_inputs_that_are_no_tensors_are_what_they_were() -> None:
 
     program = qc.capture(Scaled(), (torch.ones(3), 4), dynamic_shapes=None)
     assert len(examples_of(program)) == 1
-    (found,) = exported(program, {}).module()(torch.ones(3))
+    (found,) = export_program(program, {}).module()(torch.ones(3))
     assert found.tolist() == [4.0, 4.0, 4.0]
 
 
@@ -140,7 +140,7 @@ def test_one_example_of_a_size_that_varies_is_made_two() -> None:
     sizes = ({0: Dim("batch", min=1, max=8)},)
     program = qc.capture(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), dynamic_shapes=sizes)
     program.example_inputs = (torch.randn(1, 4),)
-    (found,) = exported(program, {"batch": (1, 8)}).module()(torch.randn(5, 4))
+    (found,) = export_program(program, {"batch": (1, 8)}).module()(torch.randn(5, 4))
     assert found.shape == (5, 4)
 
 
@@ -155,5 +155,5 @@ def test_examples_are_needed_and_lie_in_order() -> None:
 
 def test_a_state_is_found_before_anything_is_lowered() -> None:
     x = torch.randn(2, 4)
-    assert keeps_state(exported(qc.capture(Counter().eval(), (x,), dynamic_shapes=None), {}))
-    assert not keeps_state(exported(qc.capture(nn.Linear(4, 4).eval(), (x,), dynamic_shapes=None), {}))
+    assert keeps_state(export_program(qc.capture(Counter().eval(), (x,), dynamic_shapes=None), {}))
+    assert not keeps_state(export_program(qc.capture(nn.Linear(4, 4).eval(), (x,), dynamic_shapes=None), {}))

@@ -10,7 +10,7 @@ import pytest
 
 import quantc as qc
 from quantc.errors import MissingDependencyError
-from quantc.targets.executorch.lazy_imports import package, quiet, unwarned
+from quantc.targets.executorch.lazy_imports import package, quiet, suppress_warnings
 from tests.support.executorch_models import conv, image, static
 
 
@@ -64,7 +64,7 @@ def test_logging_is_restored_after_an_error() -> None:
 
 
 def test_logging_is_heard_where_only_warnings_are_kept_away(caplog: pytest.LogCaptureFixture) -> None:
-    with warnings.catch_warnings(), unwarned():
+    with warnings.catch_warnings(), suppress_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("of another package").warning("heard")
     assert "heard" in caplog.text

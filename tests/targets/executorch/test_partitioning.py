@@ -15,7 +15,7 @@ from quantc.targets.executorch.partitioning import (
     LOGGERS,
     TRACE,
     give_name,
-    held,
+    guard_partitioners,
     is_implicit,
     name_of,
     reasons,
@@ -98,9 +98,9 @@ class Config:
 def careful(config: Config) -> Any:
     partitioner = SimpleNamespace(target_partitioner_configs={"conv": config})
     other = object()
-    assert held([partitioner, other]) == [partitioner, other]
+    assert guard_partitioners([partitioner, other]) == [partitioner, other]
     check = vars(config)["check_constraints"]
-    held([partitioner])
+    guard_partitioners([partitioner])
     assert vars(config)["check_constraints"] is check, "wrapped once, however often it is held"
     return check
 

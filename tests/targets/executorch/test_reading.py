@@ -13,7 +13,7 @@ from torch import nn
 import quantc as qc
 from quantc.errors import InputError, LoadError
 from quantc.targets import executorch
-from quantc.targets.executorch.pte_container import SEALED, sealed
+from quantc.targets.executorch.pte_container import SEALED, seal_pte
 from tests.support.executorch_models import conv, image, static
 
 
@@ -54,7 +54,7 @@ def test_a_file_of_another_length_or_without_its_seal_is_refused(written: execut
     path.write_bytes(bytes(wrong))
     with pytest.raises(LoadError):
         executorch.load(path).run(image())
-    for changed in (sealed(content) + b"garbage", sealed(content)[:-3], sealed(content)[:-8], content + b"\0"):
+    for changed in (seal_pte(content) + b"garbage", seal_pte(content)[:-3], seal_pte(content)[:-8], content + b"\0"):
         path.write_bytes(changed)
         with pytest.raises(LoadError, match="not what was sealed"):
             qc.load(path)

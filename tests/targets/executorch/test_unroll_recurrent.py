@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import quantc as qc
-from quantc.targets.executorch.unroll_recurrent import looped
+from quantc.targets.executorch.unroll_recurrent import unrolled_loop
 from tests.support.executorch_models import (
     NEAR,
     relative,
@@ -44,7 +44,7 @@ def test_loops_compute_what_atens_recurrent_ops_do(name: str) -> None:
     rest = (made.bias, made.num_layers, 0.0, False, made.bidirectional, made.batch_first)
     args = (x, hx if op == "lstm" else hx[0], made._flat_weights, *rest)
     with torch.no_grad():
-        for got, want in zip(looped(op)(*args), target(*args), strict=True):
+        for got, want in zip(unrolled_loop(op)(*args), target(*args), strict=True):
             torch.testing.assert_close(got, want)
 
 

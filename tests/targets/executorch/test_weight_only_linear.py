@@ -10,9 +10,9 @@ from torch import nn
 
 import quantc as qc
 from quantc.spec.formats import PerTensor
-from quantc.targets.executorch.exporting import exported
-from quantc.targets.executorch.lazy_imports import XNNPACK, package, unwarned
-from quantc.targets.executorch.partitioning import held, reasons
+from quantc.targets.executorch.exporting import export_program
+from quantc.targets.executorch.lazy_imports import XNNPACK, package, suppress_warnings
+from quantc.targets.executorch.partitioning import guard_partitioners, reasons
 from quantc.targets.executorch.weight_only_linear import xnnpack_partitioner
 from tests.support.executorch_models import NEAR, linear_layer, relative, weights_in, without_data
 
@@ -61,9 +61,11 @@ def test_a_bias_and_other_scales_are_refused_with_a_reason() -> None:
     layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     whole = qc.INT8_WEIGHT_ONLY.but(granularity=PerTensor())
     config = qc.QuantConfig().set_all(qc.INT8_WEIGHT_ONLY).set("2", whole)
-    graph = exported(without_data(layers, torch.randn(5, 8), mode="weight-only", config=config), {})
-    with reasons() as found, unwarned():
-        package("executorch.exir").to_edge_transform_and_lower(graph, partitioner=held([xnnpack_partitioner()]))
+    graph = export_program(without_data(layers, torch.randn(5, 8), mode="weight-only", config=config), {})
+    with reasons() as found, suppress_warnings():
+        package("executorch.exir").to_edge_transform_and_lower(
+            graph, partitioner=guard_partitioners([xnnpack_partitioner()])
+        )
     assert found.keys() >= {"linear", "linear_2"}
     assert "adds no bias" in found["linear"]
     assert "a scale for each channel" in found["linear_2"]
