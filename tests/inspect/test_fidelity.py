@@ -16,7 +16,7 @@ from quantc.backends.x86 import X86
 from quantc.ir.program import Program
 from quantc.spec.formats import PerTensor
 from quantc.spec.spec import UINT8, QuantSpec
-from tests.support.encoders import TextEncoder, ViT, glorot, images, initialised, texts
+from tests.support.encoders import TextEncoder, ViT, glorot, images, initialise, texts
 from tests.support.named_ops import naming
 from tests.support.oracles import Batches, int8_share, pt2e_x86, sqnr, whole_sqnr
 
@@ -45,7 +45,7 @@ class Encoder:
 SMALL = (
     Encoder(
         "vit-small",
-        lambda: initialised(ViT(width=64, heads=2, depth=4, image=64, patch=8)),
+        lambda: initialise(ViT(width=64, heads=2, depth=4, image=64, patch=8)),
         lambda count, seed: images(count, 4, 64, seed),
     ),
     Encoder(
@@ -55,14 +55,14 @@ SMALL = (
     ),
     Encoder(
         "text-small",
-        lambda: initialised(TextEncoder(width=128, heads=4, depth=3, length=32, words=500)),
+        lambda: initialise(TextEncoder(width=128, heads=4, depth=3, length=32, words=500)),
         lambda count, seed: texts(count, 4, 32, 500, seed),
     ),
 )
 FULL = (
-    Encoder("vit-tiny", lambda: initialised(ViT()), lambda count, seed: images(count, 2, 224, seed)),
+    Encoder("vit-tiny", lambda: initialise(ViT()), lambda count, seed: images(count, 2, 224, seed)),
     Encoder("vit-tiny-glorot", lambda: glorot(ViT()), lambda count, seed: images(count, 2, 224, seed)),
-    Encoder("text-6x768", lambda: initialised(TextEncoder()), lambda count, seed: texts(count, 1, 128, 30522, seed)),
+    Encoder("text-6x768", lambda: initialise(TextEncoder()), lambda count, seed: texts(count, 1, 128, 30522, seed)),
 )
 
 

@@ -19,7 +19,7 @@ from quantc.errors import AnnotationError
 from quantc.ir.decisions import FLOAT
 from quantc.spec.spec import INT8_WEIGHT_ONLY, QuantSpec
 from tests.support import fake_quantized as fake
-from tests.support.encoders import TextEncoder, ViT, initialised
+from tests.support.encoders import TextEncoder, ViT, initialise
 from tests.support.sequence_architectures import DLRM, GPT, T5, Llama
 
 MODE = mode_config(quantizer_of("x86"), "dynamic")
@@ -103,8 +103,8 @@ def words(batch: int, length: int, count: int) -> Callable[[], tuple[Any, ...]]:
 
 
 CASES = (
-    Case("bert", lambda: initialised(TextEncoder(128, 4, 3, 32, 500)), words(16, 32, 500)),
-    Case("vit", lambda: initialised(ViT(96, 3, 4, 64, 16)), lambda: (torch.randn(48, 3, 64, 64),)),
+    Case("bert", lambda: initialise(TextEncoder(128, 4, 3, 32, 500)), words(16, 32, 500)),
+    Case("vit", lambda: initialise(ViT(96, 3, 4, 64, 16)), lambda: (torch.randn(48, 3, 64, 64),)),
     Case("lstm", lambda: normal(Sequence(nn.LSTM), 1), words(32, 12, 50)),
     Case("gru", lambda: normal(Sequence(nn.GRU), 2), words(32, 12, 50)),
     Case("cells", lambda: normal(Cells(), 3), words(48, 6, 50)),
@@ -113,8 +113,8 @@ CASES = (
     Case("llama", lambda: normal(Llama(), 6), words(16, 12, 96)),
 )
 BIG = (
-    Case("bert-6x768", lambda: initialised(TextEncoder()), words(2, 128, 30522)),
-    Case("vit-tiny", lambda: initialised(ViT()), lambda: (torch.randn(4, 3, 224, 224),)),
+    Case("bert-6x768", lambda: initialise(TextEncoder()), words(2, 128, 30522)),
+    Case("vit-tiny", lambda: initialise(ViT()), lambda: (torch.randn(4, 3, 224, 224),)),
     Case("lstm-512", lambda: normal(Sequence(nn.LSTM, 512), 7), words(16, 32, 50)),
 )
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import quantc as qc
 from quantc.flows.fx.custom_config import QuantType
-from quantc.flows.fx.native import FIXED_RULES, KINDS, NATIVE, SIGNED_UNIT, TABLE, UNIT
+from quantc.flows.fx.native import FIXED_RULES, KINDS, NATIVE, TABLE
+from quantc.ir.decisions import Fixed
 from tests.support.activation_grids import Of
 
 
@@ -54,7 +55,9 @@ def test_what_has_no_quantized_kernel_is_left() -> None:
 
 def test_ranges_that_are_known_hold_all_that_the_functions_yield() -> None:
     x = torch.linspace(-40, 40, 1001)
-    for fixed, made in ((UNIT, torch.sigmoid(x)), (SIGNED_UNIT, torch.tanh(x))):
+    for role, made in (("unit", torch.sigmoid(x)), ("signed-unit", torch.tanh(x))):
+        fixed = NATIVE.outcome(role)
+        assert isinstance(fixed, Fixed)
         levels = torch.round(made / fixed.scale) + fixed.zero_point
         assert levels.min() >= 0
         assert levels.max() <= 256  # one is the level above the last, and rounds down to it
