@@ -12,7 +12,8 @@ def test_the_names_are_torchs() -> None:
     public = {name for name in vars(theirs) if name.startswith(("default_", "fused_", "enable_", "disable_"))}
     classes = {name for name in vars(theirs) if name.endswith(("FakeQuantize", "FakeQuantizeBase"))}
     assert set(fake_quantize.__all__) <= {name for name in public | classes if not name.startswith("_")}
-    assert {name for name in public if name.startswith("default_")} <= set(fake_quantize.__all__)
+    rounding = {name for name in public if name.startswith("default_") and not name.endswith("_observer")}
+    assert rounding <= set(fake_quantize.__all__)
 
 
 def test_the_hook_that_pickled_models_name_makes_room_for_scales_by_channel() -> None:
@@ -22,4 +23,4 @@ def test_the_hook_that_pickled_models_name_makes_room_for_scales_by_channel() ->
     fresh.load_state_dict(seen.state_dict())
     assert torch.equal(fresh.scale, seen.scale)
     assert fresh.scale.shape == (5,)
-    assert callable(fake_quantize._make_room)
+    assert "_make_room" in vars(fake_quantize)

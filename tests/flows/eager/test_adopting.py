@@ -52,7 +52,7 @@ def test_an_adopted_model_computes_what_it_did() -> None:
 
 
 def test_the_model_itself_is_adopted_too() -> None:
-    wrapped: Any = torch_flow.QuantWrapper(nn.Linear(2, 2))  # type: ignore[no-untyped-call]
+    wrapped: Any = torch_flow.QuantWrapper(nn.Linear(2, 2))
     assert type(adopt(wrapped)) is QuantWrapper
     assert type(wrapped.quant) is QuantStub
 

@@ -31,7 +31,7 @@ def test_observers_are_where_those_of_torch_are() -> None:
         return nn.Sequential(stub(), nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU6(), nn.Dropout()), nn.Linear(4, 4))
 
     ours, theirs = observed(build(eager.QuantStub)), build(ao.QuantStub)
-    vars(theirs)["qconfig"] = ao.get_default_qconfig("fbgemm")
+    vars(theirs)["qconfig"] = ao.get_default_qconfig("fbgemm")  # type: ignore[no-untyped-call]
     ao.propagate_qconfig_(theirs)  # type: ignore[no-untyped-call]
     _add_observer_(theirs)  # type: ignore[no-untyped-call]
     wanted = [name for name, _ in theirs.named_modules() if name.endswith("activation_post_process")]

@@ -91,7 +91,7 @@ def test_which_qconfigs_find_their_scales_as_the_model_runs() -> None:
 
 
 def test_qconfigs_of_torch_are_taken() -> None:
-    check_qconfig(torch.ao.quantization.get_default_qconfig("fbgemm"))
+    check_qconfig(torch.ao.quantization.get_default_qconfig("fbgemm"))  # type: ignore[no-untyped-call]
     check_qconfig(None)
     with pytest.raises(ConfigError, match="8") as caught:
         check_qconfig(8, "layer.fc")

@@ -280,3 +280,71 @@ def test_layers_of_users_own() -> None:
     converted = eager.convert(prepared, convert_custom_config_dict=to_quantized)
     assert type(converted.get_submodule("module.1")) is QuantizedScaled
     assert (converted(x) - model(x)).abs().max() < 0.05
+
+
+# -- what is quantized unless told, and the other verbs in one call ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "swapped"),
+    [
+        (torch.qint8, {"fc", "cells"}),
+        (torch.float16, {"fc", "cells"}),
+        (torch.quint8, {"bag", "table"}),
+        (torch.quint4x2, {"bag"}),
+    ],
+)
+def test_the_dtype_says_which_layers_are_quantized(dtype: torch.dtype, swapped: set[str]) -> None:
+    model = nn.ModuleDict(
+        {
+            "fc": nn.Linear(8, 8),
+            "cells": nn.GRU(8, 8),
+            "bag": nn.EmbeddingBag(4, 8),
+            "table": nn.Embedding(4, 8),
+            "conv": nn.Conv1d(2, 2, 1),
+        }
+    )
+    found = eager.quantize_dynamic(model, dtype=dtype)
+    assert {name for name, part in found.named_children() if type(part) is not type(model[name])} == swapped
+    assert not found.training
+    assert not any(hasattr(part, "qconfig") for part in found.modules())
+
+
+def test_a_dtype_that_no_layer_has_is_refused_unless_qconfigs_are_given() -> None:
+    with pytest.raises(ValueError, match="int32") as caught:
+        eager.quantize_dynamic(nn.Sequential(nn.Linear(2, 2)), dtype=torch.qint32)
+    assert "qint8" in str(caught.value)
+    given = {nn.Linear: eager.default_dynamic_qconfig}
+    assert DYNAMIC_MODULES[nn.Linear] is type(
+        eager.quantize_dynamic(nn.Sequential(nn.Linear(2, 2)), given, torch.qint32).get_submodule("0")
+    )
+
+
+def test_static_quantization_in_one_call_is_that_of_its_steps() -> None:
+    torch.manual_seed(0)
+    model = eager.QuantWrapper(nn.Sequential(nn.Linear(4, 4)))
+    vars(model)["qconfig"] = eager.get_default_qconfig("fbgemm")
+    data = [(torch.randn(3, 4), None) for _ in range(2)]
+    quantized = eager.quantize(model, eager.default_eval_fn, [data])
+    prepared = eager.prepare(model.eval())
+    eager.default_eval_fn(prepared, data)
+    assert torch.equal(quantized(data[0][0]), eager.convert(prepared)(data[0][0]))
+    assert type(model.get_submodule("module.0")) is nn.Linear
+
+
+def test_training_in_one_call_is_that_of_its_steps() -> None:
+    torch.manual_seed(0)
+    model = eager.QuantWrapper(nn.Sequential(nn.Linear(4, 4)))
+    vars(model)["qconfig"] = eager.get_default_qat_qconfig("onednn")
+    x = torch.randn(3, 4)
+    modes: list[bool] = []
+
+    def run(learning: nn.Module, batch: Tensor) -> None:
+        modes.append(learning.training)
+        learning(batch)
+
+    quantized = eager.quantize_qat(model, run, [x])
+    learning = eager.prepare_qat(model.train())
+    learning(x)
+    assert modes == [True]
+    assert torch.equal(quantized(x), eager.convert(learning.eval())(x))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quantc.errors import InputError, SaveError
 from quantc.flows.fx import (
+    PrepareCustomConfig,
     convert_fx,
     get_default_qconfig_mapping,
     prepare_fx,
@@ -83,3 +84,13 @@ def test_arguments_may_be_given_by_name() -> None:
 def test_a_prepared_model_is_not_pickled() -> None:
     with pytest.raises(SaveError, match="not pickled"):
         pickle.dumps(prepared_layers())
+
+
+def test_copies_keep_the_attributes_that_are_preserved_and_own_them() -> None:
+    model: Any = layers()
+    model.labels = ["a"]
+    custom = PrepareCustomConfig().set_preserved_attributes("labels")
+    prepared = prepare_fx(model, get_default_qconfig_mapping(), (batches()[0],), custom)
+    twin = copy.deepcopy(prepared)
+    twin.labels.append("b")
+    assert prepared.labels == ["a"]

@@ -59,7 +59,8 @@ def test_what_observers_found_is_what_the_plan_has() -> None:
     for group, names in prepared.preparation.observers.items():
         spec = next(each.outcome.spec for each in program.plan.groups if each.name == group)  # type: ignore[union-attr]
         found = program.plan.statistics[group].qparams(spec)
-        scale, zero_point = prepared.get_submodule(names[0]).calculate_qparams()
+        observer: Any = prepared.get_submodule(names[0])
+        scale, zero_point = observer.calculate_qparams()
         assert torch.equal(found.scale.reshape(-1), scale)
         assert torch.equal(found.zero_point.reshape(-1), zero_point.long())
 

@@ -122,3 +122,21 @@ def test_stand_ins_answer_for_tensors_without_numbers_alone() -> None:
     with FakeTensorMode() as mode:
         assert tuple(twin.part(mode.from_tensor(x), torch.empty(5, 4))["rows"].shape) == (4, 6)
     assert "forward" not in vars(model.part)
+
+
+def test_inputs_of_another_size_do_not_grow_with_the_batch() -> None:
+    class Second(nn.Module):
+        def forward(self, x: Tensor, table: Tensor) -> Any:
+            return table * 2
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Second()
+
+        def forward(self, x: Tensor, table: Tensor) -> Any:
+            return self.part(x, table)
+
+    found = shapes_of(Two(), (torch.randn(2, 3), torch.randn(5, 4)), {"part"})
+    assert found is not None
+    assert found["part"].results == ((5, 4),)

@@ -20,7 +20,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3))
+        self.stem: Any = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3))
         self.fc, self.w = nn.Linear(3, 3, bias=False), nn.Parameter(torch.randn(3, 3))
 
     def forward(self, x: Tensor) -> Any:
@@ -46,7 +46,7 @@ def test_norms_are_folded_into_them() -> None:
     folded = fuse_conv_bn_eval(model.stem[0], model.stem[1])
     weight, bias = found["stem_0_packed_weight_0"]
     torch.testing.assert_close(weight, folded.weight.detach())
-    torch.testing.assert_close(bias, folded.bias.detach() if folded.bias is not None else None)
+    torch.testing.assert_close(bias, folded.bias.detach())
 
 
 def test_a_layer_without_bias_has_none() -> None:

@@ -13,6 +13,7 @@ from quantc.flows.fx import (
     get_default_qconfig_mapping,
     prepare_fx,
 )
+from quantc.flows.fx.quantizer import activation_spec, quantizes_weights, weight_spec
 from quantc.flows.observers import (
     HistogramObserver,
     MinMaxObserver,
@@ -20,6 +21,14 @@ from quantc.flows.observers import (
     default_fixed_qparams_range_0to1_observer,
     default_weight_observer,
 )
+from quantc.nn.fake_quantize import FakeQuantize
+from quantc.nn.qconfig import (
+    float16_dynamic_qconfig,
+    float_qparams_weight_only_qconfig,
+    float_qparams_weight_only_qconfig_4bit,
+)
+from quantc.spec.formats import Timing
+from quantc.spec.spec import FP16_WEIGHT, INT4_WEIGHT
 from tests.support.fx_small import batches, layers, prepared_layers
 
 
@@ -47,3 +56,17 @@ def test_a_known_range_says_nothing_of_what_is_read() -> None:
     prepared = prepare_fx(model, mapping, (x,))
     prepared(x)
     assert float((convert_fx(prepared)(x) - model(x)).abs().max()) <= 1.01 / 256
+
+
+def test_observers_leave_the_range_of_the_dtype_and_fake_quantizers_cut_off() -> None:
+    reduced = QConfig(MinMaxObserver.with_args(reduce_range=True), default_weight_observer)
+    trained = QConfig(FakeQuantize.with_args(quant_min=0, quant_max=127), default_weight_observer)
+    assert (activation_spec(reduced).qmin, activation_spec(reduced).qmax) == (0, 255)
+    assert (activation_spec(trained).qmin, activation_spec(trained).qmax) == (0, 127)
+
+
+def test_weights_in_half_are_float16_and_tables_of_bytes_are_weights_alone() -> None:
+    assert weight_spec(float16_dynamic_qconfig) == FP16_WEIGHT
+    assert weight_spec(float_qparams_weight_only_qconfig).timing is Timing.WEIGHT_ONLY
+    assert weight_spec(float_qparams_weight_only_qconfig_4bit).dtype is INT4_WEIGHT.dtype
+    assert not quantizes_weights(QConfig(MinMaxObserver, PlaceholderObserver))

@@ -155,7 +155,7 @@ def test_a_backend_is_taken_as_it_is_and_nothing_is_the_flows_own() -> None:
 def test_torchs_native_config_makes_the_rules_of_the_flow() -> None:
     from torch.ao.quantization.backend_config import get_native_backend_config
 
-    backend = backend_of(get_native_backend_config())
+    backend: Any = backend_of(get_native_backend_config())
     ops = {name for rule in backend.table.rules for name in rule.name.split("-")}
     assert {"linear", "conv2d", "add", "cat", "sigmoid", "relu"} <= ops
     assert backend.known_ranges

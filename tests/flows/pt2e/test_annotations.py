@@ -131,3 +131,13 @@ def test_specs_are_known_by_their_fields() -> None:
     found = read_annotations(exported.graph)
     kinds = [type(wanted).__name__ for wanted in found.wanted.values()]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"Observed": 14, "Derived": 3, "Same": 1, "Fixed": 1}
+
+
+def test_an_operand_without_a_spec_is_left_alone() -> None:
+    module = captured(Sum(), torch.ones(2), torch.ones(2))
+    (add,) = module.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    x, y = add.all_input_nodes
+    add.meta["quantization_annotation"] = QuantizationAnnotation({x: ACT, y: None})
+    found = read_annotations(module.graph)
+    assert list(found.wanted) == [(x, add)]
+    assert found.nodes == {add}

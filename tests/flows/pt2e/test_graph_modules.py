@@ -87,8 +87,9 @@ def test_buffers_are_copied_and_parameters_only_if_they_are_trained() -> None:
 
 def test_a_tensor_that_is_held_twice_is_copied_once() -> None:
     graph, root = fx.Graph(), nn.Module()
-    root.register_buffer("a", torch.ones(2))
-    root.register_buffer("b", root.a)
+    shared = torch.ones(2)
+    root.register_buffer("a", shared)
+    root.register_buffer("b", shared)
     graph.output((graph.create_node("get_attr", "a"), graph.create_node("get_attr", "b")))
     module = fx.GraphModule(root, graph)
     owned = own_copy(module, Tensors.COPIED)

@@ -39,7 +39,8 @@ def made(tensors: Tensors = Tensors.SHARED, train: bool = False) -> tuple[Any, C
 
 
 def node(found: Correspondence, *ops: str) -> fx.Node:
-    return next(each for each in found.program.graph.nodes if is_op(each, *ops))
+    made: fx.Node = next(each for each in found.program.graph.nodes if is_op(each, *ops))
+    return made
 
 
 def test_the_program_computes_what_the_graph_does_and_leaves_it_alone() -> None:

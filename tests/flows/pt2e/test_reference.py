@@ -13,10 +13,11 @@ from quantc.flows.pt2e import (
     prepare_pt2e,
     to_program,
 )
+from quantc.ir.dialect import op_name
 from tests.support.custom_quantizer import CustomQuantizer, Network
 from tests.support.oracles import Batches, sqnr
 from tests.support.pt2e_runs import quantized
-from tests.support.pt2e_small import Net, by_name
+from tests.support.pt2e_small import Net, by_name, captured
 
 
 def test_coverage_says_what_a_quantizer_did() -> None:
@@ -52,3 +53,14 @@ def test_the_integer_form_agrees_with_the_float_one() -> None:
     targets = {str(node.target) for node in integer.graph.nodes}
     assert not [target for target in targets if "quantized_decomposed" in target]
     assert "out_dtype" in targets
+
+
+def test_a_clamp_goes_with_the_op_before_it() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(3, 4)
+    prepared = prepare_pt2e(captured(model, x), by_name("xnnpack"))
+    prepared(x)
+    program = to_program(convert_pt2e(prepared))
+    claims = {op_name(node): claim for node, claim in sorted(program.plan.claims.rows.items(), reverse=True)}
+    assert claims["relu"] == claims["linear"]
+    assert claims["relu"].root == "relu"

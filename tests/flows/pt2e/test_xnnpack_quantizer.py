@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
 from torch import nn
 
 from quantc.flows.pt2e import xnnpack_quantizer as ours
 from tests.support.pt2e_quantizers import converted, count
 
+theirs: Any = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
 X = (torch.randn(4, 6, generator=torch.Generator().manual_seed(0)),)
 
 

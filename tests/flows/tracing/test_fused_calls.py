@@ -100,3 +100,22 @@ def test_under_autocast_results_have_its_dtype_inside() -> None:
         expected = model.conv(x)
         quantized(x)
     assert seen[0].dtype is expected.dtype is torch.bfloat16
+
+
+def test_each_call_of_the_last_function_gives_a_tensor_of_its_own() -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act = nn.Conv2d(3, 4, 1), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.conv(x)
+            first, second = [self.act(y) for _ in range(2)]
+            first.add_(100)
+            return second
+
+    torch.manual_seed(0)
+    model, x = Again().eval(), images()
+    quantized = convert(calibrated(model, [(x,)]))
+    with torch.no_grad():
+        assert sqnr(model(x), quantized(x)) > 25

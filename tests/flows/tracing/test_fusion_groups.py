@@ -82,12 +82,12 @@ def test_ops_that_only_move_are_done_on_whatever_comes() -> None:
     class Moves(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.fc = nn.Linear(2, 2)
+            self.fc, self.last = nn.Linear(2, 2), nn.Linear(8, 2)
 
         def forward(self, x: Tensor) -> Any:
-            return self.fc(x).transpose(1, 2).reshape(2, -1)
+            return self.last(torch.relu(self.fc(x)).transpose(1, 2).reshape(2, -1))
 
-    assert members(made(Moves())) == {("linear",)}
+    assert members(made(Moves(), backend="qnnpack")) == {("linear", "relu"), ("linear",)}
 
 
 def test_a_result_that_is_looked_at_elsewhere_is_not_fused_away() -> None:

@@ -137,7 +137,7 @@ def test_a_module_of_the_model_is_found_by_its_path_in_the_whole() -> None:
 
 def test_weights_that_were_replaced_in_training_are_noticed() -> None:
     model = made("trained")
-    run = run_of(model)
+    run: Any = run_of(model)
     assert not run.bound.is_loose
     run.check_weights()
     model.head.weight = nn.Parameter(torch.zeros(2, 3))
