@@ -91,9 +91,10 @@ def test_weights_are_centered_where_bytes_hold_the_difference(zero_points: int, 
             symmetric(kernel, "the engine")
 
 
-def test_the_reach_of_sums_is_that_of_the_largest_products() -> None:
-    """One tap of 64 by levels up to 248 from the zero point 7, times 1, is 15872: 15 bits and a sign."""
-    layer = Layer("conv", (1, 1, 1, 1), ([1, 1], [0, 0], [1, 1], 1), FULL, bias=False)
+@pytest.mark.parametrize("zero_point", [7, 200])
+def test_the_reach_of_sums_is_that_of_the_largest_products(zero_point: int) -> None:
+    """A tap of 64 by levels up to 248 away from 7 is 15872, and up to 200 away from 200 is 12800: 14 bits and a sign."""
+    layer = Layer("conv", (1, 1, 1, 1), ([1, 1], [0, 0], [1, 1], 1), FULL, zero_point, bias=False)
     x = layer.input(1, 1, 2, 2)
     kernel = ConvFloat(layer.call(x), Ending.of(layer.call(x)))
     kernel.get_buffer("weight").fill_(-64)

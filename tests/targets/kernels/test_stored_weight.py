@@ -39,8 +39,8 @@ def test_floats_without_a_scale_are_what_they_are() -> None:
     assert torch.equal(found, half.float())
 
 
-def test_the_float_weight_is_new_memory_in_order() -> None:
-    stored = torch.randn(4, 3).t()
+@pytest.mark.parametrize("stored", [torch.ones(3, 4), torch.ones(4, 3).t()], ids=["in order", "turned"])
+def test_the_float_weight_is_new_memory_in_order(stored: Tensor) -> None:
     found = StoredWeight(stored, None, None, None, None).real()
     assert found.is_contiguous()
     found.zero_()
