@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.ir.dialect import BY_TARGET, Trait, target_name
+from quantc.ir.dialect import BY_TARGET, target_name
+from quantc.ir.op_row import Trait
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
 from quantc.patterns.match import Match

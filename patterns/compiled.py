@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quantc.errors import PatternError
-from quantc.ir.dialect import BY_TARGET, Trait, arguments, position
+from quantc.ir.dialect import BY_TARGET, arguments, position
+from quantc.ir.op_row import Trait
 from quantc.patterns.dsl import (
     AnyOf,
     Chain,

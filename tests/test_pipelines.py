@@ -89,7 +89,7 @@ def test_lowering_leaves_quantize_ops_whole() -> None:
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: pipelines.convert(reduce_range="wieghts"), "weights"),  # type: ignore[arg-type]
+        (lambda: pipelines.convert(reduce_range="weightz"), "weights"),  # type: ignore[arg-type]
         (lambda: pipelines.integer("float46"), "float64"),  # type: ignore[arg-type]
         (lambda: pipelines.integer(style="fusd"), "fused"),  # type: ignore[arg-type]
     ],

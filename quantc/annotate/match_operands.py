@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from quantc.annotate.backend import LIKE, PASS
-from quantc.ir.dialect import Trait, traits_of
+from quantc.ir.dialect import traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.site_index import operand_nodes
 
 if TYPE_CHECKING:

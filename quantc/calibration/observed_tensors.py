@@ -11,7 +11,8 @@ from collections.abc import Container, Iterator
 from torch import fx
 
 from quantc.ir.decisions import Quantize
-from quantc.ir.dialect import Trait, is_op, traits_of
+from quantc.ir.dialect import is_op, traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.plan import Group, Source
 from quantc.ir.program import Program
 from quantc.ir.site_index import Places

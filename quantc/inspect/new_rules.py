@@ -10,8 +10,9 @@ from torch._ops import OpOverload
 from quantc.annotate.quantizer import Backend
 from quantc.annotate.rule_trials import Trial
 from quantc.inspect.changes import AddRule
-from quantc.ir.dialect import Trait, argument, arguments, op_name, traits_of
+from quantc.ir.dialect import argument, arguments, op_name, traits_of
 from quantc.ir.mac_count import is_product
+from quantc.ir.op_row import Trait
 from quantc.ir.types import dtype_of
 from quantc.spec.formats import Role
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import fx
 
-from quantc.ir.dialect import Trait, argument, op_name, traits_of
+from quantc.ir.dialect import argument, op_name, traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.types import dtype_of, tensor_type
 
 SOFTMAX = frozenset({"softmax", "log_softmax", "aten._safe_softmax.default", "aten._softmax.default"})

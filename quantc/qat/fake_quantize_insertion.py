@@ -9,7 +9,8 @@ from itertools import count
 import torch
 from torch import fx, nn
 
-from quantc.ir.dialect import DROPOUTS, Trait, is_op, op_name, traits_of
+from quantc.ir.dialect import DROPOUTS, is_op, op_name, traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.plan import Group
 from quantc.ir.program import TRAINED, Program
 from quantc.ir.site_index import operand_nodes

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from quantc.ir.dialect import WEIGHTED, Trait, is_op, ops_in, traits_of
-from quantc.ir.op_row import Family
+from quantc.ir.dialect import WEIGHTED, is_op, ops_in, traits_of
+from quantc.ir.op_row import Family, Trait
 from quantc.ir.types import dtype_of
 
 STEPS = 16

@@ -16,7 +16,8 @@ from torch import fx
 
 from quantc.integer.grid import Grid, grid_of
 from quantc.integer.library import op_of
-from quantc.ir.dialect import Trait, traits_of
+from quantc.ir.dialect import traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.program import Program
 from quantc.ir.types import tensor_type
 from quantc.qdq.ops import is_dequantize, is_quantize

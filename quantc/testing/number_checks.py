@@ -11,7 +11,8 @@ from torch import Tensor
 from quantc.annotate.quantizer import LIKE
 from quantc.errors import QuantcError
 from quantc.ir.decisions import Fixed
-from quantc.ir.dialect import Trait, op_name, traits_of
+from quantc.ir.dialect import op_name, traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.program import Program
 from quantc.ir.site_index import outputs_of
 from quantc.spec.formats import PerChannel

@@ -11,7 +11,8 @@ from torch import fx
 from quantc.annotate.match_operands import Slot
 from quantc.annotate.quantizer import LIKE, PASS
 from quantc.ir.decisions import Fixed, Quantize
-from quantc.ir.dialect import WEIGHTED, Trait, op_name, traits_of
+from quantc.ir.dialect import WEIGHTED, op_name, traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.site_index import Places, outputs_of
 from quantc.ir.types import rank_of
 from quantc.spec.formats import PerChannel, Role, Scheme, Timing

@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from quantc.ir.dialect import BY_NAME, Argument, Trait, arguments, op_name, short_name
+from quantc.ir.dialect import BY_NAME, Argument, arguments, op_name, short_name
+from quantc.ir.op_row import Trait
 from quantc.ir.program import Program, Stage
 from quantc.ir.signature import Input, Signature
 from quantc.ir.types import DTYPES, TensorType, type_of_value

@@ -11,7 +11,6 @@ from torch import fx
 from quantc.errors import UnknownNameError, suggest
 from quantc.ir.plan import Group, spec_of
 from quantc.ir.program import Program
-from quantc.ir.site_index import Places
 from quantc.spec.spec import name_of
 
 FLOAT = "float"
@@ -60,7 +59,6 @@ class Decisions:
 
     def __init__(self, program: Program) -> None:
         self.plan = program.plan
-        places = Places(program)
         self.groups: dict[fx.Node, Group] = {}
         known = {(path, node.name): node for path, graph in program.graphs() for node in graph.nodes}
         for group in self.plan.groups:
@@ -68,7 +66,6 @@ class Decisions:
                 node = known.get((site.graph, site.node))
                 if site.operand is None and node is not None:
                     self.groups.setdefault(node, group)
-        self.paths = places.paths
 
     def of(self, node: fx.Node) -> Decision | None:
         """The decision about a node; None if the plan says nothing of it."""
@@ -76,7 +73,7 @@ class Decisions:
         group = self.groups.get(node)
         if claim is None and left is None and group is None:
             return None
-        spec, scale, zero_point = "", (), ()
+        spec, scale, zero_point = "", tuple[float, ...](), tuple[int, ...]()
         if group is not None:
             qparams = self.plan.qparams.get(group.name)
             spec = name_of(spec_of(group, qparams))

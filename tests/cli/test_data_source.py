@@ -75,8 +75,8 @@ def test_arrays_are_picked_by_name_or_place(tmp_path: Path) -> None:
     for inputs in (("b", "a"), (1, 0)):
         found = data(tmp_path, a=rows(2), b=rows(2) + 1, label=np.zeros(2), inputs=inputs)
         assert list(found.arrays or ()) == ["b", "a"]
-    with pytest.raises(LoadError, match="lable") as caught:
-        data(tmp_path, a=rows(2), label=np.zeros(2), inputs=("lable",))
+    with pytest.raises(LoadError, match="labelx") as caught:
+        data(tmp_path, a=rows(2), label=np.zeros(2), inputs=("labelx",))
     assert "label" in str(caught.value.advice)
 
 

@@ -77,7 +77,9 @@ def test_a_config_decides_before_the_backend() -> None:
     assert decided(program)["head:in0"] == str(Quantize(narrow))
 
 
-@pytest.mark.parametrize(("backend", "words"), [("smal", ("'smal'", "did you mean small")), (3, ("not a quantizer",))])
+@pytest.mark.parametrize(
+    ("backend", "words"), [("smalll", ("'smalll'", "did you mean small")), (3, ("not a quantizer",))]
+)
 def test_what_is_no_quantizer_is_refused(backend: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="backend") as caught:
         Annotate(backend=backend)

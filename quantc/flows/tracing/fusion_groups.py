@@ -10,7 +10,8 @@ from torch import fx
 from quantc.calibration.observed_tensors import observed_tensors
 from quantc.capture.runtime.tracing import INPUT, SeenAt
 from quantc.flows.tracing.fused_ops import CallFacts, Derived, Operand, Path, Unit, behind_put_in, is_put_in
-from quantc.ir.dialect import Trait, is_op, op_name, traits_of
+from quantc.ir.dialect import is_op, op_name, traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.plan import Part
 from quantc.ir.program import TRAINED, Program, Stage
 from quantc.ir.site_index import operand_nodes

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.ir.dialect import Trait, traits_of
+from quantc.ir.dialect import traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.program import attribute
 from quantc.ir.types import dtype_of
 from quantc.targets.kernels.int8_elementwise import BYTES, Dequantize

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.ir.dialect import Trait, argument, op_name, traits_of
+from quantc.ir.dialect import argument, op_name, traits_of
+from quantc.ir.op_row import Trait
 from quantc.ir.program import attribute
 from quantc.targets.kernels.int8_linear import Activation, Linear, OnFbgemm, OnOnednn
 from quantc.targets.kernels.kernel import Kernel
