@@ -143,9 +143,3 @@ def test_supported_operators(kind: Any) -> None:
         assert torch.ops.aten.softmax.int not in known
         assert SYMMETRIC in kind.get_supported_quantization_configs()
         assert kind.get_supported_operator_for_quantization_config(SYMMETRIC) == rows[0].operators
-
-
-# -- several at once ---------------------------------------------------------------------------------------------
-
-
-# -- back to the engine ------------------------------------------------------------------------------------------

@@ -142,6 +142,3 @@ def test_opening_and_closing_norms_keeps_the_function() -> None:
         assert close_norms(module) == 3
         module.recompile()
         assert torch.allclose(module(X), expected, atol=1e-5)
-
-
-# -- comparing ---------------------------------------------------------------------------------------------------
