@@ -15,8 +15,6 @@ from quantc.ir.dialect import (
     BY_TARGET,
     DROPOUTS,
     OPS,
-    Op,
-    Trait,
     argument,
     arguments,
     is_op,
@@ -31,6 +29,7 @@ from quantc.ir.dialect import (
     traits_of,
     writes,
 )
+from quantc.ir.op_row import Op, Trait
 
 aten = torch.ops.aten
 

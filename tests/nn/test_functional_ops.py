@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,7 +134,8 @@ def test_in_float_rounds_once_onto_the_grid_of_the_first() -> None:
 
 def test_pools_are_torchs_and_of_bytes() -> None:
     ours, theirs = both(torch.randn(1, 2, 7, 7))
-    for window in ((3,), (2, 1), ((3, 2), (2, 1), (1, 0)), (2, 2, 0, 2), (3, 2, 1, 1, True)):
+    windows: list[Any] = [(3,), (2, 1), ((3, 2), (2, 1), (1, 0)), (2, 2, 0, 2), (3, 2, 1, 1, True)]
+    for window in windows:
         assert steps_apart(max_pool2d(ours, *window), functional.max_pool2d(theirs, *window)) == 0
     with pytest.raises(DataError, match="int32"):
         max_pool2d(quantize_per_tensor(torch.randn(1, 1, 4, 4), 0.1, 0, torch.int32), 2)

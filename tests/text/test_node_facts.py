@@ -38,8 +38,9 @@ def test_a_decision_has_rule_technique_spec_and_scale(net: Program) -> None:
     assert found is not None
     assert (found.verdict, found.rule, found.quantizer, found.technique) == ("quantized", "conv", "qnnpack", "static")
     quantize = next(node for node in net.node("relu").users if "quantize" in node.name)
-    assert found.scale == (pytest.approx(quantize.args[1]),)
-    assert found.zero_point == (quantize.args[2],)
+    scale, zero_point = quantize.args[1:3]
+    assert list(found.scale) == [pytest.approx(scale)]
+    assert list(found.zero_point) == [zero_point]
     assert "uint8" in found.spec
 
 

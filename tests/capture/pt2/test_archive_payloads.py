@@ -115,7 +115,8 @@ def test_a_weight_may_be_pickled_if_it_is_a_tensor() -> None:
 
 def test_sample_inputs_are_given_back_or_absent() -> None:
     given = ((torch.ones(2), 3), {"mask": {"k": [None, True]}})
-    args, kwargs = sample_inputs(members({SAMPLES: pickled(given)}), "model") or ((), {})
+    found: Any = sample_inputs(members({SAMPLES: pickled(given)}), "model")
+    args, kwargs = found
     assert (args[0].tolist(), args[1], kwargs) == ([1.0, 1.0], 3, {"mask": {"k": [None, True]}})
     assert sample_inputs(members({SAMPLES: b""}), "model") is None
 

@@ -151,7 +151,7 @@ def test_reflected_operators_swap_their_operands() -> None:
 
 @pytest.mark.parametrize("name", RENAMED)
 def test_aliases_are_other_names_of_the_same_function(name: str) -> None:
-    op = packet(name)
+    op: Any = packet(name)
     assert op is getattr(aten, RENAMED[name])
     if name.startswith("concat"):
         assert torch.equal(op([X, X]), getattr(torch, name)([X, X]))

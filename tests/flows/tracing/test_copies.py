@@ -24,10 +24,11 @@ class Keeps(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         self.calls += 1
-        self.last = self.norm(self.fc(x))
-        self.kept.append(self.last)
+        made: Tensor = self.norm(self.fc(x))
+        self.last = made
+        self.kept.append(made)
         self.extra = "made in a call"
-        return self.last
+        return made
 
 
 X = torch.tensor([[1.0, 2.0], [3.0, 5.0]])

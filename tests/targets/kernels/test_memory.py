@@ -72,7 +72,7 @@ def test_packed_tensors_count_wherever_they_are_and_once() -> None:
 def test_a_packed_weight_that_torch_hides_is_taken_for_as_large_as_the_plain_one() -> None:
     levels = torch.zeros(5, 4, dtype=torch.int8)
     torch.backends.quantized.engine = "fbgemm"
-    weight = torch._make_per_tensor_quantized_tensor(levels, 1.0, 0)
+    weight = torch._make_per_tensor_quantized_tensor(levels, 1.0, 0)  # pyright: ignore[reportPrivateImportUsage]
     kernel = Holding(weight=levels, multiplier=torch.ones(5))
     kernel._packed = (torch.ops.quantized.linear_prepack(weight, None),)
     assert measured(kernel).packed == 20

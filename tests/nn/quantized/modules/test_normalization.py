@@ -12,7 +12,7 @@ from quantc.nn import quantize_per_tensor, quantized
 from tests.support.nn_cases import steps_apart
 
 NORMS: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "LayerNorm": (lambda: nn.LayerNorm((3, 4), eps=0.01), (2, 3, 4)),
+    "LayerNorm": (lambda: nn.LayerNorm([3, 4], eps=0.01), (2, 3, 4)),
     "GroupNorm": (lambda: nn.GroupNorm(3, 6, eps=0.01), (2, 6, 4)),
     "InstanceNorm1d": (lambda: nn.InstanceNorm1d(6, affine=True), (2, 6, 5)),
     "InstanceNorm2d": (lambda: nn.InstanceNorm2d(6), (2, 6, 4, 4)),
