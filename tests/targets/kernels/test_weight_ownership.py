@@ -59,8 +59,15 @@ def test_a_weight_that_is_packed_is_released_and_comes_back_bit_for_bit() -> Non
     assert program.root.get_buffer("w").is_meta, "only the copy has it again"
 
 
+class Sharing(Scaling):
+    """Gives its packed weight itself back."""
+
+    def unpack(self, packed: Any) -> dict[str, Tensor]:
+        return {"weight": packed}
+
+
 def test_what_comes_back_is_a_copy_of_its_own() -> None:
-    program, kernel, holdings = held(torch.ones(3))
+    program, kernel, holdings = held(torch.ones(3), Sharing)
     kernel(X)
     holdings.release()
     holdings.whole().root.get_buffer("w").zero_()
