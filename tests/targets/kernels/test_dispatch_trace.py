@@ -117,7 +117,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "chance": (lambda x: [torch.rand_like(x)], "at random"),
     "memory of an input": (lambda x: [torch.empty(0).set_(x.untyped_storage(), 0, (3,), (1,))], "memory of an input"),
     "no tensor": (lambda x: [3], "other things than tensors"),
-    "a branch": (lambda x: [torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))], "no op of tensors"),
 }
 
 
