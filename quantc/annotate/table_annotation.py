@@ -269,7 +269,7 @@ class TableAnnotation:
         if own is None or setting is None:
             return own
         if isinstance(setting.use, Float):
-            return Float(str(setting))
+            return Float(f"{setting.use.reason} (rule {setting.rule})")
         request = ConfigRequest(self.backend, node, value, setting)
         return request.granted(own, setting.use, self.annotator.program, self.refused)
 
