@@ -313,8 +313,9 @@ def op_name(node: fx.Node) -> str:
 
 def row_of(node: Any) -> Op | None:
     """The row of a call of a canonical op."""
-    is_call = isinstance(node, fx.Node) and isinstance(node.target, OpOverload)
-    return BY_TARGET.get(node.target) if is_call else None
+    if not isinstance(node, fx.Node) or not isinstance(node.target, OpOverload):
+        return None
+    return BY_TARGET.get(node.target)
 
 
 def traits_of(node: fx.Node) -> frozenset[Trait]:
@@ -324,9 +325,7 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
 
 def is_op(node: Any, *names: str) -> bool:
     """True if `node` is a call of one of the named canonical ops."""
-    if not isinstance(node, fx.Node) or not isinstance(node.target, OpOverload):
-        return False
-    row = BY_TARGET.get(node.target)
+    row = row_of(node)
     return row is not None and row.name in names
 
 
