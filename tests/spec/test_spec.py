@@ -131,7 +131,7 @@ def test_specs_cannot_be_changed_in_place() -> None:
 
 
 def test_text_that_is_no_spec_is_refused() -> None:
-    with pytest.raises(SpecError, match="no spec named INT88"):
+    with pytest.raises(SpecError, match="unknown spec INT88"):
         QuantSpec.parse("INT88")
     with pytest.raises(SpecError, match="is not a spec"):
         QuantSpec.parse("int8,int4")
