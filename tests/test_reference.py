@@ -317,9 +317,9 @@ def test_sums_that_32_bits_might_not_hold_are_refused() -> None:
 
 def test_a_multiplier_that_there_is_not() -> None:
     x = torch.ones(1, 2, dtype=torch.int8)
-    with pytest.raises(DataError, match="no multiplier of the form 'Fixed'"):
+    with pytest.raises(DataError, match="unknown multiplier of the form 'Fixed'"):
         quantized_linear(x, 0.1, 0, x, 0.1, 0, None, 0.1, 0, multiplier="Fixed")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="no multiplier of the form 'Fixed'"):
+    with pytest.raises(DataError, match="unknown multiplier of the form 'Fixed'"):
         quantized_add(x, 0.1, 0, x, 0.1, 0, 0.1, 0, multiplier="Fixed")  # type: ignore[arg-type]
 
 

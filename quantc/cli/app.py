@@ -428,7 +428,7 @@ def ops(
 
 
 app.command()(report_errors(compare))
-app.command()(report_errors(check_backend))
+app.command("check-backend")(report_errors(check_backend))
 app.command()(report_errors(bench))
 
 

@@ -50,7 +50,7 @@ def artifact_of(path: Path) -> str | None:
         raise ConfigError(
             f"quantc writes no {ending} files",
             where=str(path),
-            advice=f"give a name that ends in {' or '.join(suffixes())}, or in .qc for the program, which qc.load reads",
+            advice=f"give a name that ends in {' or '.join(sorted(suffixes()))}, or in .qc for the program, which qc.load reads",
         )
     return suffixes().get(ending)
 

@@ -111,7 +111,7 @@ def test_an_exported_file_with_data(folder: Path) -> None:
         (("bench_models:training",), 1, "eval()"),
         (("bench_models:named",), 1, "tuples"),
         (("--rounds", "0"), 2, "rounds"),
-        (("nowhere.pt2",), 1, "no file"),
+        (("nowhere.pt2",), 1, "no such file:"),
     ],
 )
 def test_what_is_refused(folder: Path, args: tuple[str, ...], code: int, said: str) -> None:

@@ -38,6 +38,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "run": ("canonicalise", "refused_models:plain"),
     "explain": ("refused_models:plain", "no_such_node"),
     "verify": ("missing.pt2",),
+    "check-backend": ("toaster",),
     "compare": ("refused_models:plain", "missing.qc"),
     "bench": ("--model", "no-such-model"),
 }
