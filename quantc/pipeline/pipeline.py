@@ -109,6 +109,7 @@ class Pipeline:
         unchanged.
         """
         check_start(self.passes, program)
+        hooks = tuple(hooks)
         for index, pass_ in enumerate(self.passes):
             try:
                 _run_one(pass_, program, hooks)

@@ -156,8 +156,16 @@ def register_target(target: Target) -> Target:
 
 
 def suffixes() -> dict[str, str]:
-    """Targets by the ending of the files they write."""
-    return {target.suffix: name for name, target in TARGETS.usable() if target.suffix}
+    """Targets by the ending of the files they write. PluginError if two write the same."""
+    found: dict[str, str] = {}
+    for name, target in TARGETS.usable():
+        if target.suffix and (other := found.setdefault(target.suffix, name)) != name:
+            raise PluginError(
+                f"targets {other} and {name} both write {target.suffix} files",
+                where=f"provided by {TARGETS.provider(other)} and {TARGETS.provider(name)}",
+                advice="give one of them another ending, or uninstall it",
+            )
+    return found
 
 
 def check_invariants(program: Program, target: Target) -> None:

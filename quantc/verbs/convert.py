@@ -55,6 +55,7 @@ def convert(
     `qc.pipelines.integer()`. `hooks` are called around every pass: see `qc.hooks`.
     """
     check_form(to)
+    hooks = tuple(hooks)
     integer = pipelines.integer(multiplier, style)
     if to == "qdq" and (multiplier, style) != ("float64", "fused"):
         raise QuantcError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from quantc.errors import ConfigError, UnknownNameError, suggest
 from quantc.ir.finite_inputs import check_has_numbers
 from quantc.ir.program import Program
-from quantc.targets.target import TARGETS, suffixes
+from quantc.targets.target import TARGETS, check_invariants, suffixes
 
 if TYPE_CHECKING:
     from quantc.targets.executorch.artifact import Pte
@@ -83,6 +83,8 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     _check_options(function, target, options)
     if isinstance(program, Program):
         check_has_numbers(program.name, program.root, ())
+        if target in TARGETS:
+            check_invariants(program, TARGETS[target])
     made = function(program, **options)
     if target in TARGETS:
         TARGETS[target].check_artifact(made)

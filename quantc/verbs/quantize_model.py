@@ -105,6 +105,7 @@ def quantize(
     """
     _check_mode(mode)
     check_form(to)
+    hooks = tuple(hooks)
     steps = Steps()
     converting = {"to": to, "multiplier": multiplier, "style": style, "reduce_range": reduce_range}
     rest: Any = {

@@ -148,3 +148,20 @@ def test_fields_that_mean_nothing_are_refused(fields: dict[str, Any]) -> None:
 def test_a_target_by_another_name_is_refused() -> None:
     with pytest.raises(PluginError, match="named 'npu'"):
         TARGETS.register("tpu", Target("npu", instructions))
+
+
+def test_two_targets_may_not_write_the_same_files(npu: Target) -> None:
+    register_target(Target("npv", instructions, suffix=npu.suffix))
+    try:
+        with pytest.raises(PluginError, match=r"npu and npv both write \.npu files"):
+            suffixes()
+    finally:
+        TARGETS.forget("npv")
+
+
+def test_lowering_holds_the_invariants_too(npu: Target) -> None:
+    TARGETS.forget(npu.name)
+    converted = qc.convert(prepared(1e4))
+    register_target(npu)
+    with pytest.raises(InvariantError, match="scales are at most 1"):
+        qc.lower(converted, npu.name)
