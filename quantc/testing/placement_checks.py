@@ -20,8 +20,6 @@ from quantc.testing.conformance import Fault
 from quantc.testing.qdq_formats import Form, argument_names, forms, read_form, yielded_form
 from quantc.testing.trial import Trial
 
-"""Products of an activation, a weight `w` and a bias `b`."""
-
 
 def operands(trial: Trial) -> list[Fault] | None:
     """Weights are constants and have the role of weights, biases that of biases."""
