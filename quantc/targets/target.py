@@ -11,7 +11,7 @@ those of other packages come through one door, the entry-point group `quantc.tar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
@@ -168,21 +168,20 @@ def suffixes() -> dict[str, str]:
     return found
 
 
-def check_invariants(program: Program, target: Target) -> None:
-    """InvariantError, naming the sites, if a converted program breaks an invariant of its target."""
-    broken = [
-        f"{program.describe(node)}: {why} ({each.name})"
-        for each in target.invariants
-        for node, why in _faults(each, program)
-    ]
-    if broken:
-        more = f"; and {len(broken) - MAX_SHOWN} more" if len(broken) > MAX_SHOWN else ""
-        raise InvariantError(
-            f"{program.name} cannot be run by {target.name}: {broken[0]}",
-            where="; ".join(broken[:MAX_SHOWN]) + more,
-            advice=f"leave these ops float (config.set_node(..., qc.FLOAT)), or mend the rules of backend {target.name}",
-        )
-
-
-def _faults(invariant: Invariant, program: Program) -> Iterator[tuple[fx.Node, str]]:
-    yield from invariant.faults(program)
+def check_invariants(program: Program, *others: Target) -> None:
+    """InvariantError, naming the sites, if a converted program breaks an invariant of a target: of those that have the
+    names of the quantizers that claimed its nodes, and of `others`."""
+    claimed = {claim.quantizer for claim in program.plan.claims.rows.values()}
+    for target in dict.fromkeys((*(TARGETS[name] for name in sorted(claimed) if name in TARGETS), *others)):
+        broken = [
+            f"{program.describe(node)}: {why} ({each.name})"
+            for each in target.invariants
+            for node, why in each.faults(program)
+        ]
+        if broken:
+            more = f"; and {len(broken) - MAX_SHOWN} more" if len(broken) > MAX_SHOWN else ""
+            raise InvariantError(
+                f"{program.name} cannot be run by {target.name}: {broken[0]}",
+                where="; ".join(broken[:MAX_SHOWN]) + more,
+                advice=f"leave these ops float (config.set_node(..., qc.FLOAT)), or mend the rules of backend {target.name}",
+            )

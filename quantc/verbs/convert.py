@@ -16,7 +16,7 @@ from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
 from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.pipelines import Style
 from quantc.support.gc_pause import paused_collector
-from quantc.targets.target import TARGETS, check_invariants
+from quantc.targets.target import check_invariants
 from quantc.verbs.prepare import check_stage
 from quantc.verify.finite_constants import refuse_unsound
 
@@ -74,9 +74,7 @@ def convert(
     check_has_plan(prepared, "convert")
     with paused_collector():
         converted = _converted(prepared, reduce_range, hooks)
-        quantizer = prepared.plan.quantizer
-        if quantizer is not None and quantizer.name in TARGETS:
-            check_invariants(converted, TARGETS[quantizer.name])
+        check_invariants(converted)
         return integer.run(converted, hooks) if to == "integer" else converted
 
 

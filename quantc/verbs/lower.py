@@ -83,11 +83,12 @@ def lower(program: Program | Lowered, target: str, **options: Any) -> Any:
     _check_options(function, target, options)
     if isinstance(program, Program):
         check_has_numbers(program.name, program.root, ())
-        if target in TARGETS:
-            check_invariants(program, TARGETS[target])
+    declared = [TARGETS[target]] if target in TARGETS else []
+    if isinstance(program, Program):
+        check_invariants(program, *declared)
     made = function(program, **options)
-    if target in TARGETS:
-        TARGETS[target].check_artifact(made)
+    for each in declared:
+        each.check_artifact(made)
     return made
 
 

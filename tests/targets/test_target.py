@@ -165,3 +165,11 @@ def test_lowering_holds_the_invariants_too(npu: Target) -> None:
     register_target(npu)
     with pytest.raises(InvariantError, match="scales are at most 1"):
         qc.lower(converted, npu.name)
+
+
+def test_one_of_several_backends_has_its_invariants_held(npu: Target) -> None:
+    x = torch.rand(4, 6) * 1e4
+    program = qc.prepare(qc.capture(nn.Sequential(nn.Linear(6, 3), nn.ReLU()).eval(), (x,)), [NPU, "x86"])
+    qc.calibrate(program, [(x,)])
+    with pytest.raises(InvariantError, match=npu.name):
+        qc.convert(program)
