@@ -158,10 +158,11 @@ def _nest(boxes: list[tuple[tuple[str, ...], str]], prefix: str, depth: int = 0)
 
 
 def _box(path: str, node: fx.Node, decision: Decision | None) -> str:
+    names = {value: name for name, value in operands(node) if isinstance(value, fx.Node)}
     constants = [
-        f"{name} = {_type_text(value) or '?'}"
-        for name, value in operands(node)
-        if isinstance(value, fx.Node) and value.op == "get_attr"
+        f"{names.get(value, value.name)} = {_type_text(value) or '?'}"
+        for value in node.all_input_nodes
+        if value.op == "get_attr"
     ]
     label = [node.name, operation(node), _type_text(node), *constants]
     style = ""

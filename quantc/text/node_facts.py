@@ -99,6 +99,8 @@ def select(program: Program, only: str | None) -> frozenset[fx.Node] | None:
     """
     if only is None:
         return None
+    if not only:
+        raise UnknownNameError("unknown module or range ''", advice="leave only= out for the whole program")
     first, dots, last = only.partition("..")
     found = set(_between(program, first, last) if dots else _of_module(program, only))
     if not found:
@@ -118,10 +120,13 @@ def _of_module(program: Program, path: str) -> Iterator[fx.Node]:
 
 def _between(program: Program, first: str, last: str) -> Iterator[fx.Node]:
     begin, end = program.node(first), program.node(last)
-    inside = False
-    for node in begin.graph.nodes:
-        inside = inside or node is begin
-        if inside:
-            yield node
-        if node is end:
-            return
+    if begin.graph is not end.graph or end < begin:
+        raise UnknownNameError(
+            f"unknown range {first!r}..{last!r}: {last} does not come after {first} in one graph",
+            advice="name two nodes of one graph in their order",
+        )
+    node = begin
+    while node is not end:
+        yield node
+        node = node.next
+    yield end

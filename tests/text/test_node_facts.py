@@ -102,3 +102,23 @@ def test_a_part_that_is_not_there(net: Program) -> None:
         select(net, "stam")
     with pytest.raises(UnknownNameError, match="nowhere"):
         select(net, "relu..nowhere")
+
+
+@pytest.mark.parametrize("only", ["erf..linear", ""])
+def test_parts_that_make_no_sense_are_refused(net: Program, only: str) -> None:
+    with pytest.raises(UnknownNameError, match="unknown"):
+        net.dump("text", only=only)
+
+
+def test_dot_shows_constants_in_lists_and_in_results() -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k, self.w = nn.Parameter(torch.ones(1, 2)), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.cat([x, self.k]), self.w
+
+    text = qc.capture(Kept().eval(), (torch.ones(2, 2),)).dump("dot")
+    assert "k = f32[1,2]" in text
+    assert "w = f32[3]" in text
