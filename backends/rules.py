@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from quantc.backends import masks
 from quantc.ir.decisions import Fixed
 from quantc.ir.dialect import RANGES, argument, ops_in
-from quantc.ir.op_row import Family
+from quantc.ir.op_row import Family, byte_grid
 from quantc.ir.types import tensor_type
 from quantc.passes.decompose_attention import DecomposeAttention
 from quantc.passes.decompose_einsum import DecomposeEinsum
@@ -86,7 +86,6 @@ def taken_apart(products: Offer = Offer.YES) -> tuple[Pass, ...]:
     return DecomposeAttention(products=products), DecomposeEinsum(), FoldConstants()
 
 
-LEVELS = 256
 RANGE_ROLES: Mapping[tuple[float, float], str] = {(0.0, 1.0): "unit", (-1.0, 1.0): "signed-unit"}
 """The roles of results with a range of their own."""
 
@@ -99,8 +98,9 @@ def ranged(role: str) -> tuple[str, ...]:
 def known_ranges(spec: QuantSpec) -> dict[str, Fixed]:
     """Roles of results with a fixed range: `unit` is 0..1, `signed-unit` -1..1."""
     return {
-        role: Fixed((high - low) / LEVELS, spec.qmin + round(-low * LEVELS / (high - low)), spec)
-        for (low, high), role in RANGE_ROLES.items()
+        role: Fixed(scale, spec.qmin + zero_point, spec)
+        for ends, role in RANGE_ROLES.items()
+        for scale, zero_point in [byte_grid(*ends)]
     }
 
 

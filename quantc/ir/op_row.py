@@ -70,6 +70,12 @@ MOVES = (
 """Families that move elements and do nothing else."""
 
 
+def byte_grid(low: float, high: float) -> tuple[float, int]:
+    """The scale and the zero point of a range in 256 levels that begin at 0."""
+    scale = (high - low) / 256
+    return scale, round(-low / scale)
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One canonical op. `operands` names the leading arguments; the others keep their ATen names."""

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from quantc.errors import DataError
 from quantc.ir.dialect import RANGES
+from quantc.ir.op_row import byte_grid
 from quantc.nn.quantized_tensor import BYTES, QuantizedTensor, check_quantized, quantize_per_tensor
 from quantc.targets.kernels.int8_pools import MaxPool
 from quantc.targets.kernels.packing import BYTEWISE, as_quantized, hush
@@ -37,9 +38,7 @@ POINTWISE: dict[str, Function] = {
     "threshold": functional.threshold,
 }
 """Functions of one number."""
-FIXED: dict[str, tuple[float, int]] = {
-    name: ((high - low) / 256, round(-low * 256 / (high - low))) for name, (low, high) in RANGES.items()
-}
+FIXED: dict[str, tuple[float, int]] = {name: byte_grid(*ends) for name, ends in RANGES.items()}
 """The grids of results whose range is known, for uint8. Other functions stay on the grid of what they read."""
 
 
