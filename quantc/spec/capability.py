@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from quantc.spec.formats import DType, Role, Scheme, Timing
-from quantc.spec.spec import QuantSpec
+from quantc.spec.spec import FLOAT32_DIGITS, POWER_OF_TWO, QuantSpec
 from quantc.support.validated import Frozen
 
 
@@ -24,10 +24,15 @@ class Capability(Frozen, frozen=True):
     qmax: int | None = None
     min_eps: float = 0.0
     """The smallest scale the kernels take."""
+    scale_bits: int = FLOAT32_DIGITS
+    """The most significant bits of a scale: 1 if scales must be powers of two."""
+    observes: tuple[str, ...] = ()
+    """The observations that may find the range, by name; empty for all."""
 
     @staticmethod
     def of(spec: QuantSpec) -> Capability:
-        """The capability for a spec and its like: same format and granularity, any range within its own, any scale."""
+        """The capability for a spec and its like: same format and granularity, any range within its own, scales of
+        as many bits at most."""
         return Capability(
             role=spec.role,
             dtypes=(spec.dtype,),
@@ -36,6 +41,7 @@ class Capability(Frozen, frozen=True):
             timings=(spec.timing,),
             qmin=spec.qmin,
             qmax=spec.qmax,
+            scale_bits=spec.scale_bits,
         )
 
     def refusals(self, spec: QuantSpec) -> list[str]:
@@ -53,8 +59,18 @@ class Capability(Frozen, frozen=True):
                 low <= spec.qmin and spec.qmax <= high
             ),
             f"the smallest scale (eps) must be at least {self.min_eps!r}, not {spec.eps!r}": spec.eps >= self.min_eps,
+            f"scales must {_bits(self.scale_bits)}, not {_bits(spec.scale_bits)} (scale_bits)": (
+                spec.scale_bits <= self.scale_bits
+            ),
+            f"the range must be found by {' or '.join(self.observes)}, not {spec.observe.name} (observe)": (
+                not self.observes or spec.observe.name in self.observes
+            ),
         }
         return [text for text, fits in checks.items() if not fits]
+
+
+def _bits(count: int) -> str:
+    return "be powers of two" if count == POWER_OF_TWO else f"have {count} significant bits"
 
 
 def _listed(values: tuple[DType | Scheme | Timing, ...]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from quantc.errors import DataError
 from quantc.spec.formats import DType, PerChannel, PerGroup, PerTensor, PerToken, Scheme
 from quantc.spec.granularity import extremes, group_view, normal_axis
-from quantc.spec.spec import FLOAT32_DIGITS, QuantSpec
+from quantc.spec.spec import FLOAT32_DIGITS, POWER_OF_TWO, QuantSpec
 
 BIAS_LIMIT = 2**30
 """The largest quantized bias: half of the accumulator's range."""
@@ -79,11 +79,13 @@ def qparams_of_sound_range(low: Tensor, high: Tensor, spec: QuantSpec) -> QParam
 
 
 def to_significant_bits(scale: Tensor, bits: int) -> Tensor:
-    """Scales rounded to the nearest float32 number of `bits` significant bits."""
+    """Scales rounded to the nearest float32 number of `bits` significant bits; a power of two is rounded up, since the
+    nearest could cut off a third of the range."""
     if bits >= FLOAT32_DIGITS:
         return scale
     mantissa, exponent = torch.frexp(scale)
-    return torch.ldexp(torch.round(mantissa * 2.0**bits), exponent - bits)
+    whole = torch.ceil if bits == POWER_OF_TWO else torch.round
+    return torch.ldexp(whole(mantissa * 2.0**bits), exponent - bits)
 
 
 def middle(spec: QuantSpec) -> int:

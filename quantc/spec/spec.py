@@ -35,6 +35,8 @@ FLOAT32_EPS = 2.0**-23
 
 SMALLEST_SCALE = 2.0**-126
 FLOAT32_DIGITS = 24
+POWER_OF_TWO = 1
+"""Significant bits of a power of two."""
 
 OBSERVE_CHECKS: list[Callable[[str, Mapping[str, Option]], str | None]] = []
 """Checks that give the reason why a spec cannot name an observation with these options, or None. The registry of
@@ -105,7 +107,8 @@ class QuantSpec(Frozen, frozen=True):
     eps: float = Field(default_factory=lambda known: _derived(known)["eps"])
     """The smallest scale: 2^-12, and float32's epsilon for weights."""
     scale_bits: Annotated[StrictInt, Field(ge=1, le=FLOAT32_DIGITS)] = FLOAT32_DIGITS
-    """Significant bits of a scale: 24 is float32, 8 is bfloat16. Files keep 8 bits and fewer in two bytes."""
+    """Significant bits of a scale: 24 is float32, 8 is bfloat16. Files keep 8 bits and fewer in two bytes. 1 is a power of
+    two, the next that keeps the range; other scales are rounded to the nearest."""
     observe: Annotated[Observe, BeforeValidator(_observe)] = DEFAULT_OBSERVE
 
     @field_validator("eps")

@@ -61,3 +61,13 @@ def test_roles_and_techniques_come_first() -> None:
     assert refusal((), INT8) == "it quantizes nothing, not act"
     both = (ACT, Capability(role=Role.ACT, dtypes=(DType.INT4,), timings=(Timing.STATIC,)))
     assert refusal(both, INT8_DYNAMIC) == "timing must be static, not dynamic"
+
+
+def test_scales_and_observations_can_be_constrained() -> None:
+    powers = Capability(role=Role.ACT, dtypes=(DType.INT8,), scale_bits=1, observes=("minmax",))
+    assert powers.refusals(INT8.but(scale_bits=1)) == []
+    (bits,) = powers.refusals(INT8)
+    assert bits == "scales must be powers of two, not have 24 significant bits (scale_bits)"
+    (observed,) = powers.refusals(INT8.but(scale_bits=1, observe="histogram"))
+    assert observed == "the range must be found by minmax, not histogram (observe)"
+    assert Capability.of(INT8.but(scale_bits=1)).scale_bits == 1

@@ -26,6 +26,7 @@ from quantc.spec.numerics import (
     multiplier,
     qparams_from_range,
     qparams_of,
+    qparams_of_sound_range,
     quantize,
     quantize_bias,
     requantize,
@@ -384,3 +385,12 @@ assert meta.dtype == torch.int8 and meta.shape == x.shape
 def test_the_ops_are_defined_here_where_torch_defines_none() -> None:
     done = subprocess.run([sys.executable, "-c", FALLBACK], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@given(st.floats(2.0**-20, 2.0**20, width=32))
+def test_powers_of_two_are_rounded_up_so_that_the_range_is_kept(high: float) -> None:
+    spec = INT8.but(scheme="symmetric", scale_bits=1, eps=2.0**-60)
+    exact = qparams_of_sound_range(torch.tensor(-high), torch.tensor(high), spec.but(scale_bits=24)).scale
+    found = qparams_of_sound_range(torch.tensor(-high), torch.tensor(high), spec).scale
+    assert torch.frexp(found).mantissa == 0.5
+    assert exact <= found < 2 * exact
