@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from quantc.inspect.coverage import Coverage
     from quantc.inspect.explain import NodeExplanation
+    from quantc.rewrite.partition import Partition
     from quantc.text.diff import Diff
 
 MAX_REASONS = 8
@@ -466,6 +467,20 @@ class Program(GraphTree):
         save(self, path)
 
     # -- inspecting (each is a module of its own; these are the doors) ---------------------------------------
+
+    def slice(self, part: str | Iterable[fx.Node | str]) -> Program:
+        """A part as a Program, on copies of its tensors: a module by its path, or nodes of the top graph. Its inputs and
+        outputs are the values that cross its boundary."""
+        from quantc.rewrite.partition import slice_program
+
+        return slice_program(self, part)
+
+    def partition(self, claimed: Callable[[fx.Node], bool] | str | Iterable[fx.Node | str] | None = None) -> Partition:
+        """Regions of claimed nodes, each a Program, and the host, which computes the rest and calls them. Claimed are by
+        default the nodes that a quantizer has claimed."""
+        from quantc.rewrite.partition import partition_program
+
+        return partition_program(self, claimed)
 
     def dump(self, format: DumpFormat = "text", *, only: str | None = None) -> str:  # noqa: A002 - as users know it
         """The Program as text. "text" parses back with `quantc.parse`. `only` prints a part: a module by its path, or
