@@ -10,7 +10,7 @@ from torch import fx
 from quantc.annotate.left_float import why_not_quantized
 from quantc.integer.grid import grid_of
 from quantc.integer.lowerings.requantize import requantize
-from quantc.integer.match_lowering import Curves, MultiplierForm, NotIntegerError, Task
+from quantc.integer.match_lowering import Curves, NotIntegerError, Task
 from quantc.integer.qdq_decomposition import open_boundaries
 from quantc.integer.semantics import semantics_of
 from quantc.ir.program import Program, Stage
@@ -18,6 +18,7 @@ from quantc.passes.eliminate_dead import EliminateDead
 from quantc.pipeline.pipeline import Outcome, Pass, Preserves
 from quantc.qdq.ops import is_quantize
 from quantc.rewrite.constant_order import forget_unread
+from quantc.spec.arithmetic import EXACT, Arithmetic, MultiplierChoice
 from quantc.spec.formats import Timing
 
 Boundaries = Literal["spelled", "whole"]
@@ -27,11 +28,11 @@ class LowerInteger(Pass):
     """Lower every quantized op to integer arithmetic.
 
     The table of the integer form (docs/integer-form.md) defines each op: exact sums in int32, then one rounding in
-    float64 onto the grid of the result. Ops without an integer form stay as dequantize, op, quantize, with the quantize
+    float64 onto the grid of the result; or as the plan has it of the target, its `arithmetic`. Ops without an integer form stay as dequantize, op, quantize, with the quantize
     and dequantize ops decomposed to ATen; `coverage()` lists them with the reason.
 
-    `multiplier` is the form in which accumulators are requantized: "float64", or "fixed" with a 32-bit mantissa and a
-    shift.
+    `multiplier` is the form in which accumulators are requantized: "float64", "fixed" with a 32-bit mantissa and a
+    shift, or "shift" alone; "target" is that of the target.
     """
 
     name: ClassVar[str] = "lower-integer"
@@ -40,7 +41,7 @@ class LowerInteger(Pass):
     before: ClassVar[Stage | None] = Stage.LOWERED
     preserves: ClassVar[Preserves] = Preserves.NOTHING
 
-    multiplier: MultiplierForm = "float64"
+    multiplier: MultiplierChoice = "target"
     curves: Curves = "exact"
     """Activations after products that are no clamps: "exact" tables of steps, or "float" as they are."""
     boundaries: Boundaries = "spelled"
@@ -51,32 +52,40 @@ class LowerInteger(Pass):
         notes: list[str] = []
         found, reasons = matches(program), why_not_quantized(program)
         for nodes in found:
-            task = Task(program, nodes, self.multiplier, self.curves)
+            task = Task(program, nodes, self.arithmetic(program, nodes[0]), self.curves)
             reason = lower(task)
             written += reason is None
             notes += task.notes
             if reason is not None:
                 reasons |= dict.fromkeys(nodes, reason)
-        _rescale(program, self.multiplier)
+        self._rescale(program)
         _note_float(program, {node for nodes in found for node in nodes}, reasons)
         EliminateDead().run(program)  # replaced ops need not be decomposed
         opened = open_boundaries(program) if self.boundaries == "spelled" else 0
         forget_unread(program)
         return Outcome(written + opened > 0, (f"{written} matches compute on integers", *dict.fromkeys(notes)))
 
+    def arithmetic(self, program: Program, node: fx.Node) -> Arithmetic:
+        """Arithmetic of the target whose quantizer claimed a node, with the multiplier that was asked for."""
+        claim = program.plan.claims.get(node)
+        found = EXACT if claim is None else program.plan.arithmetic.get(claim.quantizer, EXACT)
+        return found if self.multiplier == "target" else found.model_copy(update={"multiplier": self.multiplier})
 
-def _rescale(program: Program, multiplier: MultiplierForm) -> None:
-    """Where integers are dequantized only to be quantized to another grid, bring them there as integers."""
-    for node in [node for node in program.nodes() if is_quantize(node)]:
-        task = Task(program, (node,), multiplier)
-        source = task.maybe_quantized(node.args[0])
-        grid = grid_of(program, node)
-        if source is None or grid is None or not (source.grid.is_whole and grid.is_whole):
-            continue
-        if grid.equals(source.grid):
-            program.forward(node, source.node)
-        else:
-            task.stand_in(node, requantize(task, source, grid))
+    def _rescale(self, program: Program) -> None:
+        """Where integers are dequantized only to be quantized to another grid, bring them there as integers."""
+        for node in [node for node in program.nodes() if is_quantize(node)]:
+            task = Task(program, (node,))
+            source, grid = task.maybe_quantized(node.args[0]), grid_of(program, node)
+            if source is None or grid is None or not (source.grid.is_whole and grid.is_whole):
+                continue
+            if grid.equals(source.grid):
+                program.forward(node, source.node)
+                continue
+            task.arithmetic = self.arithmetic(program, source.node)
+            try:
+                task.stand_in(node, requantize(task, source, grid))
+            except NotIntegerError:
+                continue  # it stays as dequantize, quantize
 
 
 def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, str]) -> None:
@@ -96,7 +105,7 @@ def _note_float(program: Program, claimed: set[fx.Node], reasons: dict[fx.Node, 
 def lower(task: Task) -> str | None:
     """Lower one match to integers; the reason if it stays in float."""
     claim = task.program.plan.claims.get(task.core)
-    row = semantics_of(task.core, Timing.STATIC if claim is None else claim.timing)
+    row = semantics_of(task.core, Timing.STATIC if claim is None else claim.timing, task.arithmetic.semantics)
     if row is None:
         is_stored = claim is not None and claim.timing is Timing.WEIGHT_ONLY
         return "only its weight is quantized" if is_stored else "it has no integer form"

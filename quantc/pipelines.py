@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 from quantc.annotate.quantizer import Quantizer, finishing_passes, quantizer_of
 from quantc.config.config import QuantConfig
 from quantc.errors import QuantcError, suggest
-from quantc.integer.match_lowering import MultiplierForm
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.pipeline.pipeline import Pass, Pipeline
+from quantc.spec.arithmetic import MultiplierChoice
+from quantc.targets.target import TARGETS
 
 
 def inference() -> Pipeline:
@@ -68,19 +69,18 @@ def convert(backend: Any = None, reduce_range: RangeReduction = "auto") -> Pipel
 Style = Literal["fused", "decomposed"]
 
 
-def integer(multiplier: MultiplierForm = "float64", style: Style = "fused") -> Pipeline:
+def integer(multiplier: MultiplierChoice = "target", style: Style = "fused") -> Pipeline:
     """What `qc.convert(prepared, to="integer")` runs after `quantize` and `fold`: integer ops in place of Q/DQ, and
-    with the style "decomposed" ATen primitives in place of those."""
-    _check("multiplier", multiplier, get_args(MultiplierForm))
+    with the style "decomposed" ATen primitives in place of those. The multiplier is that of the target, or another."""
+    _check("multiplier", multiplier, get_args(MultiplierChoice))
     _check("style", style, get_args(Style))
     written = "decompose-integer," if style == "decomposed" else ""
     return Pipeline.parse(f"lower-integer{{multiplier={multiplier}}},{written}eliminate-dead")
 
 
-def lower() -> Pipeline:
-    """What `qc.lower` runs before kernels take their ops: the integer form, but quantize and dequantize ops stay
-    whole, and activations that are no clamps float. Ops whose weight alone is quantized read it as it is stored."""
-    return Pipeline.parse("lower-weights,lower-integer{boundaries=whole curves=float},eliminate-dead")
+def lower(target: str = "x86") -> Pipeline:
+    """What `qc.lower` runs to bring a converted program to a target: see `quantc.targets.target.Target.pipeline`."""
+    return Pipeline.parse(TARGETS[target].pipeline)
 
 
 def _check(option: str, given: str, known: tuple[str, ...]) -> None:

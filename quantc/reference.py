@@ -6,7 +6,7 @@
 Tensors are int8, uint8 or int16. Scales are float32 values: a number that is none is rounded to the nearest. A weight has
 one scale and zero point, or a tensor of them with one for each output channel. The result is of the type of `x`, and
 within its range, unless `qmin`, `qmax` and `dtype` say otherwise. Sums are exact and each result is rounded once, half to
-even; `multiplier="fixed"` has that done with a 32-bit mantissa and a shift.
+even; `multiplier="fixed"` has that done with a 32-bit mantissa and a shift, "shift" with a shift alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from torch import Tensor
 from quantc.errors import DataError, suggest
 from quantc.integer.accumulators import AccumulatedWeight, accumulation
 from quantc.integer.epilogue import reach
-from quantc.integer.fixed_point import common_shift, mantissa_and_shift
+from quantc.integer.fixed_point import common_shift, mantissa_and_shift, shift_of, whole_shifts
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS
-from quantc.integer.match_lowering import MultiplierForm, NotIntegerError
+from quantc.integer.match_lowering import NotIntegerError
 from quantc.integer.semantics import load
+from quantc.spec.arithmetic import MultiplierForm
 from quantc.spec.numerics import quantize_bias
 
 Numbers = float | Tensor
@@ -105,8 +106,9 @@ def quantized_add(
     x, y = _grid("x", x_int8, x_scale, x_zero_point), _grid("y", y_int8, y_scale, y_zero_point)
     out = _output(x, output_scale, output_zero_point, qmin, qmax, dtype)
     factors, shift = [grid.scale / out.scale for grid in (x, y)], None
-    if multiplier == "fixed":
-        found = common_shift(factors, [reach(x), reach(y)])
+    if multiplier != "float64":
+        _check_shifts(multiplier, *factors)
+        found = common_shift(factors, [reach(x), reach(y)], least=multiplier == "shift")
         if found is None:
             raise DataError("the multipliers are too large for sums of 64 bits", advice='use multiplier="float64"')
         factors, _, shift = found
@@ -141,12 +143,21 @@ def _product(
     trailing = [1] * (w_levels.dim() - 2)
     scale = x.scale * w.scale / out.scale
     scale = scale if w.is_whole else scale.reshape(-1, *trailing)
-    factor, shift = (scale, None) if form == "float64" else mantissa_and_shift(scale)
+    _check_shifts(form, scale)
+    factor, shift = (scale, None) if form == "float64" else _FORMS[form](scale)
     zeros = w.zero_point if bool(w.zero_point.any()) else None
     head = (x_levels, x.one_zero_point, w_levels, zeros, levels, *window, sums.parts)
     ends = (out.one_zero_point, out.qmin, out.qmax, out.dtype)
     result: Tensor = OPS[op].target(*head, factor, shift, *ends)
     return result
+
+
+_FORMS = {"fixed": mantissa_and_shift, "shift": whole_shifts}
+
+
+def _check_shifts(form: MultiplierForm, *factors: Tensor) -> None:
+    if form == "shift" and any(shift_of(item) is None for item in factors):
+        raise DataError("the ratio of the scales is no power of two", advice='use multiplier="fixed"')
 
 
 def _check_form(multiplier: str) -> None:

@@ -65,8 +65,11 @@ then the zero point is added and the result clamped to the range of its grid:
 A relu or a clamp after an op narrows that range and costs nothing. A bias is an integer of the accumulator's scale. A
 result that is read in float is `f32(acc · sx·sw)`; there the integers end.
 
-The multiplier `M` has two forms. It is a float64 number, or, with `multiplier="fixed"`, what hardware has: an int32
-mantissa and a shift, `M ≈ mantissa · 2^-shift`, multiplied and rounded in 64-bit integers.
+The multiplier `M` has three forms. It is a float64 number; with `multiplier="fixed"` what hardware has, an int32 mantissa
+and a shift, `M ≈ mantissa · 2^-shift`, multiplied and rounded in 64-bit integers; with "shift" a power of two alone, where
+scales are. A target may compute otherwise: its `arithmetic` (`quantc.spec.arithmetic.Arithmetic`) has the form of the
+multiplier, the rounding (half to even, half up, half away from zero, truncate, floor), the width of the accumulator, and
+whether results saturate. The integer form of a program prepared for its backend is that one, and says so in its ops.
 
 ```python
 fixed = qc.convert(prepared, to="integer", multiplier="fixed")
@@ -145,7 +148,8 @@ OPS_INTRO = f"""\
 ## The ops of `torch.ops.{NAMESPACE}`
 
 `multiplier`, `shift`, `out_zero_point`, `qmin`, `qmax` and `dtype` say how the accumulator becomes the result; `shift` is
-there in the fixed form only, and with the dtype float32 the result is `f32(acc · multiplier)`. Each op is defined by a
+there in the fixed form only, and with the dtype float32 the result is `f32(acc · multiplier)`. `rounding` and `saturate` are
+given where the target has others than half to even, and clamping. Each op is defined by a
 reference in ATen primitives, which is what it is decomposed into; `parts` says into how many parts a kernel splits a sum to
 keep it exact in float32, and never changes a bit.
 """

@@ -19,7 +19,9 @@ from quantc.integer.proof.bounds import (
     range_reach,
     sum_reach,
 )
-from quantc.spec.numerics import BIAS_LIMIT, fit_weight_scale
+from quantc.spec.arithmetic import INT32_BITS
+from quantc.spec.numerics import BIAS_LIMIT, fit_weight_scale, to_significant_bits
+from quantc.spec.spec import FLOAT32_DIGITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +62,12 @@ class Accumulation:
     """The most that the accumulator can be, its sign aside."""
 
 
-def accumulation(x: Grid, w: AccumulatedWeight, bias: Tensor | None, count: int | None) -> Accumulation:
+def accumulation(
+    x: Grid, w: AccumulatedWeight, bias: Tensor | None, count: int | None, bits: int = INT32_BITS
+) -> Accumulation:
     """Summation plan of two factors; `count` is the number of summands, if known statically.
 
-    NotIntegerError if the accumulator might not fit 32 bits.
+    NotIntegerError if the accumulator might not fit `bits` bits.
     """
     low, high = centered_range(x)
     weights = w.centered()
@@ -72,14 +76,16 @@ def accumulation(x: Grid, w: AccumulatedWeight, bias: Tensor | None, count: int 
         parts = exact_in_float32_parts(weights, low, high)
         farthest = int(weights.abs().max()) if weights.numel() else 0
     elif count is None:
-        raise NotIntegerError("how many products are summed is not known before it runs, so int32 might overflow")
+        raise NotIntegerError(
+            "how many products are summed is not known before it runs, so its accumulator might overflow"
+        )
     else:
         other = centered_range(w.grid)
         reach = _with_bias(range_reach(count, (low, high), other), bias)
         farthest = max(abs(end) for end in other)
         parts = _even_parts(count, max(abs(low), abs(high)) * farthest)
-    if not reach.fits_int32:
-        raise NotIntegerError(f"its accumulator could need {reach.bits} bits, and has 32")
+    if reach.bits > bits:
+        raise NotIntegerError(f"its accumulator could need {reach.bits} bits, and has {bits}")
     fits_float32 = max(abs(low), abs(high), farthest) <= FLOAT32_FACTOR
     return Accumulation(parts if fits_float32 else 0, max(-reach.lowest, reach.highest))
 
@@ -102,18 +108,21 @@ def _even_parts(count: int, largest: int) -> int:
     return max(1, -(-count // size)) if size else 0
 
 
-def fit_scales(w: AccumulatedWeight, bias: Tensor, step: Tensor) -> tuple[AccumulatedWeight, int]:
+def fit_scales(
+    w: AccumulatedWeight, bias: Tensor, step: Tensor, digits: int = FLOAT32_DIGITS
+) -> tuple[AccumulatedWeight, int]:
     """A weight with scales large enough for the bias, and the number of raised scales. `step` is the scale of x.
 
     By the rules of numerics: where `|b / (sx·sw)|` exceeds 2^30 the weight's scale is raised until it fits; the
-    integers of its channel become smaller.
+    integers of its channel become smaller. Raised scales have `digits` significant bits.
     """
     scale = w.by_output(w.grid.scale)
     if not bool((bias.double() / (step * scale)).abs().gt(BIAS_LIMIT).any()):
         return w, 0
     if w.levels is None:
         raise NotIntegerError("its bias is more than 2^30 steps of its accumulator")
-    raised = fit_weight_scale(bias, step.abs(), scale + torch.zeros_like(bias)).double()
+    raised = fit_weight_scale(bias, step.abs(), scale + torch.zeros_like(bias))
+    raised = torch.where(raised > scale, to_significant_bits(raised, digits), raised).double()
     if w.grid.is_whole:
         raised = raised.max()
     elif w.layout == "transposed":

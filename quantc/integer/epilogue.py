@@ -90,11 +90,19 @@ def finish(
         if place is None:
             return (*head, *task.to_float(scale / count))
         multiplier, grid = scale / (place.grid.scale * count), place.grid
-        if task.multiplier == "float64" or largest <= ACCUMULATOR_LIMIT:
+        if task.arithmetic.multiplier != "fixed" or largest <= ACCUMULATOR_LIMIT:
             return (*head, *task.onto(grid, multiplier, place.bounds))
         # times a mantissa of 31 bits, an accumulator this wide could leave an int64
         (mantissa,), _, shift = _in_fixed(task, [largest], [multiplier], None)
-        return (*head, mantissa, shift, grid.one_zero_point, *place.bounds.on(grid), grid.dtype)
+        return (
+            *head,
+            mantissa,
+            shift,
+            grid.one_zero_point,
+            *place.bounds.on(grid),
+            grid.dtype,
+            *task.arithmetic.ending,
+        )
 
     end(task, target, make, of)
 
@@ -111,11 +119,12 @@ def finish_sum(task: Task, terms: Sequence[Term], offset: Tensor | None = None, 
         low, high = place.bounds.on(grid)
         scaled = [item.scale / grid.scale for item in terms]
         constant = None if offset is None else offset / grid.scale
-        if task.multiplier == "float64":
+        task.check_shifts(*scaled)
+        if task.arithmetic.multiplier == "float64":
             numbers = _in_float64(task, scaled, constant)
         else:
             numbers = _in_fixed(task, [item.largest for item in terms], scaled, constant)
-        return (nodes, zero_points, *numbers, grid.one_zero_point, low, high, grid.dtype)
+        return (nodes, zero_points, *numbers, grid.one_zero_point, low, high, grid.dtype, *task.arithmetic.ending)
 
     end(task, SUM.target, make, of)
 
@@ -130,7 +139,7 @@ def _in_fixed(
     task: Task, largest: Sequence[int], multipliers: Sequence[Tensor], offset: Tensor | None
 ) -> tuple[Any, ...]:
     """The same with mantissas, on one shift."""
-    found = common_shift(multipliers, largest, offset)
+    found = common_shift(multipliers, largest, offset, least=task.arithmetic.multiplier == "shift")
     if found is None:
         raise NotIntegerError("its multipliers are too large for sums of 64 bits")
     mantissas, constant, shift = found

@@ -16,7 +16,9 @@ import torch
 from torch._ops import OpOverload
 
 NAMESPACE = "quantc"
-OUT = "Tensor multiplier, Tensor? shift, int out_zero_point, int qmin, int qmax, ScalarType dtype"
+ENDING = 'str rounding="half-even", bool saturate=True'
+"""As `quantc.spec.arithmetic.Arithmetic` has them."""
+OUT = f"Tensor multiplier, Tensor? shift, int out_zero_point, int qmin, int qmax, ScalarType dtype, {ENDING}"
 """The last arguments of every op that ends in `arithmetic.rescale`."""
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]

@@ -10,13 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from quantc.integer.fixed_point import mantissa_and_shift, shift_of, whole_shifts
 from quantc.integer.grid import Grid, grid_of
+from quantc.integer.library import op_of
 from quantc.ir.dialect import argument, is_op
 from quantc.ir.program import Program
 from quantc.ir.types import TensorType, tensor_type
 from quantc.qdq.ops import is_dequantize, is_quantize
+from quantc.spec.arithmetic import EXACT, Arithmetic
 
-MultiplierForm = Literal["float64", "fixed"]
 Curves = Literal["exact", "float"]
 """What becomes of an activation that is no clamp after a product: a table of steps, or float as it is."""
 
@@ -42,7 +44,7 @@ class Task:
 
     program: Program
     nodes: tuple[fx.Node, ...]
-    multiplier: MultiplierForm = "float64"
+    arithmetic: Arithmetic = EXACT
     curves: Curves = "exact"
     notes: list[str] = field(default_factory=list)
     made: list[fx.Node] = field(default_factory=list)
@@ -121,10 +123,18 @@ class Task:
 
     def emit(self, target: Any, *args: Any, dtype: torch.dtype, like: fx.Node | None = None) -> fx.Node:
         """A new node of `dtype` with the shape of `like`, before it (the root by default)."""
+        op = op_of(target)
+        if op is not None and self.arithmetic.ending and "qmax" in op.schema and "rounding" not in op.schema:
+            raise NotIntegerError(f"{op.name} rounds half to even and saturates, and the target does not")
         source = like if like is not None else self.root
         kind = tensor_type(source)
         made = None if kind is None else TensorType(dtype, kind.shape)
         return self.program.emit(target, args, before=source, like=source, value=made)
+
+    def check_shifts(self, *multipliers: Tensor) -> None:
+        """Refuse multipliers that the target cannot shift by, if it can only shift."""
+        if self.arithmetic.multiplier == "shift" and any(shift_of(item) is None for item in multipliers):
+            raise NotIntegerError("the ratio of its scales is no power of two, and the target only shifts")
 
     def keep(self, hint: str, value: Tensor) -> fx.Node:
         """A new constant, named after the core."""
@@ -160,17 +170,19 @@ class Task:
 
     def fixed(self, multiplier: Tensor) -> tuple[fx.Node, fx.Node | None]:
         """A multiplier as constant arguments, in the requested form."""
-        if self.multiplier == "float64":
+        if self.arithmetic.multiplier == "float64":
             return self.keep("multiplier", multiplier.double()), None
-        from quantc.integer.fixed_point import mantissa_and_shift
-
-        mantissa, shift = mantissa_and_shift(multiplier.double())
+        self.check_shifts(multiplier)
+        if self.arithmetic.multiplier == "shift":
+            mantissa, shift = whole_shifts(multiplier)
+        else:
+            mantissa, shift = mantissa_and_shift(multiplier.double())
         return self.keep("mantissa", mantissa), self.keep("shift", shift)
 
     def onto(self, grid: Grid, multiplier: Tensor, bounds: Bounds | None = None) -> tuple[Any, ...]:
         """Epilogue arguments of an op with a result on `grid`; `multiplier` rescales its accumulator."""
         low, high = (grid.qmin, grid.qmax) if bounds is None else bounds.on(grid)
-        return (*self.fixed(multiplier), grid.one_zero_point, low, high, grid.dtype)
+        return (*self.fixed(multiplier), grid.one_zero_point, low, high, grid.dtype, *self.arithmetic.ending)
 
     def to_float(self, multiplier: Tensor) -> tuple[Any, ...]:
         """Epilogue arguments of an op with a float32 result."""

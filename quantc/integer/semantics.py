@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 from torch import fx
 
+from quantc.errors import PluginError
 from quantc.integer.match_lowering import Task
 from quantc.ir.dialect import op_name
 from quantc.spec.formats import Timing
@@ -52,16 +54,35 @@ def computes(*ops: str, formula: str, deviation: str = "", timing: Timing = Timi
     return add
 
 
-def semantics_of(node: fx.Node, timing: Timing = Timing.STATIC) -> Semantics | None:
-    """Row of an op; weight-only ops use the static rows, which refuse what they cannot lower."""
+def semantics_of(node: fx.Node, timing: Timing = Timing.STATIC, own: str = "") -> Semantics | None:
+    """Row of an op: of those at `own` (`module:NAME`), or of the table; weight-only ops use the static rows, which
+    refuse what they cannot lower."""
     load()
+    for row in rows_at(own) if own else ():
+        if op_name(node) in row.ops and (row.timing is Timing.DYNAMIC) is (timing is Timing.DYNAMIC):
+            return row
     return (DYNAMIC if timing is Timing.DYNAMIC else SEMANTICS).get(op_name(node))
+
+
+def rows_at(place: str) -> tuple[Semantics, ...]:
+    """Rows of a target, by their place `module:NAME`. PluginError if they are not there."""
+    module, _, name = place.partition(":")
+    try:
+        rows = tuple(getattr(import_module(module), name))
+    except (ImportError, AttributeError, TypeError) as error:
+        raise PluginError(
+            f"there are no semantics at {place}: {error}",
+            where=f"semantics={place!r}",
+            advice="install the target's package; the place is module:NAME of a list of rows",
+        ) from error
+    wrong = [row for row in rows if not isinstance(row, Semantics)]
+    if wrong:
+        raise PluginError(f"{place} holds {wrong[0]!r}, which is no quantc.integer.semantics.Semantics")
+    return rows
 
 
 def load() -> None:
     """Import the modules that fill the table."""
-    from importlib import import_module
-
     for name in MODULES:
         import_module(f"quantc.integer.{name}")
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from quantc.ir.decisions import Derived, Fixed, Quantize, TensorOutcome
 from quantc.ir.sites import NodeTable, Site
+from quantc.spec.arithmetic import Arithmetic
 from quantc.spec.formats import PerChannel, Timing
 from quantc.spec.spec import INT32_BIAS, QuantSpec
 
@@ -116,6 +117,8 @@ class Plan:
     instruction_sets: dict[str, str] = field(default_factory=dict)
     """The instruction set whose accumulation the numbers are for, by the name of the claiming quantizer. Kept here, and
     not with the quantizer alone, because a file cannot hold every quantizer, and numbers must not depend on that."""
+    arithmetic: dict[str, Arithmetic] = field(default_factory=dict)
+    """The arithmetic of the target, by the name of the claiming quantizer; none where it is exact."""
 
     @property
     def is_empty(self) -> bool:
@@ -150,6 +153,7 @@ class Plan:
             self.batches,
             dict(self.qparams),
             dict(self.instruction_sets),
+            dict(self.arithmetic),
         )
 
     def __str__(self) -> str:

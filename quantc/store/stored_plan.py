@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, SerializerFunctionWrapHandler, model_serializer
 from torch import fx
 
 from quantc.annotate.quantizer import Quantizer, Quantizers, TableQuantizer, instruction_sets_of, quantizer_of
@@ -24,6 +24,7 @@ from quantc.ir.sites import NodeTable, Site
 from quantc.observe.observation_registry import OBSERVATIONS
 from quantc.observe.store import SiteRecord
 from quantc.pipeline.registry import BACKENDS
+from quantc.spec.arithmetic import Arithmetic
 from quantc.spec.formats import Timing
 from quantc.spec.instruction_sets import INSTRUCTION_SETS
 from quantc.spec.numerics import QParams
@@ -76,6 +77,13 @@ class PlanData(_Data):
     qparams: list[str]
     instruction_sets: dict[str, str] | None = None
     """Files from before it was written leave it to the quantizer."""
+    arithmetic: dict[str, Arithmetic] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without arithmetic if there are none: earlier versions read such files."""
+        data: dict[str, Any] = dump(self)
+        return data if self.arithmetic else {name: value for name, value in data.items() if name != "arithmetic"}
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
@@ -120,6 +128,7 @@ def plan_data(plan: Plan, names: Mapping[fx.Node, str], tensors: TensorWriter) -
         batches=plan.batches,
         qparams=list(plan.qparams),
         instruction_sets=plan.instruction_sets,
+        arithmetic=plan.arithmetic,
     )
 
 
@@ -163,6 +172,7 @@ def plan_of(
         groups=tuple(_group(uses, index, group) for index, group in enumerate(data.groups)),
         batches=data.batches,
         instruction_sets=_instruction_sets(data.instruction_sets, quantizer),
+        arithmetic=data.arithmetic,
     )
     for name, record in data.statistics.items():
         where = f"plan.statistics.{name}"

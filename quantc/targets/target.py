@@ -21,7 +21,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import fx
 
 from quantc.errors import InvariantError, PluginError
+from quantc.integer.semantics import rows_at
 from quantc.ir.program import Program
+from quantc.spec.arithmetic import EXACT, Arithmetic
 from quantc.support.optional_dependency import extra
 from quantc.support.plugin_registry import Registry
 
@@ -83,6 +85,10 @@ class Target:
     """A package that it needs, and the extra of quantc that installs it."""
     in_process: bool = False
     """Whether lowering takes no time to speak of, so that it is done and timed whether or not a file is asked for."""
+    arithmetic: Arithmetic = EXACT
+    """Rounding, multipliers and accumulators, which the integer form has and is proven by."""
+    pipeline: str = ""
+    """The passes that bring a converted program there, as text: what `quantc.pipelines.lower(name)` shows."""
     invariants: tuple[Invariant, ...] = ()
     """What holds of every program converted for the backend of this name."""
     summary: str = ""
@@ -168,11 +174,25 @@ def suffixes() -> dict[str, str]:
     return found
 
 
-def check_invariants(program: Program, *others: Target) -> None:
-    """InvariantError, naming the sites, if a converted program breaks an invariant of a target: of those that have the
-    names of the quantizers that claimed its nodes, and of `others`."""
+def targets_of(program: Program) -> tuple[Target, ...]:
+    """Targets that have the names of the quantizers that claimed a program's nodes."""
     claimed = {claim.quantizer for claim in program.plan.claims.rows.values()}
-    for target in dict.fromkeys((*(TARGETS[name] for name in sorted(claimed) if name in TARGETS), *others)):
+    return tuple(TARGETS[name] for name in sorted(claimed) if name in TARGETS)
+
+
+def note_arithmetic(program: Program) -> Program:
+    """The program, with the arithmetic of its targets in its plan. PluginError if its rows are not where it says."""
+    own = {target.name: target.arithmetic for target in targets_of(program) if target.arithmetic != EXACT}
+    for arithmetic in own.values():
+        if arithmetic.semantics:
+            rows_at(arithmetic.semantics)
+    program.plan.arithmetic.update(own)
+    return program
+
+
+def check_invariants(program: Program, *others: Target) -> None:
+    """InvariantError, naming the sites, if a converted program breaks an invariant of its targets, or of `others`."""
+    for target in dict.fromkeys((*targets_of(program), *others)):
         broken = [
             f"{program.describe(node)}: {why} ({each.name})"
             for each in target.invariants

@@ -8,13 +8,13 @@ from typing import Literal
 from quantc import pipelines
 from quantc.calibration.graph_observers import read_observers
 from quantc.errors import CalibrationError, QuantcError, suggest
-from quantc.integer.match_lowering import MultiplierForm
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.plan import Source
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.passes.remove_fake_quantize import RemoveFakeQuantize
 from quantc.pipeline.pipeline import Hook, Pipeline
 from quantc.pipelines import Style
+from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.gc_pause import paused_collector
 from quantc.targets.target import check_invariants
 from quantc.verbs.prepare import check_stage
@@ -34,15 +34,16 @@ def convert(
     prepared: Program,
     to: Form = "qdq",
     *,
-    multiplier: MultiplierForm = "float64",
+    multiplier: MultiplierChoice = "target",
     style: Style = "fused",
     reduce_range: RangeReduction = "auto",
     hooks: Sequence[Hook] = (),
 ) -> Program:
     """Convert a prepared and calibrated program to Q/DQ form, with weights stored quantized.
 
-    `to="integer"` continues to integer arithmetic: exact sums, and one rounding onto the grid of each result.
-    `multiplier="fixed"` rounds with a 32-bit mantissa and a shift, as hardware does. `style="decomposed"` uses ATen
+    `to="integer"` continues to integer arithmetic: exact sums, and one rounding onto the grid of each result, as the
+    target of the backend's name computes (`Target.arithmetic`; half to even in float64 unless it says otherwise).
+    `multiplier="fixed"` rounds with a 32-bit mantissa and a shift, "shift" with a shift alone. `style="decomposed"` uses ATen
     primitives, where "fused" has ops of its own, `torch.ops.quantc`.
 
     Where two products could overflow the 16 bits in which the backend's instruction set adds them, ranges are reduced
@@ -57,7 +58,7 @@ def convert(
     check_form(to)
     hooks = tuple(hooks)
     integer = pipelines.integer(multiplier, style)
-    if to == "qdq" and (multiplier, style) != ("float64", "fused"):
+    if to == "qdq" and (multiplier, style) != ("target", "fused"):
         raise QuantcError(
             "multiplier and style are choices of the integer form, and the Q/DQ form was asked for",
             where=f"multiplier={multiplier!r}, style={style!r}",

@@ -13,6 +13,7 @@ from quantc.ir.program import Program, Stage, check_program
 from quantc.observe.trained import LEARNED
 from quantc.pipeline.pipeline import Hook
 from quantc.support.gc_pause import paused_collector
+from quantc.targets.target import note_arithmetic
 
 
 def prepare(
@@ -39,7 +40,7 @@ def prepare(
     check_stage(program, Stage.ANNOTATED, "prepared")
     if qat:
         with paused_collector():
-            return pipelines.training(backend, config, allow_empty).run(_to_train(program), hooks)
+            return note_arithmetic(pipelines.training(backend, config, allow_empty).run(_to_train(program), hooks))
     if program.training:
         raise ModeError(
             f"{program.name} is in training mode",
@@ -47,7 +48,8 @@ def prepare(
             advice="call program.eval() first, or capture model.eval(); to train it quantized, give qat=True",
         )
     with paused_collector():
-        return refuse_learned(pipelines.prepare(backend, config, allow_empty).run_on_copy(program, hooks))
+        prepared = pipelines.prepare(backend, config, allow_empty).run_on_copy(program, hooks)
+        return note_arithmetic(refuse_learned(prepared))
 
 
 def _to_train(program: Program) -> Program:

@@ -26,12 +26,12 @@ from quantc.inspect.comparison import Comparison
 from quantc.inspect.held_out import Outside, outside, sound, split_held_out
 from quantc.inspect.report import MeasuredOn, Report, Step
 from quantc.inspect.size import size_and_file
-from quantc.integer.match_lowering import MultiplierForm
 from quantc.integer.proof.range_reduction import RangeReduction
 from quantc.ir.batch_inputs import Inputs, batch_of, check_batches, select_inputs
 from quantc.ir.plan import Source
 from quantc.ir.program import Program
 from quantc.pipeline.pipeline import Hook
+from quantc.spec.arithmetic import MultiplierChoice
 from quantc.support.progress import Style
 from quantc.verbs.capture import Method, capture
 from quantc.verbs.compare import compare
@@ -74,7 +74,7 @@ def quantize(
     config: QuantConfig | None = None,
     mode: Mode = "static",
     to: Form = "qdq",
-    multiplier: MultiplierForm = "float64",
+    multiplier: MultiplierChoice = "target",
     style: pipelines.Style = "fused",
     example_kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = AUTO,
@@ -176,7 +176,7 @@ def quantize_program(
     mode: Mode = "static",
     allow_empty: bool = False,
     to: Form = "qdq",
-    multiplier: MultiplierForm = "float64",
+    multiplier: MultiplierChoice = "target",
     style: pipelines.Style = "fused",
     reduce_range: RangeReduction = "auto",
     progress: Style = "auto",

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from quantc.integer.epilogue import ACCUMULATOR_LIMIT, Term, finish, finish_sum, reach, term
 from quantc.integer.grid import Grid
-from quantc.integer.match_lowering import MultiplierForm, NotIntegerError, Task
+from quantc.integer.match_lowering import NotIntegerError, Task
 from quantc.integer.ops.rescaling import REQUANTIZE
 from quantc.ir.program import Program
 from quantc.qdq.ops import is_quantize
+from quantc.spec.arithmetic import Arithmetic, MultiplierForm
 from tests.support.by_hand import aten
 from tests.support.integer_matches import integer_ops
 from tests.support.qdq_by_hand import BYTES, SIGNED, Ends, QdqBuilder, drawn
@@ -65,7 +66,7 @@ def result(program: Program) -> list[Any]:
 def test_a_sum_is_rounded_once_onto_every_grid_that_reads_it(form: MultiplierForm) -> None:
     grids = [(0.11, 128, BYTES), (0.09, -5, SIGNED)]
     task = added(*grids)
-    task.multiplier = form
+    task.arithmetic = Arithmetic(multiplier=form)
     program = sum_of(task)
     assert len(integer_ops(program)) == 2
     assert sum(is_quantize(node) for node in program.graph.nodes) == 2  # those of the inputs
@@ -76,7 +77,7 @@ def test_a_sum_is_rounded_once_onto_every_grid_that_reads_it(form: MultiplierFor
 @both_forms
 def test_signs_and_an_offset_are_part_of_the_sum(form: MultiplierForm) -> None:
     task = added((0.11, 128, BYTES))
-    task.multiplier = form
+    task.arithmetic = Arithmetic(multiplier=form)
     program = sum_of(task, torch.tensor(1.5).double(), sign=-1.0)
     real = levels(X, *X_GRID) * X_GRID[0] - levels(Y, *Y_GRID) * Y_GRID[0] + 1.5
     assert np.array_equal(result(program)[0], onto(real, 0.11, 128, BYTES))
@@ -110,14 +111,14 @@ def rescaled(task: Task, scale: float, divisor: Tensor | None = None, largest: i
 @pytest.mark.parametrize("divisor", [None, 3])
 def test_an_accumulator_is_rescaled_and_divided(form: MultiplierForm, divisor: int | None) -> None:
     task = added((0.11, 128, BYTES))
-    task.multiplier = form
+    task.arithmetic = Arithmetic(multiplier=form)
     found = rescaled(task, 0.25, None if divisor is None else torch.tensor(divisor))
     assert np.array_equal(found, onto(levels(X, *X_GRID) * 0.25 / (divisor or 1), 0.11, 128, BYTES))
 
 
 def test_multipliers_that_no_mantissa_holds_are_refused() -> None:
     task = added((2.0**-60, 128, BYTES))
-    task.multiplier = "fixed"
+    task.arithmetic = Arithmetic(multiplier="fixed")
     with pytest.raises(NotIntegerError, match="too large for sums of 64 bits"):
         sum_of(task)
 

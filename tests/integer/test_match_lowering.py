@@ -13,6 +13,7 @@ from quantc.integer.match_lowering import Bounds, NotIntegerError, Task, bounds_
 from quantc.ir.plan import Claim
 from quantc.ir.program import Program
 from quantc.ir.types import type_of
+from quantc.spec.arithmetic import Arithmetic
 from tests.support.by_hand import aten
 from tests.support.qdq_by_hand import QdqBuilder, drawn, integers
 
@@ -128,7 +129,7 @@ def test_multipliers_come_in_the_form_that_was_asked_for() -> None:
     assert task.constant(node) == 0.375
     assert rest == [3, 3, 255, torch.uint8]
     assert task.onto(grid, torch.tensor(0.375))[2:] == (3, 0, 255, torch.uint8)
-    task.multiplier = "fixed"
+    task.arithmetic = Arithmetic(multiplier="fixed")
     mantissa, places = (task.constant(part) for part in task.onto(grid, torch.tensor(0.375))[:2])
     assert mantissa is not None
     assert places is not None

@@ -90,7 +90,7 @@ def test_where_the_weight_alone_is_quantized_the_op_stays_in_float(model: nn.Mod
     captured = qc.capture(model.eval(), (x,), method="fx")
     program = qc.convert(qc.prepare(captured, "x86", config=qc.QuantConfig().set_all(INT8_WEIGHT_ONLY)))
     claimed = next(nodes for nodes in matches(program) if nodes[0].name == node)
-    assert lower(Task(program, claimed, "float64")) == reason
+    assert lower(Task(program, claimed)) == reason
     after = lowered(program)
     assert integers(after) == []
     assert after.plan.left_float[after.node(node)] == reason

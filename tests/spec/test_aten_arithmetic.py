@@ -49,7 +49,7 @@ def test_ties_go_to_the_even_neighbour(shift: int) -> None:
 
 def test_shifting_is_traced_into_aten_ops_with_the_same_results() -> None:
     product, shift = torch.tensor([[5, -5, 6], [2**62, -7, 9]]), torch.tensor([1, 80, -2], dtype=torch.int32)
-    traced = make_fx(rounding_shift)(product, shift)
+    traced = make_fx(lambda x, places: rounding_shift(x, places))(product, shift)  # noqa: PLW0108 - its default is no input
     assert torch.equal(traced(product, shift), torch.tensor([[2, 0, 24], [2**61, 0, 36]]))
     assert torch.equal(torch.compile(traced)(product, shift), rounding_shift(product, shift))
 

@@ -97,7 +97,8 @@ def _inverse(task: Task, out: Grid) -> tuple[Tensor, Tensor | None, int]:
     fraction, exponent = math.frexp(1.0 / out.one_scale)
     if fraction == 0.5 and 1 <= exponent <= 31:
         return torch.tensor(2**exponent), torch.tensor(1), exponent
-    if task.multiplier == "float64":
+    task.check_shifts(1.0 / out.scale)
+    if task.arithmetic.multiplier == "float64":
         return torch.tensor(1.0 / out.one_scale, dtype=torch.float64), None, 0
     mantissa, shift = mantissa_and_shift(1.0 / out.scale)
     if int(shift) < 1:

@@ -196,7 +196,7 @@ def _window(task: Task, rank: int, *names: str) -> list[list[int]]:
 def _write(task: Task, product: DynamicProduct) -> None:
     x, w = product.x, product.w
     weight = AccumulatedWeight(w.grid, task.constant(w.node), product.layout, product.groups)
-    parts = accumulation(x.reach, weight, None, None).parts
+    parts = accumulation(x.reach, weight, None, None, task.arithmetic.sum_bits).parts
     bias, addend = _addend(task, product.addend_factor, product.trailing)
     args = (
         x.node,
@@ -220,7 +220,7 @@ def _write_linear_of_two(task: Task) -> None:
     kind = tensor_type(w.node)
     if kind is None or kind.rank != 2:
         raise NotIntegerError(f"{w.node.name} is not known to be one matrix")
-    parts = _parts(x, w)
+    parts = _parts(task, x, w)
     bias, addend = _addend(task, 1.0)
     args = (x.node, w.node, bias, *x.grid, *w.grid, parts)
     _finish(task, "linear_both_dynamic", args, addend)
@@ -229,14 +229,15 @@ def _write_linear_of_two(task: Task) -> None:
 def _write_matmul_of_two(task: Task, alpha: float, beta: float) -> None:
     x = run_time_operand(task.argument("x"))
     y = whole_run_time(task.argument("y"), "a product sums over these")
-    parts = _parts(x, y)
+    parts = _parts(task, x, y)
     bias, addend = _addend(task, beta)
     args = (x.node, y.node, bias, *x.grid, *y.grid, alpha, parts)
     _finish(task, "matmul_both_dynamic", args, addend)
 
 
-def _parts(x: RunTime, y: RunTime) -> int:
-    return accumulation(x.reach, AccumulatedWeight(y.reach, None), None, x.length).parts
+def _parts(task: Task, x: RunTime, y: RunTime) -> int:
+    weight = AccumulatedWeight(y.reach, None)
+    return accumulation(x.reach, weight, None, x.length, task.arithmetic.sum_bits).parts
 
 
 # -- what is added, and the end ------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quantc.integer.epilogue import ACCUMULATOR_LIMIT, OutputGrid, end, reach
+from quantc.integer.epilogue import OutputGrid, end, reach
 from quantc.integer.fixed_point import common_shift
 from quantc.integer.grid import Grid
 from quantc.integer.library import OPS, OUT, integer_op
-from quantc.integer.match_lowering import MultiplierForm, NotIntegerError, Quantized, Task
+from quantc.integer.match_lowering import NotIntegerError, Quantized, Task
+from quantc.spec.arithmetic import MultiplierForm
 from quantc.spec.aten_arithmetic import aten, center, round_to_grid
 
 GROUPED = (
@@ -86,8 +87,9 @@ def write_linear_grouped(task: Task, w: Quantized) -> None:
     x = task.whole(task.argument("x"))
     bias, scales = _bias(task), x.grid.scale * w.grid.scale
     largest = reach(x.grid) * _mass(task, w)
-    if largest > ACCUMULATOR_LIMIT:
-        raise NotIntegerError(f"the sum of a group could be {largest}, more than 32 bits hold")
+    bits = task.arithmetic.sum_bits
+    if largest > 2 ** (bits - 1):
+        raise NotIntegerError(f"the sum of a group could be {largest}, more than {bits} bits hold")
     zeros = w.grid.zero_point if bool(w.grid.zero_point.any()) else None
 
     def head() -> tuple[Any, ...]:
@@ -97,9 +99,10 @@ def write_linear_grouped(task: Task, w: Quantized) -> None:
         if place is None:
             return (*head(), _kept(task, "bias", bias), *task.to_float(scales))
         grid = place.grid
-        factors, offset, shift = _numbers(task.multiplier, scales / grid.scale, bias, grid, largest)
+        task.check_shifts(scales / grid.scale)
+        factors, offset, shift = _numbers(task.arithmetic.multiplier, scales / grid.scale, bias, grid, largest)
         numbers = (_kept(task, "bias", offset), task.keep("multiplier", factors), _kept(task, "shift", shift))
-        return (*head(), *numbers, grid.one_zero_point, *place.bounds.on(grid), grid.dtype)
+        return (*head(), *numbers, grid.one_zero_point, *place.bounds.on(grid), grid.dtype, *task.arithmetic.ending)
 
     end(task, OPS["linear_grouped"].target, make)
 

@@ -152,7 +152,8 @@ def _numbers(task: Task, rows: NormRows, out: Grid) -> tuple[Tensor, Tensor | No
     """Multiplier, offset and shift, in the form that was asked for."""
     gamma = torch.ones((), dtype=torch.float64) if rows.gamma is None else rows.gamma
     factor, offset = gamma / out.scale, None if rows.beta is None else rows.beta / out.scale
-    if task.multiplier == "float64":
+    task.check_shifts(factor)
+    if task.arithmetic.multiplier == "float64":
         return factor * 2.0 ** -reciprocal_places(rows.length), offset, None
     found = common_shift([factor * 2.0 ** -fixed_places(rows.length)], [2**31], offset)
     if found is None:

@@ -206,11 +206,11 @@ def _head(task: Task, product: StaticProduct, vector: Tensor | None, stored: Ten
     notes: list[str] = []
     if vector is not None and product.addend is not None:
         where = task.program.describe(product.addend.node)
-        weight, raised = fit_scales(given, vector, step)
+        weight, raised = fit_scales(given, vector, step, task.arithmetic.scale_digits)
         bias = quantize_bias(vector, step, weight.by_output(weight.grid.scale), where=where)
         if raised:
             notes.append(f"{where}: {raised} weight scales raised so that the bias fits 32 bits")
-    sums = accumulation(x, weight, bias, _count(product.x))
+    sums = accumulation(x, weight, bias, _count(product.x), task.arithmetic.sum_bits)
     task.notes += notes
     scale = step * weight.by_output(weight.grid.scale)
     args = (

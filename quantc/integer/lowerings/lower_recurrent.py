@@ -76,7 +76,7 @@ def _weight(task: Task, value: Any, x: RunTime) -> Quantized:
         raise NotIntegerError(f"{found.node.name} is no constant with scales for its rows")
     if found.grid.zero_point.any():
         raise NotIntegerError(f"{found.node.name} is not symmetric")
-    accumulation(x.reach, AccumulatedWeight(found.grid, levels), None, levels.shape[1])
+    accumulation(x.reach, AccumulatedWeight(found.grid, levels), None, levels.shape[1], task.arithmetic.sum_bits)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.epilogue import ACCUMULATOR_LIMIT, finish, reach
+from quantc.integer.epilogue import finish, reach
 from quantc.integer.match_lowering import NotIntegerError, Quantized, Task
 from quantc.integer.ops.reductions import AVERAGED, SUM_OF_ALL, SUM_OVER, SUM_SPANS, SUM_WINDOWS
 from quantc.integer.semantics import computes
@@ -44,7 +44,7 @@ def _reduced(task: Task) -> tuple[Quantized, list[int], int]:
     listed = [given] if isinstance(given, int) else list(given or range(len(shape)))
     dims = sorted(dim % len(shape) for dim in listed) if shape else []  # of a single number torch takes 0 and -1
     count = math.prod(_known([shape[dim] for dim in dims], "how many elements it adds"))
-    _check_room(x, count)
+    _check_room(task, x, count)
     return x, dims, count
 
 
@@ -92,7 +92,7 @@ def _avg_pool(task: Task) -> None:
     modes = (task.argument("ceil_mode"), task.argument("count_include_pad") or override is not None)
     sizes = _shape(x)[-rank:]
     axes = [windows_along(*row, *modes) for row in zip(sizes, kernel, stride, padding, strict=True)]
-    _check_room(x, math.prod(kernel))
+    _check_room(task, x, math.prod(kernel))
     edges = [edge for axis in axes for edge in (axis.before, axis.after)]
     divisor = _counts([axis.counts for axis in axes]) if override is None else torch.tensor(override)
     head = (x.node, x.grid.one_zero_point, kernel, stride, edges)
@@ -105,7 +105,7 @@ def _adaptive_avg_pool(task: Task) -> None:
     shape = _shape(x)
     sizes = _known(shape[-rank:], "how much its windows cover")
     outputs = _known(_each(task.argument("output_size"), rank), "how many windows it has")
-    _check_room(x, math.prod(sizes))
+    _check_room(task, x, math.prod(sizes))
     if outputs == [1] * rank:
         head: tuple[Any, ...] = (x.node, x.grid.one_zero_point, list(range(len(shape) - rank, len(shape))), True)
         finish(task, SUM_OVER.target, head, x.grid.scale, divisor=torch.tensor(math.prod(sizes)))
@@ -160,7 +160,8 @@ def _known(sizes: Sequence[Any], what: str) -> list[int]:
     return list(sizes)
 
 
-def _check_room(x: Quantized, count: int) -> None:
-    """Refuse sums that could leave an int32."""
-    if reach(x.grid) * count >= ACCUMULATOR_LIMIT:
-        raise NotIntegerError(f"a sum of {count} elements may leave an int32")
+def _check_room(task: Task, x: Quantized, count: int) -> None:
+    """Refuse sums that could leave the accumulator."""
+    bits = task.arithmetic.sum_bits
+    if reach(x.grid) * count >= 2 ** (bits - 1):
+        raise NotIntegerError(f"a sum of {count} elements may leave an int{bits}")

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantc.integer.library import OPS, OUT, integer_op
+from quantc.integer.library import ENDING, OPS, OUT, integer_op
+from quantc.spec.arithmetic import Rounding
 from quantc.spec.aten_arithmetic import aten, center, rescale, round_to_grid
 
 SUMMED = "out = clamp(round(Σ_i (x_i − z_i) · M_i + offset) + zo); M_i = s_i / so"
@@ -25,10 +26,13 @@ def _summed_fast(
     qmin: int,
     qmax: int,
     dtype: torch.dtype,
+    rounding: Rounding = "half-even",
+    saturate: bool = True,
 ) -> Tensor:
     """`summed` with fewer copies: the same operations in the same order, in place where shapes allow it."""
-    if shift is not None:
-        exact: Tensor = sum_tensors(xs, zero_points, multipliers, offset, shift, out_zero_point, qmin, qmax, dtype)
+    if shift is not None or rounding != "half-even" or not saturate:
+        grid = (out_zero_point, qmin, qmax, dtype, rounding, saturate)
+        exact: Tensor = sum_tensors(xs, zero_points, multipliers, offset, shift, *grid)
         return exact
     total = _scaled(xs[0], zero_points[0], multipliers[0])
     for x, zero_point, multiplier in zip(xs[1:], zero_points[1:], multipliers[1:], strict=True):
@@ -56,7 +60,7 @@ def _onto(target: Tensor, other: Tensor, op: Any) -> Tensor:
 
 @integer_op(
     "sum(Tensor[] xs, int[] zero_points, Tensor[] multipliers, Tensor? offset, Tensor? shift, int out_zero_point, "
-    "int qmin, int qmax, ScalarType dtype) -> Tensor",
+    f"int qmin, int qmax, ScalarType dtype, {ENDING}) -> Tensor",
     formula=SUMMED,
     kernel=_summed_fast,
 )
@@ -70,6 +74,8 @@ def sum_tensors(
     qmin: int,
     qmax: int,
     dtype: torch.dtype,
+    rounding: Rounding = "half-even",
+    saturate: bool = True,
 ) -> Tensor:
     """Sum of tensors with different grids, added in order in float64 and rounded once.
 
@@ -82,7 +88,7 @@ def sum_tensors(
         total = aten.add.Tensor(total, _product(center(x, zero_point), multiplier, wide))
     if offset is not None:
         total = aten.add.Tensor(total, offset)
-    return round_to_grid(total, shift, out_zero_point, qmin, qmax, dtype)
+    return round_to_grid(total, shift, out_zero_point, qmin, qmax, dtype, rounding, saturate)
 
 
 SUM = OPS["sum"]

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from quantc.integer.proof.bounds import parts_of
+from quantc.spec.arithmetic import Rounding
 from quantc.spec.aten_arithmetic import rescale
 
 FLOAT32_FACTOR = 256
@@ -216,6 +217,8 @@ class _Out:
     qmin: int
     qmax: int
     dtype: torch.dtype
+    rounding: Rounding = "half-even"
+    saturate: bool = True
 
     def for_channels(self, count: int, trailing: int) -> _Out:
         """Biases and multipliers shaped to go with channels and one axis after them."""
@@ -238,8 +241,8 @@ class _Out:
             result.copy_(total)
         elif is_float:
             result.copy_(total.mul_(self.multiplier))
-        elif self.shift is not None:
-            grid = (self.zero_point, self.qmin, self.qmax, self.dtype)
+        elif self.shift is not None or self.rounding != "half-even" or not self.saturate:
+            grid = (self.zero_point, self.qmin, self.qmax, self.dtype, self.rounding, self.saturate)
             result.copy_(rescale(total.to(torch.int64), self.multiplier, self.shift, *grid))
         else:
             levels = (

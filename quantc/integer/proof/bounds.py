@@ -50,10 +50,6 @@ class Reach:
         """Bits that represent all of them, with sign."""
         return max(bits_of(self.lowest), bits_of(self.highest))
 
-    @property
-    def fits_int32(self) -> bool:
-        return self.bits <= 32
-
     def beyond(self, bits: int) -> Tensor:
         """Mask of the channels that can exceed `bits` bits."""
         return torch.logical_or(self.low < -(2 ** (bits - 1)), self.high >= 2 ** (bits - 1))

@@ -23,6 +23,7 @@ from quantc.ir.dialect import op_name
 from quantc.ir.program import Program, Stage
 from quantc.ir.sites import Origin
 from quantc.ir.types import tensor_type
+from quantc.spec.arithmetic import EXACT, INT32_BITS
 from quantc.spec.instruction_sets import INSTRUCTION_SETS, PairSums
 
 PRIMITIVES = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default)
@@ -38,7 +39,7 @@ class Safety(StrEnum):
     SATURATES = "can saturate"
     """Two products can leave the 16 bits they are added in."""
     OVERFLOWS = "can overflow"
-    """The accumulator can leave its 32 bits."""
+    """The accumulator can leave its bits."""
     UNKNOWN = "not known"
     """How many products are added is not known before the program runs."""
 
@@ -82,7 +83,9 @@ class SumRow:
     """What the accumulators can hold; None where the length of the sums is not known."""
     bits: int | None
     pairs: tuple[PairBound, ...]
-    """For each instruction set that adds pairs in 16 bits; none where a factor is wider than 8 bits."""
+    """For each instruction set that adds pairs in 16 bits; none where a factor is wider than 8 bits, and none for a target
+    with an arithmetic of its own."""
+    accumulator_bits: int = INT32_BITS
 
     @property
     def saturates_on(self) -> tuple[str, ...]:
@@ -98,7 +101,7 @@ class SumRow:
     @property
     def safety(self) -> Safety:
         """Verdict for its backend's instruction set; if that is unknown, for all."""
-        if self.bits is not None and self.bits > 32:
+        if self.bits is not None and self.bits > self.accumulator_bits:
             return Safety.OVERFLOWS
         if self.instruction_set in self.saturates_on or (not self.instruction_set and self.saturates_on):
             return Safety.SATURATES
@@ -228,6 +231,7 @@ def _row(program: Program, found: Factors, paths: dict[fx.Graph, str], targets: 
     node, path = found.node, paths[found.node.graph]
     origin = program.origins.get(node) or Origin()
     claim = program.plan.claims.get(node)
+    own_arithmetic = None if claim is None else program.plan.arithmetic.get(claim.quantizer)
     reach = found.accumulators()
     own = op_of(node.target)
     return SumRow(
@@ -240,7 +244,8 @@ def _row(program: Program, found: Factors, paths: dict[fx.Graph, str], targets: 
         low=None if reach is None else reach.lowest,
         high=None if reach is None else reach.highest,
         bits=None if reach is None else reach.bits,
-        pairs=tuple(_pair_bounds(found)) if found.is_bytes else (),
+        pairs=tuple(_pair_bounds(found)) if found.is_bytes and own_arithmetic is None else (),
+        accumulator_bits=(own_arithmetic or EXACT).accumulator_bits,
     )
 
 
@@ -268,7 +273,7 @@ def _pair_bound(found: Factors, name: str, sums: PairSums) -> PairBound:
 def _excess(row: SumRow) -> float:
     """Overshoot of a row relative to its bits."""
     pair = row.pair
-    return max(pair.high / 2**15, -pair.low / 2**15) if pair is not None else (row.bits or 0) / 32
+    return max(pair.high / 2**15, -pair.low / 2**15) if pair is not None else (row.bits or 0) / row.accumulator_bits
 
 
 def _cells(row: SumRow) -> tuple[str, ...]:

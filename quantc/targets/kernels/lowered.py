@@ -19,6 +19,7 @@ from quantc.errors import InputError, LoadError, ModeError, QuantcError, Unknown
 from quantc.ir.finite_inputs import Watch
 from quantc.ir.program import Program, Stage, check_has_plan, check_program
 from quantc.ir.signature import as_tensors
+from quantc.pipeline.pipeline import Pipeline
 from quantc.store.bytes_form import as_bytes, from_bytes
 from quantc.store.programs import Lowering, read, save
 from quantc.support.progress import Style
@@ -33,6 +34,7 @@ from quantc.targets.kernels.placement import Choosing, Placed, on_kernels
 from quantc.targets.kernels.program_race import fastest, race
 from quantc.targets.kernels.replay import Replayed
 from quantc.targets.kernels.weight_ownership import Holdings
+from quantc.targets.target_table import KERNEL_FORM
 
 MAX_ROWS = 40
 """How many ops the text shows."""
@@ -392,8 +394,6 @@ def lower(
     `compile=True` lets torch.compile fuse the float ops between kernels, which needs a C++ compiler. It takes seconds
     to minutes at the first call, after which both forms are timed: the faster one stays, and the headline names it.
     """
-    from quantc import pipelines
-
     if isinstance(program, Lowered):
         program = program.program
     check_program(program, "lower", "qc.convert(prepared), or take result.program of qc.quantize(...),")
@@ -405,7 +405,7 @@ def lower(
             advice="call qc.convert(prepared) first, or qc.quantize",
         )
     check_has_plan(program, "lower")
-    own = program.clone() if program.stage >= Stage.LOWERED else pipelines.lower().run_on_copy(program)
+    own = program.clone() if program.stage >= Stage.LOWERED else Pipeline.parse(KERNEL_FORM).run_on_copy(program)
     made = Lowered(own, target, Choosing(tune, allow_float, progress), compile)
     if made.placed and not any(row.kernel for row in made.placed):
         warnings.warn(

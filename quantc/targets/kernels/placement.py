@@ -17,7 +17,7 @@ from quantc.integer.library import op_of
 from quantc.ir.dialect import may_alias
 from quantc.ir.mac_count import example_sizes
 from quantc.ir.program import Program
-from quantc.passes.eliminate_dead import EliminateDead
+from quantc.pipeline.registry import PASSES
 from quantc.rewrite.constant_order import forget_unread
 from quantc.support.progress import Style
 from quantc.targets.kernels.codegen import straight_line, why_not_recorded, why_not_repeated
@@ -184,7 +184,7 @@ def _on_kernels(program: Program, target: str, choosing: Choosing) -> RunningFor
     draft = program.draft()
     _share_tensors(draft.root, program.root)
     placed, choices, keys = _place(draft, target, choosing)
-    EliminateDead().run(draft)
+    PASSES["eliminate-dead"]().run(draft)
     erase_unread(draft)
     by_table = {keys[node]: choice for node, choice in choices.items()}
     is_tuned = choosing.tune is not False and not choosing.saved
@@ -214,7 +214,7 @@ def _on_kernels(program: Program, target: str, choosing: Choosing) -> RunningFor
     for node in absorb_sums(draft):
         placed[node] = replace(placed[node], kernel=f"{placed[node].kernel} + sum")
     in_usual_order(draft)
-    EliminateDead().run(draft)
+    PASSES["eliminate-dead"]().run(draft)
     settle_summands(draft)
     settle_float_summands(draft)
     _set_apart(draft)
@@ -329,6 +329,8 @@ def candidates(makers: list[Maker], call: Call, allow_float: bool) -> tuple[list
     """Kernels that support a call, and the reasons of those that do not."""
     if not call.inputs and isinstance(call["x"], Tensor):
         return [], "its activation is a constant"
+    if call["rounding"] not in (None, "half-even") or call["saturate"] is False:
+        return [], "kernels round half to even and saturate"
     found: list[Placement] = []
     reasons: list[str] = []
     for maker in makers:

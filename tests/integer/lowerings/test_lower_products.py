@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import quantc as qc
-from quantc.integer.match_lowering import MultiplierForm
 from quantc.ir.dialect import op_name
 from quantc.ir.program import Program
 from quantc.ir.types import dtype_of
+from quantc.spec.arithmetic import MultiplierForm
 from tests.support.named_ops import naming
 
 Model = Callable[..., Tensor]

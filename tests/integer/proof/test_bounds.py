@@ -106,7 +106,7 @@ def test_the_32_bits_of_an_accumulator_end_where_they_end(length: int) -> None:
     """255 · 127 · 66 311 is the last multiple below 2^31."""
     reach = sum_reach(torch.full((1, length, 1), 127), 0, 255)
     assert reach.highest == 255 * 127 * length
-    assert reach.fits_int32 == (255 * 127 * length < 2**31) == (length == 66_311)
+    assert (reach.bits <= 32) == (255 * 127 * length < 2**31) == (length == 66_311)
 
 
 def test_products_of_two_activations_are_bounded_by_their_ranges() -> None:
