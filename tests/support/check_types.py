@@ -18,9 +18,11 @@ FOLDERS = ("quantc", "passes", "patterns", "backends", "tests", "benchmarks", "e
 
 
 def source_files(root: Path = ROOT) -> list[Path]:
-    """Every Python file of the project, each once (the links in `quantc/` lead to folders listed here)."""
+    """Every Python file of the project, each once (the links in `quantc/` lead to folders listed here). Examples that are
+    packages of their own import what is not installed here."""
     found = {path.resolve() for folder in FOLDERS for path in (root / folder).rglob("*.py")}
-    return sorted(found)
+    apart = {path.parent.resolve() for path in (root / "examples").rglob("pyproject.toml")}
+    return sorted(path for path in found if apart.isdisjoint(path.parents))
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
