@@ -1,7 +1,7 @@
-"""What can be wrong with an eager model, by name.
+"""The faults of an eager model, by name.
 
-The flow's verbs look for faults before they change anything and raise the first kind they find, with every place it was
-found at. A fault that is meant can be accepted by its name, `convert(model, accept="reused-layer")`: it is a warning then.
+The flow's verbs check for faults before they change anything, and raise the first kind found, with every location of it.
+An intended fault is accepted by name, `convert(model, accept="reused-layer")`, and then only warned about.
 """
 
 from __future__ import annotations

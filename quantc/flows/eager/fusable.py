@@ -1,4 +1,4 @@
-"""Which layers of a model can be fused: found by running it."""
+"""Find the layers of a model that can be fused, by running a copy of it."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _fuse_modules(
     fuser_func: FuserFunction = fuse_known_modules,
     fuse_custom_config_dict: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """What `fuse_modules` and `fuse_modules_qat` have in common. Every list is checked before the first is fused."""
+    """Shared body of `fuse_modules` and `fuse_modules_qat`. Checks every list before it fuses the first."""
     lists = _lists(modules_to_fuse)
     known = (fuse_custom_config_dict or {}).get("additional_fuser_method_mapping", {})
     for names in lists:

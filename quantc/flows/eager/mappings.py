@@ -1,4 +1,4 @@
-"""Which module takes the place of which: for static and dynamic quantization, and for training. Tables to look at and change."""
+"""Tables of module replacements for static, dynamic and QAT quantization, as copies that callers may change."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ def qconfig_of(module: nn.Module) -> Any:
 
 
 def is_dynamic(qconfig: Any) -> bool:
-    """Whether a qconfig has scales that are found as the model runs: weights alone are quantized ahead."""
+    """True if a qconfig quantizes activations dynamically or not at all: only weights are quantized ahead of time."""
     made = _made(getattr(qconfig, "activation", None))
     return bool(getattr(made, "is_dynamic", False)) or type(made).__name__ == "PlaceholderObserver"
 
 
 def is_memoryless(qconfig: Any) -> bool:
-    """Whether activations are observed anew at each run, on what comes in: training for dynamic quantization."""
+    """True if the activation observer keeps nothing between runs (`averaging_constant` 1): QAT for dynamic quantization."""
     made = _made(getattr(qconfig, "activation", None))
     inner = getattr(made, "activation_post_process", made)
     return getattr(inner, "averaging_constant", None) == 1

@@ -161,7 +161,7 @@ def _marked(prepared: nn.Module) -> nn.Module:
 
 
 def _take_marks_out(program: Program) -> tuple[dict[str, str], frozenset[str]]:
-    """Which layer's observer saw what a node yields, by its name; and the nodes outside of the stubs."""
+    """Remove the marks; return the layer path by name of the node it observed, and the names of the nodes outside the stubs."""
     seen: dict[str, str] = {}
     inside: set[fx.Node] = set()
     outside: set[str] = set()
@@ -191,7 +191,7 @@ def _trained(layer: Trained, spec: QuantSpec) -> TrainedScales:
 
 @dataclass
 class _Handover:
-    """What observers know, for the groups of a plan."""
+    """Hand the statistics of a model's observers over to the groups of a plan."""
 
     program: Program
     model: nn.Module

@@ -17,7 +17,7 @@ from quantc.flows.fx.custom_config import CustomConfigError
 
 
 class ObservationType(Enum):
-    """How the result of a pattern is observed."""
+    """The ways to observe the result of a pattern."""
 
     OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT = 0
     """It has an observer of its own."""
@@ -128,9 +128,9 @@ SETTERS = {
 
 
 class BackendPatternConfig:
-    """How a pattern is quantized: a class of modules, a function, a method by its name, or a tuple of these in the order
-    in which they are called. The classes that torch swaps in are written down, and nothing is done with them: a fused,
-    trained or quantized op is a form of the same program."""
+    """Quantization of one pattern: a module class, a function, a method name, or a tuple of these in call order.
+    The replacement classes that torch asks for are recorded and unused: a fused, trained or quantized op is a form of the
+    same program."""
 
     def __init__(self, pattern: Any = None) -> None:
         self.pattern = pattern
@@ -162,7 +162,7 @@ class BackendPatternConfig:
         return self
 
     def set_observation_type(self, observation_type: ObservationType) -> Self:
-        """Whether the result has an observer of its own, or the scale of what is read."""
+        """Choose between an observer of the result's own, the input's scale, and none."""
         if getattr(observation_type, "name", None) not in ObservationType.__members__:
             advice = suggest(str(observation_type), ObservationType.__members__, noun="observation types")
             raise CustomConfigError(f"unknown observation type {observation_type!r}", advice=advice)
@@ -253,13 +253,13 @@ class BackendConfig:
         return self
 
     def set_backend_pattern_config(self, config: BackendPatternConfig) -> Self:
-        """How one pattern is quantized."""
+        """Set the config of one pattern."""
         _checked("configs", BackendPatternConfig, config)
         self._by_pattern[config.pattern, config._pattern_complex_format] = config
         return self
 
     def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> Self:
-        """How several patterns are quantized."""
+        """Set the configs of several patterns."""
         for config in configs:
             self.set_backend_pattern_config(config)
         return self

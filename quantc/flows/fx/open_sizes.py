@@ -88,7 +88,7 @@ def batch_dimensions(examples: Any, mark: Any) -> Any:
 
 
 def shapes_of(model: nn.Module, examples: tuple[Any, ...], names: set[str]) -> dict[str, Shapes] | None:
-    """How the results of some modules grow with the batch; None if that cannot be told."""
+    """Result shapes of some modules as functions of the batch size; None if they cannot be told from two runs."""
     runs = [_calls(model, given, names) for given in (copy.deepcopy(examples), _grown(examples))]
     if None in runs:
         return None

@@ -40,7 +40,7 @@ class MappingError(ConfigError, ValueError):
 
 
 class QConfigMapping:
-    """Which parts of a model get which QConfig; None leaves them float.
+    """QConfigs for parts of a model; None leaves a part float.
 
     From weak to strong: `set_global`, `set_object_type`, `set_module_name_regex` (the first that matches the beginning
     of a module's name), `set_module_name` (a module and all that is in it; the innermost wins), and

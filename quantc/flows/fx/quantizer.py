@@ -82,11 +82,10 @@ class QConfigQuantizer:
 
 @lru_cache(MAX_KNOWN)
 def activation_spec(qconfig: Any) -> QuantSpec:
-    """How the activations of an op are quantized.
+    """The spec of an op's activations.
 
-    An observer with a narrower range than its dtype has (`reduce_range`) makes scales for that range, but what lies
-    beyond it is not cut off: tensors take the range of their dtype, as torch's always did. A fake quantizer cuts off, and
-    what was trained so is quantized so.
+    An observer with `reduce_range` computes its scale for a narrower range than its dtype's, but does not clamp to it: the
+    tensor keeps the range of the dtype, as in torch. A fake quantizer clamps in training, so its range is kept.
     """
     observer = qconfig.activation()
     found = spec_of(inner(observer))
@@ -95,7 +94,7 @@ def activation_spec(qconfig: Any) -> QuantSpec:
 
 @lru_cache(MAX_KNOWN)
 def quantizes_weights(qconfig: Any) -> bool:
-    """Whether a QConfig says how weights are quantized."""
+    """True if a QConfig quantizes weights."""
     try:
         weight_spec(qconfig)
     except SpecError:
@@ -105,7 +104,7 @@ def quantizes_weights(qconfig: Any) -> bool:
 
 @lru_cache(MAX_KNOWN)
 def weight_spec(qconfig: Any) -> QuantSpec:
-    """How its weight is quantized."""
+    """The spec of an op's weight."""
     observer = inner(qconfig.weight())
     dtype = getattr(observer, "dtype", None)
     if dtype == torch.float16:
@@ -119,7 +118,7 @@ def weight_spec(qconfig: Any) -> QuantSpec:
 
 
 def _resolution(choice: Choice) -> Resolution:
-    """What QConfigs say for each node, in the engine's words."""
+    """The QConfigs of all nodes as the engine's settings."""
     found: dict[fx.Node, dict[Role, Setting]] = {}
     known: dict[int, dict[Role, QuantSpec | Float]] = {}
     for node, qconfig in choice.qconfigs.items():
@@ -162,11 +161,11 @@ class QConfigAnnotation(TableAnnotation):
         self.choice = choice
         self.custom = custom
         self.said = backend if isinstance(backend, FlowBackend) else NATIVE
-        """What is said of rules by their names."""
+        """The backend's facts about its rules: spellings, kinds, formats and known ranges."""
         self.reasons: dict[fx.Node, str] = {}
-        """Why no rule took a node, for those that one would have fitted."""
+        """The reason why no rule took a node whose pattern matched."""
         self.others: dict[fx.Node, str] = {}
-        """The same for rules that are about other layers or functions: it says less."""
+        """The same from rules about other layers or functions: used if there is no better reason."""
 
     def run(self) -> None:
         super().run()
@@ -298,7 +297,7 @@ def first_of(match: Match) -> fx.Node:
 
 
 def is_swapped(module: Any, custom: PrepareCustomConfig, kind: QuantType) -> bool:
-    """Whether a module is one of those with an observed version: as it was, or swapped already."""
+    """True if a module has an observed version, or is one."""
     swaps = custom.float_to_observed_mapping.get(kind, {})
     return type(module) in swaps or type(module) in swaps.values()
 

@@ -122,5 +122,5 @@ class GivenQuantized:
 
 
 def dequantize_output(module: nn.Module, args: Any, output: Any) -> Any:
-    """What a module yields quantized, as float: it lies on its grid, and the next op takes it from there."""
+    """Forward hook: dequantize a module's output. It stays on its grid, and the next op quantizes it from there."""
     return pytree.tree_map_only(Tensor, lambda x: x.dequantize() if x.is_quantized else x, output)

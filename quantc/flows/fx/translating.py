@@ -34,7 +34,7 @@ from quantc.patterns.table import Rule, RuleTable
 from quantc.spec.formats import Offer
 
 SWAPPED_IN = ("torch.ao.nn.", "torch.nn.intrinsic.", "torch.nn.qat.", "torch.nn.quantized.", "torchao.")
-"""Where the classes come from that stand for fused, trained and quantized layers."""
+"""Packages of the classes that stand for fused, trained and quantized layers."""
 OP_OF_CLASS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((f"BatchNorm{n}d" for n in (1, 2, 3)), ("batch_norm",)),
     **dict.fromkeys((f"InstanceNorm{n}d" for n in (1, 2, 3)), norms.ops),

@@ -60,7 +60,7 @@ Wanted = Observed | Same
 
 @dataclass
 class Annotations:
-    """What is wanted at each place of a graph, in the order of the graph, operands before results."""
+    """The requests of a graph's annotations by site, in graph order, operands before results."""
 
     wanted: dict[EdgeOrNode, Wanted] = field(default_factory=dict)
     apart: set[fx.Node] = field(default_factory=set)
@@ -166,7 +166,7 @@ def _edge(producer: fx.Node, node: fx.Node) -> EdgeOrNode:
 
 
 def wanted_by(spec: Any, place: EdgeOrNode) -> Wanted:
-    """What a spec asks for, known by its fields."""
+    """Parse a spec by its fields."""
     if hasattr(spec, "edge_or_node"):
         return Same(spec.edge_or_node)
     if hasattr(spec, "derive_qparams_fn"):

@@ -135,7 +135,7 @@ class BackendQuantizer(Quantizer):
                 yield node.name
 
     def _chosen(self, model: fx.GraphModule) -> Iterator[tuple[AnySelector, QuantizationConfig | None]]:
-        """What is set, the most particular last."""
+        """The configs that were set, as selectors, the most specific last."""
         given = (self.operator_type_config, self.module_type_config, self.module_name_config)
         if self.global_config is None and not any(given):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What nodes of an exported graph come to that depend on nothing but the model's own tensors."""
+"""Constant evaluation: values of the nodes of an exported graph that depend on its own tensors alone."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from quantc.spec.torch_dtypes import PER_CHANNEL, PLAIN, integer_range
 STORED = frozenset(
     {torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.float8_e5m2, torch.float8_e4m3fn}
 )
-"""What tensors are quantized to with scales known beforehand."""
+"""Storage dtypes with static qparams."""
 PORTED = ("nn_module_stack", "stack_trace", "quantization_tag")
-"""What a dequantize op has of its reader's metadata, and a quantize op of its producer's."""
+"""Metadata keys copied to a dequantize op from its reader, and to a quantize op from its producer."""
 PASS_NAME = "convert_pt2e"
 SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_size.default})
 
@@ -88,7 +88,7 @@ class _Conversion:
             self._dequantized(node, source, dequantize.default, (quantized, *arguments))
 
     def _qparams(self, node: fx.Node, source: fx.Node, observer: Any) -> tuple[Tensor, Tensor]:
-        """What an observer that has seen its tensor says. Data it must have been given, and finite ones."""
+        """The qparams of an observer. Raises if it has seen no data, or data that is not finite."""
         shown = self._shown(source, observer)
         where = f"{source.name}, read by {', '.join(user.name for user in node.users)}"
         if _has_nan(inner(shown)):
@@ -202,13 +202,13 @@ def _meta_of_constant(node: fx.Node) -> dict[str, Any]:
 
 
 def _is_quantize(node: fx.Node) -> bool:
-    """Whether a node quantizes: by torch's op, or by one that an observer with a `convert` of its own brings."""
+    """True for quantize ops: torch's, or those of an observer with its own `convert`."""
     target = overload_of(node.target)
     return target is not None and target._schema.name.partition("::")[2].startswith("quantize_")
 
 
 def _has_range(observer: Any) -> bool:
-    """Whether an observer knows its range; one that keeps no extremes is asked when its scale is."""
+    """True if an observer has seen a range; also for one without `min_val` and `max_val`, which can only be asked for qparams."""
     low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
     if not isinstance(low, Tensor) or not isinstance(high, Tensor):
         return True

@@ -114,7 +114,7 @@ def _refuse_mode(module: fx.GraphModule, mode: bool = True) -> NoReturn:
 
 
 PATH = "quantc_path"
-"""Where in `meta` the body of a loop that is being annotated has its path in the model."""
+"""Key in the `meta` of a loop body under annotation: its path in the model."""
 BODIES: dict[str, int] = {"scan": 0, "while_loop": 1}
 """The loops whose bodies are quantized like the graph around them, and which argument is the body."""
 

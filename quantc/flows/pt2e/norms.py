@@ -39,7 +39,7 @@ class Norm:
 
 
 def norm_of(node: fx.Node) -> Norm | None:
-    """What a batch norm reads; None if its statistics are not kept."""
+    """Parse a batch norm node; None if it has no running statistics."""
     _, gamma, beta, mean, var, *rest = node.args
     is_training, momentum, eps = (False, *rest) if node.target is INFERENCE_NORM else rest[:3]
     if not isinstance(mean, fx.Node) or not isinstance(var, fx.Node):
@@ -110,7 +110,7 @@ class _Fold:
         return tensor_at(self.module, str(source.target)) if is_read else None
 
     def _store(self, core: fx.Node, weight: fx.Node, bias: Any, folded: tuple[Tensor, Tensor]) -> tuple[str, str]:
-        """Where the folded tensors are put: in place of the old ones, unless others read those."""
+        """Store the folded tensors and return their names: those of the old ones, unless these have other readers."""
         name, own = str(weight.target), [weight, *([bias] if isinstance(bias, fx.Node) else [])]
         if all(set(read.users) == {core} for read in own) and (name, f"{name}_bias") not in self.made.values():
             targets = (name, str(bias.target) if isinstance(bias, fx.Node) else f"{name}_bias")

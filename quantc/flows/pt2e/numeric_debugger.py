@@ -109,14 +109,14 @@ def prepare_for_propagation_comparison(model: fx.GraphModule) -> fx.GraphModule:
 
 
 def extract_results_from_loggers(model: fx.GraphModule) -> dict[NodeSourceDebugInfo, Recorded]:
-    """What was kept, by the captured node. Of several nodes that go back to one, the last counts."""
+    """The logged values by captured node. If several nodes come from one, the last counts."""
     loggers = [part for part in model.children() if isinstance(part, OutputLogger) and part.stats]
     return {part.debug_info: (part.node_name, part.nn_module_stack, part.stats) for part in loggers}
 
 
 @dataclass(frozen=True)
 class QuantizationComparisonResult:
-    """What a node yields in the quantized model and in the reference."""
+    """A node's results in the quantized model and in the reference."""
 
     actual: Any
     ref: Any

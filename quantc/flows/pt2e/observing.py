@@ -22,7 +22,7 @@ from quantc.nn.observers import FixedQParamsObserver, ObserverBase
 from quantc.spec.torch_dtypes import PER_CHANNEL, integer_range
 
 PREFIX = "activation_post_process_"
-"""What observers are called in a graph. Others look for this name."""
+"""Prefix of observer names in a graph, which other tools look for."""
 FROM_NODE = "from_node"
 Observers = dict[EdgeOrNode, ObserverOrFakeQuantize]
 

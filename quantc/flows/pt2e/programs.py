@@ -123,7 +123,7 @@ class Correspondence:
         return path
 
     def _source(self, node: fx.Node) -> object:
-        """What tells a tensor: the constant itself, or the name of the node that makes it."""
+        """Identity of a tensor: the constant itself, or the name of its defining node."""
         if node.op != "get_attr":
             return node.name
         owner = self.program.root if node.graph is self.program.graph else self.module

@@ -80,7 +80,7 @@ def _claim(program: Program) -> None:
 
 
 def _timing(read: list[fx.Node]) -> Timing:
-    """When the scales of what an op reads are known."""
+    """The technique of an op, from the dequantize ops it reads."""
     sources = [node.args[0] for node in read]
     if any(_is_chosen(node) for node in read):
         return Timing.DYNAMIC
@@ -89,7 +89,7 @@ def _timing(read: list[fx.Node]) -> Timing:
 
 
 def _is_chosen(node: fx.Node) -> bool:
-    """Whether the scale of a dequantize op is found as the program runs."""
+    """True if the scale of a dequantize op is computed at run time."""
     scale = node.args[1]
     return (
         isinstance(scale, fx.Node)

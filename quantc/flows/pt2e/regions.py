@@ -69,7 +69,7 @@ def _inline(module: fx.GraphModule, call: fx.Node, region: fx.GraphModule) -> li
 
 
 def _moved(module: fx.GraphModule, region: fx.GraphModule, name: str) -> str:
-    """Where in the module around it stands what a region refers to."""
+    """Move a region's attribute into the enclosing module; return its new name."""
     value, free, number = attribute(region, name), name.replace(".", "_"), 0
     while (taken := attribute(module, free)) is not None and taken is not value:
         number += 1

@@ -109,7 +109,7 @@ class _Opened:
     core: fx.Node
     scaled: fx.Node
     scale: fx.Node
-    """What the norm multiplies by, zeros included."""
+    """The norm's multiplier per channel, zeros included."""
     zeros: fx.Node | None
     bias: fx.Node | None
 

@@ -29,7 +29,7 @@ def drop_guards(graph: fx.Graph) -> None:
 
 
 def may_write(graph: fx.Graph) -> bool:
-    """Whether an op of a graph writes, or calls another graph, which may."""
+    """True if an op of a graph writes, or calls another graph, which may write."""
     return any(
         isinstance(node.target, HigherOrderOperator) or bool(writes(node.target))
         for node in graph.nodes
@@ -61,7 +61,7 @@ def name_results(graph: fx.Graph) -> int:
 
 
 def written_operands(node: fx.Node) -> list[fx.Node]:
-    """What an ATen call writes to, given by position or, as `out=`, by name."""
+    """The operands an ATen call writes to, given by position or, as `out=`, by name."""
     places = writes(node.target) if node.op == "call_function" else ()
     given = _by_position(node) if places else ()
     return [
@@ -86,7 +86,7 @@ def _by_position(node: fx.Node) -> tuple[Argument, ...]:
 
 @dataclass
 class Writes:
-    """Which tensors of a graph change after they were made, as the graph stands when this is made."""
+    """Mutation analysis: the tensors of a graph that change after their definition, as the graph stands at construction."""
 
     changing: set[fx.Node] = field(default_factory=set)
     """They are written to later on."""
@@ -94,7 +94,7 @@ class Writes:
     """For each node that writes, what it must be given itself, since others see the write."""
 
     def is_kept(self, node: fx.Node, operand: fx.Node) -> bool:
-        """Whether a node must read a tensor itself and no copy: it writes there, or yields a view of what changes."""
+        """True if a node must read the tensor itself, not a copy: it writes to it, or yields a view of a tensor that changes."""
         if operand in self.kept.get(node, ()):
             return True
         is_view = may_alias(node.target) and not writes(node.target) and node.op == "call_function"

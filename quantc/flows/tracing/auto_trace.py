@@ -188,7 +188,7 @@ class InterceptedLeaf(Intercepted):
 
 
 def has_hooks(module: Any) -> bool:
-    """Whether a module has hooks of its user's, so that it must be called as torch calls it."""
+    """True if a module has hooks of the user's, so that it must be called through `Module.__call__`."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
@@ -227,7 +227,7 @@ def intercepted_class(cls: type[nn.Module], is_leaf: bool = False) -> type[nn.Mo
 
 
 def is_leaf_class(cls: type) -> bool:
-    """Whether a class is one of torch.nn's own that makes its calls itself."""
+    """True for classes of torch.nn that call functions themselves, rather than other modules."""
     holds_others = (nn.Sequential, nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
     layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     return cls.__module__.startswith("torch.nn.modules") and not issubclass(cls, holds_others + layers)
@@ -306,8 +306,8 @@ def _refuse_backward(where: str) -> None:
 
 
 def _for_hooks(module: Any, args: Any, kwargs: Any, path: str, run: Run) -> Any:
-    """What a module with hooks is called with in training: floats, which have gradients, for tensors that were written in place.
-    What lies inside of a fused op has none for backward hooks."""
+    """The arguments of a module with hooks, in training: floats, which have gradients, for tensors that were written in place.
+    Values inside a fused op have none, so backward hooks on them are refused."""
     watches = bool(module._backward_hooks or module._backward_pre_hooks) and torch.is_grad_enabled()
     if watches and any(type(value_of(x)) is Stage for x in tensors_in((args, kwargs))):
         raise _refused_hook(path, run)
@@ -351,7 +351,7 @@ def _refuse_numbers(module: nn.Module, run: Run, args: tuple[Any, ...], kwargs: 
 
 
 def _name_of_input(module: nn.Module, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What `forward` calls the argument that a flat input is part of."""
+    """The name of the `forward` argument that a flat input belongs to."""
     paths = [path for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]]
     place = [getattr(key, "idx", getattr(key, "key", None)) for key in paths[index]]
     if place[0] == 1:

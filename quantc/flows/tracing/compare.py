@@ -25,7 +25,7 @@ from quantc.support.sqnr import Noise, as_data, format_sqnr
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """What one call gave."""
+    """The results of one call."""
 
     site: OpSite
     module: str
@@ -49,7 +49,7 @@ class CallRow:
     """The path of the module that calls it."""
     source: str
     calls: int
-    """How often it was called, over all batches."""
+    """The number of calls over all batches."""
     sqnr: float
     """Of what it gives in the converted model: everything before it counts too."""
 
@@ -143,7 +143,7 @@ def compare(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) -
 
 
 def _logged(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Logged], Any]:
-    """What each call of a model gives that is quantized, and what the model gives. The arguments are copied: it may write to them."""
+    """The result of each quantized call of a model, and of the model. The arguments are copied, since the model may write to them."""
     made: list[Logged] = []
     units = state_of(model).trace.units
 

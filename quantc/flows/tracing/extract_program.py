@@ -149,7 +149,7 @@ class Compute:
 
     step: Any = None
     packed: Any = None
-    """What `step` is bound with."""
+    """The packed weights that `step` is bound with."""
 
     def leave_order(self) -> None:
         """Give results as they come to lie in memory: who reads them here takes them so."""
@@ -195,7 +195,7 @@ def _only_kernel(module: fx.GraphModule) -> Any:
 
 
 def _takes_any_order(module: fx.GraphModule, reader: fx.Node) -> bool:
-    """Whether a node reads tensors as they lie in memory."""
+    """True if a node accepts any memory format."""
     if reader.op == "call_module":
         kernel = module.get_submodule(str(reader.target))
         return isinstance(kernel, Kernel) and kernel.any_order

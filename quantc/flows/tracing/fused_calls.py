@@ -26,7 +26,7 @@ from quantc.flows.tracing.traced_tensor import Buffer, Levels, Traced, call_on_f
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """What a call inside of a fused op gives."""
+    """Placeholder for an intermediate result inside a fused op."""
 
     unit: Unit
     call: int
@@ -35,9 +35,9 @@ class Stage:
     kwargs: dict[str, Any]
     """The arguments: values, private floats, and weights."""
     operands: dict[int, Any]
-    """What the fused op has been given so far."""
+    """The operands of the fused op so far."""
     result: Any
-    """What the fused op gave, once it ran: bytes, or floats that nobody else has."""
+    """The result of the fused op, once it ran: bytes, or floats that are not shared."""
     shape: torch.Size
     dtype: torch.dtype
     autocast: torch.dtype | None
@@ -45,10 +45,10 @@ class Stage:
     check: Callable[[], None]
     """Refuses weights that are other ones by now."""
     has_grads: bool = False
-    """Whether gradients were enabled where it was called."""
+    """Grad mode at the call."""
 
     def floats(self) -> Tensor:
-        """What the function itself gives, of what the fused op was given."""
+        """The result of the function itself, computed in float from the operands of the fused op."""
         self.check()
         args, kwargs = pytree.tree_map(_floats, (self.args, self.kwargs), is_leaf=_is_value)
         if self.call in self.unit.in_place and isinstance(args[0], Tensor):
@@ -84,7 +84,7 @@ def _stages(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _operands(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any] | None:
-    """What a call gives the fused op to read; None if that is not what it was recorded with."""
+    """The operands that a call contributes to the fused op; None if they do not match the recording."""
     found: dict[int, Any] = {}
     for index, path in unit.by_call.get(number, ()):
         x = found[index] = reach(args, kwargs, path)
@@ -94,7 +94,7 @@ def _operands(unit: Unit, number: int, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _may_be(x: Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether a tensor is of the dtype that was recorded. Under autocast floats may be of two."""
+    """True if a tensor has the recorded dtype. Under autocast, float32 and the autocast dtype match each other."""
     value = value_of(x)
     found = floats_of(x).dtype if value is None else value.dtype
     if dtype is None or found is dtype:
@@ -166,7 +166,7 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
 
 
 def _result(unit: Unit, result: Any, dtype: torch.dtype) -> Any:
-    """What the last call of a fused op gives. Another call from there gives a tensor of its own."""
+    """The result of the last call of a fused op, in the given dtype, not aliased with that of another call."""
     if type(result) is Levels:
         return result if dtype is result.dtype else Levels(result.levels, result.grid, dtype)
     made = result.clone() if unit.is_fused or unit.yielded else result

@@ -1,4 +1,4 @@
-"""Which calls of a model are one fused op: found in the prepared program, by the calls that its nodes are from."""
+"""Group the calls of a model into fused ops, by the prepared program and the calls its nodes come from."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Units:
         return found
 
     def watched(self) -> dict[int, dict[int, tuple[str, ...]]]:
-        """What is to be observed of the results of each call, by the number of the result. Inputs are at call -1."""
+        """The groups that observe each result of each call, by result number. Inputs are call -1."""
         last: dict[fx.Node, int] = {}
         for call in self.calls:  # what is folded into an op gives the value that it has
             if call.number in self.of_call or call.computes:
@@ -219,7 +219,7 @@ def _call_of(program: Program, node: fx.Node) -> int | None:
 
 
 def _moves(node: fx.Node) -> bool:
-    """Whether an op only moves elements, so that it can be done on bytes as on floats."""
+    """True if an op only moves elements, so that it can run on bytes."""
     if node.target is operator.getitem:
         return True
     is_window = any(is_op(node, name) for name in ("pad", "max_pool1d", "max_pool2d", "max_pool3d", "relu", "clamp"))

@@ -56,7 +56,7 @@ class Recording:
         """Calls that gave another tensor in the memory of one that they were given."""
         self.contexts = 1
         self.last: Any = None
-        """What the model gave in the last run."""
+        """The model's result in the last run."""
         self.trees: Any = None
         self.gives_tensors = True
         self.many_at_once: dict[int, str] = {}
@@ -155,7 +155,7 @@ class Recording:
         return next((call.name for call in self.recorder.calls if not call.reads), "")
 
     def facts(self, captured: Program) -> tuple[CallFacts, ...]:
-        """What was seen of each call."""
+        """The facts of each recorded call."""
         rows = self.recorder.calls
         origins = (captured.origins.get(node) for node in captured.graph.nodes)
         used = {origin.call for origin in origins if isinstance(origin, SeenAt)}
@@ -182,7 +182,7 @@ BOUNDARIES.add(id(Recording.run.__code__))
 
 
 def _refused(error: RuntimeError, model: nn.Module) -> CaptureError | None:
-    """What is said if code of the model is compiled while its calls are intercepted; other errors are the model's own."""
+    """The refusal of code that torch compiles while calls are intercepted; None for errors of the model's own."""
     if type(error).__module__ != "torch._dynamo.exc":
         return None
     return CaptureError(
@@ -195,7 +195,7 @@ def _refused(error: RuntimeError, model: nn.Module) -> CaptureError | None:
 def arguments_of(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Path, ...], tuple[tuple[Path, Any], ...]]:
-    """Where the tensors among the arguments of a call are, and what the others are."""
+    """The paths of the tensors in a call's arguments, and the numbers, strings and flags among the others with theirs."""
     tensors: list[Path] = []
     others: list[tuple[Path, Any]] = []
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs))

@@ -40,7 +40,7 @@ MAX_SHAPES = 256
 
 
 class ModuleState(Protocol):
-    """What a run asks of the state of a module, and the hooks around the calls of the module."""
+    """Interface of a module's state as a run uses it, with the hooks around the module's calls."""
 
     path: str
     contexts: list[Context]
@@ -71,7 +71,7 @@ class ModuleState(Protocol):
 
 
 class Recording(Protocol):
-    """What a run asks of those who write its calls down."""
+    """Interface of a call recorder as a run uses it."""
 
     recorder: Recorder
 
@@ -89,7 +89,7 @@ class Frame:
     parent: Frame | None
     previous: int = START
     steps: list[int] | None = None
-    """What was called, while the model is traced."""
+    """The calls so far, while the model is traced."""
     last: str = ""
     """The module with parameters that was called last: the same line after another layer of a loop is another place."""
 
@@ -117,12 +117,12 @@ class Run:
         self.recording: Recording | None = None
         self.is_live = trace.phase is Phase.TRAINING
         self.may_skip = trace.phase is Phase.CONVERTED and self.log is None and not any(map(bool, GLOBAL_HOOKS))
-        """Whether modules of torch.nn need not be called where a kernel does their work."""
+        """True if modules of torch.nn may be skipped where a kernel does their work."""
         self.leaf: LeafCall | None = None
         self.refused: QuantcError | None = None
         self.escapes = Escapes()
         self.gave_weights = False
-        """Whether the memory of a weight was handed out."""
+        """True once the memory of a weight was exposed."""
         self.rounded: dict[Any, Any] = {}
         """In training: what was rounded in this run, by what rounds it."""
         bound: Bound | None = trace.bounds.get(state.path)
@@ -302,7 +302,7 @@ class Run:
         return (leaf.path, *leaf.key, name, leaf.names.count(name))
 
     def counts_batches(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a batch norm counts a batch, which the fused op that it is part of does too."""
+        """True if a batch norm counts a batch that the fused op it is part of counts too."""
         leaf, context = self.leaf, self.frame.context
         if leaf is None or context is None or getattr(func, "__name__", "") != "add_":
             return False
@@ -313,7 +313,7 @@ class Run:
         return site is not None and site.number in self.trace.units
 
     def is_left_float(self, leaf: str) -> bool:
-        """Whether the config leaves a module float, so that it may be called from anywhere."""
+        """True if no call of a leaf module is quantized, so that it may be called from anywhere."""
         return bool(leaf) and leaf in self.bound.left_float
 
     def step_name(self, number: int) -> str:
@@ -348,7 +348,7 @@ class Run:
 
 
 def _version(x: Tensor) -> Any:
-    """How often torch has counted a write; unlike any other where it does not count."""
+    """The version counter of a tensor; a unique object for inference tensors, which have none."""
     return object() if x.is_inference() else x._version
 
 
@@ -371,7 +371,7 @@ def _without_numbers(x: Any) -> Any:
 
 
 class Bound:
-    """What a trace needs of the model it is attached to, or of the module of it that is called by itself."""
+    """A trace's view of the model it is attached to, or of a submodule called by itself: tensors by name, and weights."""
 
     def __init__(self, trace: Trace, model: nn.Module, path: str) -> None:
         prefix = f"{path}." if path else ""
@@ -393,7 +393,7 @@ class Bound:
         given = [] if path or trace.program is None else trace.held.graph.find_nodes(op="placeholder")
         read = [node for node in given if node.name.startswith(INPUT) and node.users and not is_mask(node)]
         self.finite_inputs = {int(node.name.removeprefix(INPUT)) for node in read}
-        """Which of the model's inputs, in their flat order, must not be infinite."""
+        """Flat positions of the model's inputs that must be finite."""
         is_settled = trace.phase in (Phase.OBSERVING, Phase.CONVERTED)
         self.weights = Weights(self.rows, trace.made_of) if is_settled else None
         if trace.phase is Phase.TRAINING:
@@ -409,5 +409,5 @@ class Bound:
 
     @property
     def is_loose(self) -> bool:
-        """Whether somebody has put other weights in the place of those that are known here."""
+        """True if a weight of the model has been replaced by another tensor."""
         return any(row.held.get(row.last) is not row.tensor for row in self.rows)

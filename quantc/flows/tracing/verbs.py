@@ -182,7 +182,7 @@ def _train_together(model: nn.Module, trace: Trace) -> None:
 
 
 def _made_of(model: nn.Module, trace: Trace) -> dict[str, str]:
-    """What the weights of a model are that its program was just made of."""
+    """Digests of the weights that a model's program was just made of, by name."""
     rows = [row for unit in trace.units.values() for pairs in unit.derived.values() for _, row in pairs]
     return digests(model, trace.weights) | {row.key: row.digest for row in rows}
 
@@ -320,7 +320,7 @@ def to_program(model: nn.Module) -> Program:
 
 
 def coverage(model: nn.Module) -> Coverage:
-    """What became of every op that was seen, those too that no graph holds."""
+    """The outcome of every op that was recorded, also of those in no graph."""
     trace = state_of(model).trace
     found = trace.held.coverage()
     return replace(found, rows=(*found.rows, *_whole_calls(trace)))
@@ -343,7 +343,7 @@ def _whole_calls(trace: Trace) -> Iterator[Row]:
 
 
 def explain(model: nn.Module, node: fx.Node | str) -> NodeExplanation:
-    """What became of one op, and why."""
+    """The outcome of one op, and its reasons."""
     return state_of(model).trace.held.explain(node)
 
 

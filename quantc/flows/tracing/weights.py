@@ -20,7 +20,7 @@ from quantc.ir.program import attribute
 
 
 def digest(tensor: Tensor) -> str:
-    """What a tensor holds, in few letters."""
+    """Dtype, shape and hash of a tensor's contents."""
     with torch._C.DisableTorchFunction():
         plain = tensor.detach()
         if plain.layout is not torch.strided:
@@ -65,7 +65,7 @@ class Weight:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the model has the same tensor, in the same memory, and torch knows of nothing that was written to it."""
+        """True if the model holds the same tensor in the same memory, and its version counter has not moved."""
         tensor = self.tensor
         if self.held.get(self.last) is not tensor or (self.version is not None and tensor._version != self.version):
             return False
