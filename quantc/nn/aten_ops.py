@@ -30,7 +30,7 @@ CLAMPS: dict[Any, Callable[..., tuple[float | None, float | None]]] = {
     aten.clamp_min.default: lambda low: (low, None),
     aten.clamp_max.default: lambda high: (None, high),
 }
-"""What bounds there are, by what the op is given."""
+"""The bounds of each clamping op, as functions of its other arguments."""
 CLAMPS_IN_PLACE: dict[Any, Any] = {
     aten.relu_.default: aten.relu.default,
     aten.hardtanh_.default: aten.hardtanh.default,

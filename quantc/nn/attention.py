@@ -1,4 +1,4 @@
-"""What attention of several heads computes between its projections, in float, whoever the projections are."""
+"""Multi-head attention between its projections, in float: shared by all forms of the module."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HeadedAttention(nn.Module):
         return made.reshape(*made.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
     def _mask(self, q: Tensor, k: Tensor, seen: Tensor | None, padding: Tensor | None) -> Tensor | None:
-        """What is added to the scores."""
+        """The additive mask of the scores; None without masks."""
         parts = []
         if seen is not None:
             heads = self.num_heads if seen.dim() == 3 else 1

@@ -25,13 +25,13 @@ DTYPES = (torch.qint8, torch.int8, HALF)
 
 
 def run_time_grid(target: str) -> dict[str, Any]:
-    """How what is read is quantized: the last arguments of ops of the integer form, which are torch's scales."""
+    """Quantization arguments of the input, as the ops of the integer form take them last; the qparams are torch's."""
     span = FULL if target == "qnnpack" else REDUCED
     return {"x_zero_point": None, "qmin": 0, "qmax": span, "dtype": torch.uint8, "eps": SMALLEST_SCALE}
 
 
 def weight_observers(mod: Any) -> Any:
-    """What makes observers of weights: the qconfig's, or the usual ones."""
+    """Factory of weight observers: the qconfig's, or the default."""
     qconfig = getattr(mod, "qconfig", None)
     if qconfig is None or qconfig.weight is None:
         from quantc.nn.qconfig import default_dynamic_qconfig

@@ -25,7 +25,7 @@ from quantc.spec.torch_dtypes import FLOAT_QPARAMS, FORMATS, PER_CHANNEL, SYMMET
 
 
 class FakeQuantizeBase(nn.Module, Constructible):
-    """What all fake quantizers have: two switches, which state dicts hold."""
+    """Base of all fake quantizers: two switches, which state dicts hold."""
 
     fake_quant_enabled: Tensor
     observer_enabled: Tensor

@@ -94,7 +94,7 @@ def _levels(q: QuantizedTensor, low: float | None, high: float | None) -> tuple[
 
 
 def in_float(function: Function, *xs: Any, grid: Grid | None = None, what: str = "") -> QuantizedTensor:
-    """What a function of floats makes of the numbers, rounded onto a grid that is given, or that of the first."""
+    """Apply a float function to dequantized tensors, and round the result to the given grid, or that of the first operand."""
     tensors = [check_quantized(x, what or getattr(function, "__name__", "it")) for x in xs]
     first = tensors[0]
     return quantize_per_tensor(function(*(q.dequantize() for q in tensors)), *(grid or first.grid), first.dtype)

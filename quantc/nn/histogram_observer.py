@@ -60,7 +60,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     @property
     def has_seen(self) -> bool:
-        """Whether it has seen data."""
+        """True if it has seen data."""
         return bool(self.min_val <= self.max_val)
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self.max_val.copy_(high)
 
     def _moved(self, low: Tensor, high: Tensor) -> Tensor:
-        """What was counted so far, in the bins of a range that holds the one so far."""
+        """The counts so far, in bins of a range that contains the current one."""
         if bool(low == self.min_val) and bool(high == self.max_val):
             return self.histogram
         if bool(self.min_val == self.max_val):

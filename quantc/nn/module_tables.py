@@ -1,4 +1,4 @@
-"""Which module takes the place of which: made of the modules themselves, each of which says what it is made of."""
+"""Tables of module replacements, derived from the modules: each names the float module it replaces."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _copied(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> Quantiz
 
 @handles(aten.argmax.default, aten.argmin.default, aten.argsort.default)
 def _places(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Where numbers are: levels are in the same order."""
+    """Positions from `argmax` and its like: levels are in the same order as the numbers."""
     _refuse_channels(func, q)
     found: Tensor = func(q.data_of, *args, **kwargs)
     return found

@@ -36,7 +36,7 @@ SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Embedding: TABLE,
     nn.EmbeddingBag: BAG,
 }
-"""What float modules are made with, in order: the attributes of the same names."""
+"""Constructor arguments of each float module, in order: the attributes of the same names."""
 
 
 class Trained(nn.Module):
@@ -50,7 +50,7 @@ class Trained(nn.Module):
     """The float module."""
     relu: ClassVar[bool] = False
     extra: ClassVar[tuple[str, ...]] = ("qconfig",)
-    """What it is made with beyond what the float module is."""
+    """Constructor arguments beyond the float module's."""
 
     weight: Any
     bias: Any
@@ -83,7 +83,7 @@ class Trained(nn.Module):
         return functional.relu(made) if self.relu else made
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the float module computes, with another weight and bias."""
+        """The float module's computation, with another weight and bias."""
         if self.plain is nn.Linear:
             return functional.linear(x, weight, bias)
         made: Tensor = self._conv_forward(x, weight, bias)  # type: ignore[operator]

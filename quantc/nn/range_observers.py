@@ -50,10 +50,10 @@ def default_qparams(observer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class ObserverBase(nn.Module, Constructible):
-    """What all observers have: a dtype, whether scales are found as the model runs, and `calculate_qparams`."""
+    """Base of all observers: dtype, static or dynamic qparams, and `calculate_qparams`."""
 
     place: str | None = None
-    """What of a model it observes, for messages; a flow that knows says so."""
+    """The tensor it observes, for messages; set by flows that know."""
     __prepare_scriptable__ = refuse_observer
 
     def __init__(self, dtype: Any, is_dynamic: bool = False) -> None:
@@ -200,7 +200,7 @@ def _shifted_qparams(low: Tensor, high: Tensor, ends: tuple[int, int], eps: Tens
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Whether a tensor can be looked at: it stands for no other, and nobody is compiling."""
+    """True if a tensor's elements can be read: it is neither fake nor meta, and nothing is being compiled."""
     return not (torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta)
 
 
@@ -225,7 +225,7 @@ class RangeObserver(UniformQuantizationObserverBase):
 
     @property
     def has_seen(self) -> bool:
-        """Whether it has seen data."""
+        """True if it has seen data."""
         return self.min_val.numel() > 0 and bool((self.min_val <= self.max_val).all())
 
     @torch.no_grad()

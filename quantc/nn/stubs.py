@@ -1,4 +1,4 @@
-"""Where quantized parts of a model begin and end."""
+"""The boundaries of the quantized parts of a model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Stub(nn.Module):
 
 
 class QuantStub(_Stub):
-    """Where float tensors are quantized: observes them, and becomes `quantc.nn.quantized.Quantize`."""
+    """Boundary into a quantized part: observes float tensors, and becomes `quantc.nn.quantized.Quantize`."""
 
 
 class DeQuantStub(_Stub):
-    """Where tensors are made float again: becomes `quantc.nn.quantized.DeQuantize`."""
+    """Boundary out of a quantized part: becomes `quantc.nn.quantized.DeQuantize`."""
 
 
 class QuantWrapper(nn.Module):

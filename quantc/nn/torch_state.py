@@ -123,4 +123,4 @@ WRITERS: dict[type[nn.Module], Callable[[Any], tuple[int, State]]] = {
     PReLU: _nothing,
     QuantizedModule: lambda module: (1, _grid(module)),
 }
-"""How modules are written, by their kind; the first that fits."""
+"""Writers by kind of module; the first that fits is used."""

@@ -20,7 +20,7 @@ from quantc.targets.kernels.embedding import BagLookup, ByteTable
 from quantc.targets.kernels.stored_weight import StoredWeight
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
-"""What becomes of the rows of a bag, as torch numbers it."""
+"""Reductions of a bag, in torch's numbering."""
 
 
 def pairs(levels: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Embedding(QuantizedModule):
 
     @property
     def is_packed(self) -> bool:
-        """Whether two levels are stored in a byte."""
+        """True if two levels are packed in a byte."""
         return self.dtype is torch.quint4x2
 
     def levels(self, rows: Tensor | None = None) -> Tensor:
