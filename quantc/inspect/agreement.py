@@ -44,7 +44,7 @@ class AgreementRow:
     module: str
     elements: int = 0
     differ: int = 0
-    """How many elements are not the same."""
+    """Number of unequal elements."""
     worst: int = 0
     """By how many steps, at most."""
     clear: int = 0
@@ -186,7 +186,7 @@ class _Comparison(NodeByNode):
         self.integer = _Integer(integer)
         self.rows: dict[str, AgreementRow] = {}
         self.exact: dict[fx.Node, Any] = {}
-        """What each node yields in float64, from the same integers."""
+        """The result of each node in float64, from the same integers."""
         self.found: dict[fx.Node, tuple[Tensor, Tensor]] = {}
         """Scale and zero point of dequantize ops for which they are found as the program runs."""
 

@@ -29,7 +29,7 @@ from quantc.passes.remove_fake_quantize import as_inference_has_it
 from quantc.spec.formats import Timing
 
 MAX_ROWS = 40
-"""How many rows of each kind the text shows."""
+"""Maximum number of rows of each kind in the text."""
 BY_OP = ("op", "quantized", "propagated", "float", TECHNIQUE, "multiply-adds", "int8")
 
 
@@ -53,8 +53,7 @@ class Row:
     op: str
     verdict: Verdict
     technique: str
-    """When its scales are found, and on what it computes: "static", "dynamic" or "weight-only". Empty if no rule took
-    it."""
+    """"static", "dynamic" or "weight-only". Empty if no rule took it."""
     rule: str
     """The rule that took it; for a float op the rule that came nearest, if any did."""
     quantizer: str
@@ -85,7 +84,7 @@ class Coverage:
     quantizer: str
     rows: tuple[Row, ...]
     accumulators: Accumulators | None = None
-    """What the sums of its products can come to, once its weights are integers."""
+    """Accumulator bounds, once the weights are integers."""
     coarse: tuple[Coarse, ...] = ()
     """Tensors that are too small for the smallest scale, once calibration has seen them."""
 

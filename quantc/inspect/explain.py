@@ -26,7 +26,7 @@ from quantc.patterns.explain_match import Tried, resolve_node
 from quantc.spec.formats import Timing
 
 SHOWN = 6
-"""How many ops of a module are named."""
+"""Maximum number of ops of a module that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class NodeExplanation:
     tried: tuple[Tried, ...]
     """Every rule that mentions the op: the one that took it first, then the nearest."""
     changes: tuple[Change[Any], ...]
-    """What would let a rule take it, the smallest first; one is enough for the reason it answers."""
+    """Changes that would let a rule take it, the smallest first; one is enough for the reason it answers."""
     notes: tuple[str, ...] = ()
-    """What else there is to say of it: which rule of the config it follows, what it computes in integer form."""
+    """Further facts: the config rule it follows, its formula in integer form."""
     is_integer: bool = False
-    """Whether the program is in integer form: what would have to change is for the prepared one to say."""
+    """True if the program is in integer form: changes are for the prepared program to tell."""
     others: tuple[NodeExplanation, ...] = ()
-    """Where a module was asked for: its other ops. This is the first that is float, if one is."""
+    """The other ops of a requested module. This is its first float op, if there is one."""
 
     @property
     def verdict(self) -> Verdict:

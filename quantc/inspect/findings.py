@@ -15,9 +15,9 @@ MODEL_DB = 20.0
 OP_DB = 10.0
 """The same for one op that alone is quantized."""
 VANISHED = 0.5
-"""Which share of the numbers of a tensor may lie below half a step, and so become zero."""
+"""Share of a tensor's values below half a step, thus rounded to zero, above which it is a finding."""
 MAX_NAMED = 3
-"""How many ops and tensors are named; the tables have all."""
+"""Maximum number of ops and tensors named; the tables have all."""
 
 
 def findings(comparison: Comparison, measured_on: str) -> tuple[str, ...]:

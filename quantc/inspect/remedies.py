@@ -37,7 +37,7 @@ from quantc.patterns.match import Match, Refusal
 from quantc.patterns.operand_patterns import LeafKind
 
 MAX_WAITING = 64
-"""How many nodes are looked through for the ones that they wait for."""
+"""Maximum number of nodes in the search for those that they wait for."""
 MAX_BLAMED = 3
 """For how many of those a change is looked for."""
 

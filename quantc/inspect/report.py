@@ -26,13 +26,13 @@ from quantc.support.sqnr import format_sqnr
 from quantc.support.terminal import Screen, readable
 
 MAX_ROWS = 20
-"""How many rows of each table the text shows."""
+"""Maximum number of rows of each table in the text."""
 MeasuredOn = Literal["batches", "example inputs"]
 EXAMPLES = "the example inputs"
 SLOWER = 0.97
-"""How many times as fast a program is that is told to be slower: less than this is chance."""
+"""Speedup below which a program is reported as slower; anything between this and 1 is noise."""
 DIGITS = 4
-"""How many significant digits times have."""
+"""Significant digits of times."""
 WORTH_TELLING = 0.9
 """A program that is saved smaller than it is in memory by this much has integers of few bits."""
 
@@ -50,12 +50,12 @@ class Speed:
     """Time per call of the float program, and of the quantized one on its target."""
 
     target: str
-    """What runs the quantized one."""
+    """The target of the quantized program."""
     before: float
     """Milliseconds of the float model in torch, the best of all rounds."""
     after: float
     runtime: str = ""
-    """What runs the float program in the same way as the quantized one; empty where that was not measured."""
+    """The float program's runtime for a like comparison; empty if that was not measured."""
     runtime_before: float | None = None
     """Milliseconds of the float program there."""
     why_not: str = ""
@@ -125,13 +125,13 @@ class Report:
     size: Size
     steps: tuple[Step, ...]
     log: tuple[LogEntry, ...]
-    """What each pass did, and what it had to say."""
+    """The passes, with their notes."""
     speed: Speed | None = None
-    """Where it was measured: `quantc quantize` does, on what it was lowered to."""
+    """Measured by `quantc quantize`, on the artifact it lowers to; None otherwise."""
     measured_on: MeasuredOn = "batches"
-    """What the comparison is of: batches, or the inputs the model was captured with where none were given."""
+    """The data of the comparison: batches, or the example inputs where none were given."""
     is_held_out: bool = True
-    """Whether calibration saw nothing of what the comparison is of."""
+    """True if calibration saw none of the comparison's data."""
     outside: tuple[Outside, ...] = ()
     """Inputs of what was held out that are far from what calibration saw."""
 
