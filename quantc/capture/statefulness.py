@@ -21,7 +21,7 @@ from quantc.capture.model_copies import Tensors, cloned_inputs, twin
 STANDARD = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 """Attributes that torch keeps for itself; recurrent modules list their weights anew when these are exchanged."""
 DEPTH = 4
-"""How deep into containers and objects a change is looked for."""
+"""Maximum depth of the search for changes in containers and objects."""
 Picture = tuple[Any, ...]
 
 

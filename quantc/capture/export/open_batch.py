@@ -37,7 +37,7 @@ SYMBOL = "batch"
 Make = Callable[[Request], tuple[Program, list[str]]]
 """Captures what is asked for, and gives notes for the log."""
 FAILS, DIFFERS = "the captured program fails", "the captured program is not the model"
-"""How the reasons begin that may have nothing to do with sizes."""
+"""Prefixes of reasons that may have nothing to do with sizes."""
 OTHER, NEXT = 3, 2
 """The size that a batch is tried at besides one and the example's; the next where that is the example's."""
 
@@ -49,7 +49,7 @@ class Batch:
     size: int
     names: tuple[str, ...]
     shapes: dict[str, Any]
-    """What opens it, as `torch.export` takes it."""
+    """The `dynamic_shapes` of `torch.export` that make it dynamic."""
 
 
 def shared_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch | str:

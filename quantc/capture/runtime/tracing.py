@@ -28,7 +28,7 @@ from quantc.ir.sites import Origin
 from quantc.rewrite.functionalize import functional_overload, reshaping_form
 
 INPUT = "input_"
-"""What the names of the model's own inputs begin with; their number follows."""
+"""Prefix of the names of the model's own inputs, before their number."""
 ARITHMETIC = frozenset(
     [
         "add",
@@ -75,7 +75,7 @@ class SeenCall:
     makes: tuple[fx.Node | None, ...]
     """The node of each tensor that it gave."""
     writes_first: bool
-    """Whether it gave its first argument back, changed in place."""
+    """True if it returned its first argument, changed in place."""
     writes: tuple[int, ...] = ()
     """The tensors that it was given and has changed, by position: their nodes come last in `makes`."""
     times: int = 1
@@ -88,7 +88,7 @@ class Value:
     tensor: Tensor
     node: fx.Node
     stamp: Stamp
-    """What it held when the node was its value."""
+    """Its contents when the node was its value."""
 
 
 def _writes_for_good(node: fx.Node) -> bool:
@@ -361,13 +361,13 @@ class Recorder:
         return tuple(dict.fromkeys(name for read in found if (name := self.parameter(read))))
 
     def _guard_numbers(self) -> None:
-        """Where the model looks at numbers, those that it calculates with may come from data: they are no constants."""
+        """If the model reads elements, keep the tensors it scales as operands: its scalars may come from data, so are no constants."""
         if any("looks at numbers" in reason for reason in self.reasons):
             scaled = [call for call in self.calls if call.name in ARITHMETIC and len(call.reads) == 1]
             self._read.update({node: None for call in scaled for node in call.reads if node.op != "get_attr"})
 
     def _keep_ends(self) -> None:
-        """Where the model goes ways that the graph does not show, so does what nothing in the graph reads."""
+        """If the model takes paths that the graph does not show, keep unread results: those paths may read them."""
         if self.reasons:
             ends = (node for call in self.calls for node in call.makes if node is not None and not node.users)
             self._read.update({node: None for node in ends if node.op == "call_function"})

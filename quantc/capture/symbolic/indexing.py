@@ -12,7 +12,7 @@ from quantc.capture.symbolic.python_spellings import ArgumentKind
 from quantc.ir.dialect import aten
 
 END = 9223372036854775807
-"""How ATen writes "to the end" of a slice."""
+"""ATen's value for an open end of a slice."""
 
 
 def _consumes(part: Any) -> bool:

@@ -65,9 +65,9 @@ class AtenTracer(AtenLowering):
         self.sizes: dict[str, ProxyValue] = {}
         """The node that computes each symbolic size; two sizes that are the same expression are one node."""
         self.leaf_values: dict[str, list[Any]] = {}
-        """What each leaf module returned (as fakes) when the example inputs were run, call by call."""
+        """The results of each leaf module (as fakes) on the example inputs, call by call."""
         self.is_suspended = False
-        """Whether modules are run rather than followed just now."""
+        """True while modules are run, not traced."""
         self.changes_grad_mode = False
         self._entry: Callable[[], Entry] | None = None
 
