@@ -15,7 +15,7 @@ from quantc.observe.store import Statistics
 from quantc.spec.observation import Observation
 
 SHOWN = 40
-"""How many groups are printed."""
+"""Maximum number of groups printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GroupRange:
     """The extremes; None if nothing was seen, or the observation keeps none."""
     high: float | None
     seen: int
-    """How many elements."""
+    """Number of observed elements."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CalibrationReport:
     """Groups that are too small for the smallest scale, and so come to few levels."""
     seen: Mapping[str, Observation] = field(repr=False)
     describe: Callable[[], Mapping[str, Any]] = field(repr=False)
-    """What `seen` is of: takes a digest of all weights, and so is asked for only when needed."""
+    """Identity of the statistics. Computed lazily: it digests all weights."""
 
     @cached_property
     def statistics(self) -> Statistics:

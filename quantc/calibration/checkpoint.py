@@ -81,7 +81,7 @@ class Checkpoint:
     path: Path
     every: int
     identity: Mapping[str, Any]
-    """What the statistics are of: program, plan, how many batches came before, which share of the data."""
+    """Identity of the statistics: program, plan, number of earlier batches, share of the data."""
 
     def read(self) -> tuple[Whole, int] | None:
         """State that an earlier run left, and its number of threads; None if there was none. A file of another

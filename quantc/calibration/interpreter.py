@@ -38,7 +38,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
 }
-"""What overwrites its operand where that is not needed any more: the same numbers, without new memory."""
+"""In-place forms of ops, for operands at their last use: the same numbers without an allocation."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class Builder:
         self.built: dict[str, FakeQuantizer] = {}
         """By the name of the group."""
         self.averaged: dict[str, int] = {}
-        """How many ranges follow a moving average although their specs ask for something else, by what that is."""
+        """Number of ranges that follow a moving average although their specs request another observer, by that observer."""
         self._groups: dict[Site, Group] = {site: group for group in program.plan.groups for site in group.places}
 
     def build(self, group: Group, value: fx.Node) -> FakeQuantizer:

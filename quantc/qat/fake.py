@@ -130,7 +130,7 @@ class FollowedRange(FakeQuantizer):
     def __init__(self, group: str, spec: QuantSpec, where: str, shape: torch.Size, rate: float | None) -> None:
         super().__init__(group, spec, where)
         self.rate = rate
-        """How far each batch moves the range; None where it only grows."""
+        """Step of the range's moving average; None if the range only grows."""
         self.register_buffer("low", torch.zeros(shape))
         self.register_buffer("high", torch.zeros(shape))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
@@ -264,7 +264,7 @@ class LearnedScale(FakeQuantizer):
         )
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.is_started = False
-        """What `started` says, without looking at a tensor."""
+        """`started` as a Python bool, to avoid reading a tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
