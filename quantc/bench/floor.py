@@ -32,7 +32,7 @@ from quantc.targets.kernels.replay import replay
 
 ROUNDS = 5
 TURNS, TURN = 3, 5e-4
-"""How often each has its turn in a round, the whole as well; and how many seconds an op is repeated for in a turn."""
+"""Turns of each contender per round, and the seconds of one turn."""
 UNTIMED = ("placeholder", "get_attr", "output")
 
 
@@ -45,7 +45,7 @@ class OpTime:
     kernel: str
     """Its best kernel; empty where it runs on none."""
     shape: str
-    """What it reads and, in brackets, what its kernel has to do."""
+    """Operand shapes and, in brackets, the kind of kernel work and its output channels."""
     microseconds: float
 
 

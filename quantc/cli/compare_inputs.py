@@ -33,14 +33,14 @@ class Side:
 
     source: str
     told: str
-    """What it is, in a few words."""
+    """A short description."""
     run: Run
     program: Program | None
-    """What it takes and yields; None for files that do not say how their inputs are arranged."""
+    """The program that says what it takes and yields; None for files that do not record how their inputs are arranged."""
     is_open: bool = False
-    """Whether what it runs is `program`, op by op."""
+    """True if it runs `program` itself, op by op."""
     model: nn.Module | None = None
-    """What it was captured from, where a factory gave that."""
+    """The captured model, if a factory gave one."""
     batches: Any = None
     """Data that came with it."""
 

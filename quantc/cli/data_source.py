@@ -55,7 +55,7 @@ class Data:
     arrays: dict[str, Tensor] | None = None
     values: Iterable[Any] | None = None
     inputs: tuple[int | str, ...] = ()
-    """What the model takes of each batch, where it does not take all."""
+    """The parts of each batch that the model takes; empty for all."""
 
     @staticmethod
     def read(data: str, inputs: tuple[int | str, ...] = ()) -> Data:

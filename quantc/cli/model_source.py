@@ -32,7 +32,7 @@ KINDS = "give a .qc file, a .pt2 file, a .txt file with a program's text, or pac
 
 
 READERS: dict[str, Callable[[Path], Program]] = {".qc": load_saved, ".pt2": capture, ".txt": read_text}
-"""Who reads the files that go by a suffix."""
+"""Readers by file suffix."""
 
 
 OTHERS = {".pte": "ExecuTorch", ".onnx": "ONNX runtimes"}
@@ -53,7 +53,7 @@ def load(source: str | None, method: Method = "auto") -> Program:
 
 
 Examples = Callable[[nn.Module], "tuple[Any, ...] | dict[str, Any] | None"]
-"""Where the example inputs of a model come from that has none: positional ones, or keyword arguments."""
+"""Makes the example inputs of a model that has none: positional ones, or keyword arguments."""
 
 
 def load_all(

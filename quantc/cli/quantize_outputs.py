@@ -31,11 +31,11 @@ class Delivered:
 
     done: Done
     artifact: Any = None
-    """What the program was lowered to; None where it was not."""
+    """The lowered artifact; None if the program was not lowered."""
     why_not: str = ""
     """Why it was not lowered, or its speed not measured."""
     files: tuple[tuple[str, Path], ...] = ()
-    """What was written: what it is, and where."""
+    """The kind and path of each written file."""
 
     @property
     def is_elsewhere(self) -> bool:

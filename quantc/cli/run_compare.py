@@ -64,9 +64,9 @@ class Structure:
     ops: tuple[ComparedOps, ...]
     """The ops that they do not have equally often."""
     decisions: tuple[Decision, ...]
-    """Where both are quantized, or about to be: what they do to an op, if not the same."""
+    """Differing decisions on ops, if both programs are annotated or later."""
     is_quantizing: bool
-    """Whether one of them is quantized and the other is not: most differs then, and for this reason."""
+    """True if one of them is quantized and the other is not, which explains most differences."""
     diff: Diff
 
     def to_data(self) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class Wanted:
     to: Form = "qdq"
     reduce_range: RangeReduction = "auto"
     held_out: int | None = None
-    """How many of the last batches to measure on, and not to calibrate with."""
+    """Number of last batches kept from calibration to measure on."""
     taken: Taken = Taken()
 
     @property

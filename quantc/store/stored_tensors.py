@@ -52,7 +52,7 @@ FLOATS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 NARROWER = {**INTEGERS, **FLOATS}
 BITS: dict[torch.dtype, torch.dtype] = {torch.float32: torch.int32, torch.float64: torch.int64}
 WIDTHS: dict[int, Width] = {1: 2, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7}
-"""How many bits numbers are packed in that need so many."""
+"""Packing width of integers by the bits they need."""
 
 
 class _Record(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -146,7 +146,7 @@ class TensorReader:
         self.stored = dict(stored)
         self._room = MAX_UNFOLDED + UNFOLDING * sum(tensor.nbytes for tensor in stored.values())
         self._left = Counter(_place(record, name) for name, record in records.items() if not isinstance(record, Filled))
-        """How many tensors have still to be made of what is stored."""
+        """Number of tensors still to be built from each stored one."""
 
     def take(self, name: str) -> Tensor:
         record = self.records.pop(name, None)
@@ -240,7 +240,7 @@ def _unpacked(stored: Tensor, bits: Width, shape: list[int], where: str) -> Tens
 # -- which form ------------------------------------------------------------------------------------------------
 
 Made = tuple[Callable[..., AnyRecord], Tensor | None]
-"""What makes the record, and what is stored."""
+"""Constructor of the record, and the stored tensor."""
 
 
 def _forms(whole: Tensor) -> Iterator[Made]:

@@ -41,7 +41,7 @@ from quantc.verbs.prepare import prepare
 Mode = Literal["static", "dynamic", "weight-only"]
 MODES = ("static", "dynamic", "weight-only")
 KEPT = 2
-"""How many batches are kept to measure the outcome on."""
+"""Number of batches kept for measuring the outcome."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Result:
     captured: Program
     """The float program."""
     report: Report
-    """What was quantized, how close it comes, how large it is; prints as text, `to_json()` is for machines."""
+    """Coverage, accuracy and size; prints as text, `to_json()` is for machines."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.program(*args, **kwargs)
