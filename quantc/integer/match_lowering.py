@@ -20,7 +20,7 @@ from quantc.qdq.ops import is_dequantize, is_quantize
 from quantc.spec.arithmetic import EXACT, Arithmetic
 
 Curves = Literal["exact", "float"]
-"""What becomes of an activation that is no clamp after a product: a table of steps, or float as it is."""
+"""Form of an activation after a conv or matmul, clamps apart: a step table, or the float op."""
 
 
 class NotIntegerError(Exception):

@@ -44,13 +44,13 @@ MOVES = frozenset(
 )
 """Ops, by the name of their schema, that hand numbers on as they are."""
 SHIFTS = frozenset({"add", "sub", "rsub", "clamp"})
-"""What may come between the rounding of a number and its cast to an integer."""
+"""Ops allowed between a rounding and the cast to an integer."""
 MULTIPLIER = MOVES | SHIFTS | {"to", "mul", "div", "round"}
-"""What an exact sum goes through in float64 on its way to a result."""
+"""Ops allowed in float64 between an exact sum and the result."""
 INDEXING = frozenset(["index", "index_select", "gather", "embedding", "where", "masked_fill", "take"])
 """Ops that read integers, or bools, as places and not as numbers."""
 BEGINS_INSIDE = "_dynamic"
-"""How the names of integer ops end that take floats: their integers begin inside."""
+"""Suffix of the integer ops that take floats: they quantize inside."""
 NARROW = (torch.int8, torch.uint8, torch.int16)
 
 

@@ -17,7 +17,7 @@ from quantc.spec.aten_arithmetic import aten
 STORED = "Tensor w, Tensor? scale, Tensor? zero_point, int? axis, int? group_size"
 """A stored weight. It has no scale, one, one for each index of an axis, or one for each group of a row."""
 LAYOUT = "int[]? shape, int[]? order"
-"""How a weight that is stored as a matrix comes to its shape: it is reshaped, then its axes are ordered."""
+"""Shape of a weight stored as a matrix: reshape, then permute the axes."""
 REAL = "w = f32(wq − wz) · sw in float32"
 BYTES = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Formats of which torch moves rows only as bytes."""

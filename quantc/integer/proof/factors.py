@@ -71,7 +71,7 @@ class Factors:
     bias: Tensor | None = None
     """In steps of the accumulator."""
     count: int | None = None
-    """How many products a sum of two activations has; None if that is not known."""
+    """Number of terms in a sum of products of two activations; None if unknown."""
 
     @property
     def channels(self) -> int:

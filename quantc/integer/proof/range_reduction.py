@@ -27,8 +27,8 @@ from quantc.spec.numerics import QParams, quantize
 from quantc.spec.spec import QuantSpec
 
 RangeReduction = Literal["auto", "no", "weights", "activations"]
-"""What is made narrower where the instruction set of the backend adds pairs: nothing, the weights of the channels that
-need it, or the activations that meet them; "auto" is weights, and activations where a weight cannot be made coarser."""
+"""The range to narrow where the backend's instruction set adds pairs: none, the weights of the channels that need it, or
+their activations; "auto" is weights, and activations where a weight cannot be made coarser."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +147,8 @@ class Reduction:
         )
 
     def _narrow_otherwise(self, product: NarrowedRange, what: RangeReduction) -> None:
-        """Where weights are not to be made coarser, or cannot be. Activations that multiply each other are made
-        narrower only where that is asked for: both would lose by it, and few kernels multiply them as bytes."""
+        """Narrow the activations if weights are not to be made coarser, or cannot be. Two activations that multiply each other are
+        narrowed only on request: both would lose precision, and few kernels multiply them as bytes."""
         if what == "weights" or (what == "auto" and product.weight is None):
             self._note_unsafe(product, f'{self._why_not_coarser(product)}; reduce_range="activations" would do')
         else:
