@@ -21,7 +21,7 @@ class Provenance:
     """The version."""
     program: str
     backend: str
-    """What it was quantized for; empty if it was quantized elsewhere."""
+    """The backend it was quantized for; empty if it was quantized elsewhere."""
     config: str
     """A digest of what the user asked for."""
     source: str

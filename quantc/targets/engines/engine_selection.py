@@ -26,9 +26,9 @@ SLACK = 6.0
 """In dB: how much less than torch's kernels will do where these do not come so close. They are held to the integer form
 op by op, which nobody can do inside an engine; in deep models a few roundings that go the other way grow."""
 SECONDS = 1.0
-"""How long engines are timed, each."""
+"""Seconds of timing per engine."""
 MIN_RUNS, MAX_RUNS = 3, 200
-"""How often."""
+"""Bounds on the number of rounds."""
 
 
 @dataclass(frozen=True)

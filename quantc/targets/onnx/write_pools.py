@@ -25,7 +25,7 @@ class PoolWindows:
     size: int | None
     """Of what is pooled; None if it varies."""
     count: int | None
-    """How many windows torch has; None if it varies."""
+    """Number of windows in torch; None if it varies."""
 
     @property
     def reach(self) -> int:
