@@ -109,7 +109,7 @@ class Row:
     torch_ao: float
     quantc: float
     speed: float
-    """How many times as fast as torch.ao, the median over the rounds."""
+    """Speedup over torch.ao, the median over the rounds."""
     difference: float
 
 
