@@ -54,12 +54,12 @@ def _pointwise(func: Any, q: QuantizedTensor, *settings: Any) -> QuantizedTensor
 
 
 @handles(*CLAMPS)
-def _clamped(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
+def _clamp(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
     return functional_ops.clamp_levels(q, *CLAMPS[func](*bounds, **named), what=str(func))
 
 
 @handles(*CLAMPS_IN_PLACE)
-def _clamped_(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
+def _clamp_(func: Any, q: QuantizedTensor, *bounds: Any, **named: Any) -> QuantizedTensor:
     return functional_ops.clamp_levels_(q, *CLAMPS[CLAMPS_IN_PLACE[func]](*bounds, **named), what=str(func))
 
 

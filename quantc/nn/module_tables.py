@@ -23,7 +23,7 @@ def _by_float_module(*packages: ModuleType) -> Mapping:
     return {module._FLOAT_MODULE: module for module in named if getattr(module, "_FLOAT_MODULE", None) is not None}
 
 
-def _trained(static: Mapping) -> Mapping:
+def _from_trained(static: Mapping) -> Mapping:
     """The same for modules that were trained: they become what the float modules that they are made of do."""
     norms = {
         intrinsic.ConvBn1d: quantized.Conv1d,
@@ -62,6 +62,6 @@ _STATIC = {
     NonDynamicallyQuantizableLinear: quantized.Linear,
 }
 del _STATIC[nn.Tanh]
-STATIC_MODULES: Mapping = {**_STATIC, **_trained(_STATIC)}
+STATIC_MODULES: Mapping = {**_STATIC, **_from_trained(_STATIC)}
 """Quantized, by float module and by the module it was trained as. ReLU and Tanh stay: they take quantized tensors as well,
 and need no observer, since their grids are known."""

@@ -59,10 +59,10 @@ def product_kernel(target: str, product: Product, x: QuantizedTensor) -> Run:
     run = on_kernel(target, product.op, [read], _arguments(product, scale, zero_point + shift_in, shift_out, dtype))
     if not shift_in and not shift_out:
         return run
-    return _shifted(run, shift_in, shift_out)
+    return _with_shifts(run, shift_in, shift_out)
 
 
-def _shifted(run: Run, shift_in: int, shift_out: int) -> Run:
+def _with_shifts(run: Run, shift_in: int, shift_out: int) -> Run:
     def shifted(data: Tensor) -> Tensor:
         read = data.view(torch.uint8).bitwise_xor(shift_in) if shift_in else data
         made: Tensor = run(read)

@@ -237,7 +237,7 @@ class RangeObserver(UniformQuantizationObserverBase):
             self._refuse_non_finite(low, high)
         is_first = not self.min_val.numel() or (has_numbers(x) and not self.has_seen)
         if not is_first:
-            low, high = self._joined(low, high)
+            low, high = self._join(low, high)
         self._set(low, high)
         return x
 
@@ -248,7 +248,7 @@ class RangeObserver(UniformQuantizationObserverBase):
         self.min_val.copy_(low)
         self.max_val.copy_(high)
 
-    def _joined(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _join(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """The range so far and that of a batch, in one."""
         return torch.minimum(self.min_val, low), torch.maximum(self.max_val, high)
 
@@ -293,7 +293,7 @@ class _Following(RangeObserver):
 
     averaging_constant: float
 
-    def _joined(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _join(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         rate = self.averaging_constant
         return self.min_val + rate * (low - self.min_val), self.max_val + rate * (high - self.max_val)
 
