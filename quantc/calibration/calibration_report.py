@@ -88,7 +88,7 @@ class CalibrationReport:
         lines += [f"  warning: {row}" for row in self.coarse]
         if self.unseen:
             lines.append(f"  never reached, and so not to be converted: {', '.join(self.unseen)}")
-        rows = [(row.where, row.observe, _shown(row.low), _shown(row.high), str(row.seen)) for row in self.groups]
+        rows = [(row.where, row.observe, _show(row.low), _show(row.high), str(row.seen)) for row in self.groups]
         if rows:
             lines += plain_rows(("tensor", "observe", "low", "high", "seen"), rows[:SHOWN])
         if len(rows) > SHOWN:
@@ -100,7 +100,7 @@ def batch_count(batches: int) -> str:
     return "1 batch" if batches == 1 else f"{batches} batches"
 
 
-def _shown(value: float | None) -> str:
+def _show(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 

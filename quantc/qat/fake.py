@@ -108,13 +108,13 @@ class OwnRange(FakeQuantizer):
     def find(self, x: Tensor) -> QParams:
         weight = x.detach()
         if self.spec.observe != DEFAULT_OBSERVE:
-            observed: QParams = _observed(weight, self.spec, self.where)
+            observed: QParams = _observe_weight(weight, self.spec, self.where)
             return observed
         return qparams_of_sound_range(*extremes(weight.float(), self.spec.granularity), self.spec)
 
 
 @outside_graphs  # type: ignore[untyped-decorator]
-def _observed(weight: Tensor, spec: QuantSpec, where: str) -> QParams:
+def _observe_weight(weight: Tensor, spec: QuantSpec, where: str) -> QParams:
     observation = start(spec)
     observation.update(weight, where=where)
     return observation.qparams(spec, where=where)
@@ -208,9 +208,9 @@ class RunTimeScale(FakeQuantizer):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x
-        return passed_through(x, self._rounded(x.detach().float()).to(x.dtype))
+        return passed_through(x, self._round(x.detach().float()).to(x.dtype))
 
-    def _rounded(self, x: Tensor) -> Tensor:
+    def _round(self, x: Tensor) -> Tensor:
         spec, ops = self.spec, decomposed_ops()
         ends = (spec.qmin, spec.qmax, spec.dtype.storage)
         per_token = isinstance(spec.granularity, PerToken)
