@@ -166,7 +166,7 @@ class Coverage:
     def headline(self) -> str:
         """Totals, in one line."""
         taken, handed_on, in_float = (
-            f"{count} {verdict}{self._told(verdict)}" for verdict, count in self.counts.items()
+            f"{count} {verdict}{self._techniques_text(verdict)}" for verdict, count in self.counts.items()
         )
         states = f"{taken}, {handed_on}, {in_float}"
         if self.is_integer:
@@ -176,7 +176,7 @@ class Coverage:
         unknown = f"; not counted: {len(self.uncounted)} ops of unknown size" if self.uncounted else ""
         return f"{self.program} for {self.quantizer or 'nobody'}: {len(self.rows)} ops, {states}; {products}{unknown}"
 
-    def _told(self, verdict: Verdict | str) -> str:
+    def _techniques_text(self, verdict: Verdict | str) -> str:
         """The techniques of the ops of a verdict, in brackets; nothing where all are static."""
         words = in_words(row.technique for row in self.rows_for(Verdict(verdict)))
         return f" ({words})" if words else ""
@@ -288,9 +288,9 @@ class Judge:
         origin = self.program.origins.get(node) or Origin()
         name = f"{path}/{node.name}" if path else node.name
         place = (origin.module_path, origin.source)
-        return Row(name, op_name(node), *self._judged(path, node), *place, macs, int8)
+        return Row(name, op_name(node), *self._judge(path, node), *place, macs, int8)
 
-    def _judged(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, str, Why | None, str]:
+    def _judge(self, path: str, node: fx.Node) -> tuple[Verdict, str, str, str, Why | None, str]:
         """Verdict, technique, rule, quantizer, and why."""
         claim = self.program.plan.claims.get(node)
         if self.is_integer and node in self.program.plan.left_float:

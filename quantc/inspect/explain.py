@@ -106,13 +106,13 @@ def explain(program: Program, node: fx.Node | str) -> NodeExplanation:
         asked = next((op for at, op in ops_of(judge.program) if at == path and op.name == found.name), None)
         if asked is None:
             raise _no_op(program, found)
-        made = _explained(program, judge, path, asked)
+        made = _explain(program, judge, path, asked)
         others = [op.name for _, op in inside if op is not asked]
         if others and asked not in [op for _, op in inside]:
             told = f"{node} is also a module, whose ops are others: {', '.join(others[:SHOWN])}"
             made = replace(made, notes=(*made.notes, told))
         return made
-    rows = [_explained(program, judge, path, op) for path, op in inside]
+    rows = [_explain(program, judge, path, op) for path, op in inside]
     first = next((row for row in rows if row.verdict is Verdict.FLOAT), rows[0])
     return replace(first, others=tuple(row for row in rows if row is not first))
 
@@ -147,7 +147,7 @@ def _ops_at(program: Program, path: str) -> list[tuple[str, fx.Node]]:
     return [(at, op) for at, op in ops_of(program) if op in members]
 
 
-def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> NodeExplanation:
+def _explain(program: Program, judge: Judge, path: str, asked: fx.Node) -> NodeExplanation:
     row = judge.row(path, asked)
     if judge.is_integer:
         return NodeExplanation(row, (), (), tuple(_integer_notes(program, asked, row)), is_integer=True)
@@ -155,7 +155,7 @@ def _explained(program: Program, judge: Judge, path: str, asked: fx.Node) -> Nod
     tried = [tried for trial in judge.reasons.trials.tables for tried in trial.explain(twin).tried]
     if row.verdict is Verdict.FLOAT:
         # a rule that fits and is not fed has not taken the node
-        tried = [replace(one, matched=False, reason=_said(row, one)) if one.matched else one for one in tried]
+        tried = [replace(one, matched=False, reason=_reason_text(row, one)) if one.matched else one for one in tried]
         changes = Remedies(judge.reasons).for_node(twin)
     else:
         tried.sort(key=lambda one: not one.matched)
@@ -186,7 +186,7 @@ def _integer_notes(program: Program, node: fx.Node, row: Row) -> Iterator[str]:
         yield op.formula
 
 
-def _said(row: Row, tried: Tried) -> str:
+def _reason_text(row: Row, tried: Tried) -> str:
     return row.reason.removeprefix(f"{tried.rule}: ")
 
 

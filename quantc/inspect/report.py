@@ -99,13 +99,13 @@ class Speed:
 
     def __str__(self) -> str:
         told = [
-            f"{1 / times:.2f} times slower than float in {name} ({_shown(spent)} ms)"
+            f"{1 / times:.2f} times slower than float in {name} ({_time_text(spent)} ms)"
             if times < SLOWER
-            else f"{times:.2f} times as fast as float in {name} ({_shown(spent)} ms)"
+            else f"{times:.2f} times as fast as float in {name} ({_time_text(spent)} ms)"
             for name, spent, times in self.against
         ]
         more = f"; {self.why_not}" if self.why_not else ""
-        return f"{_shown(self.after)} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
+        return f"{_time_text(self.after)} ms on {self.target}: {', '.join(told)} (one thread, {EXAMPLES}){more}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Report:
     is_held_out: bool = True
     """True if calibration saw none of the comparison's data."""
     outside: tuple[Outside, ...] = ()
-    """Inputs of what was held out that are far from what calibration saw."""
+    """Held-out inputs that are far from the calibrated range."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -166,7 +166,7 @@ class Report:
         return {
             **(extra or {}),
             "coverage": self.coverage.headline.partition(": ")[2],
-            "calibrated with": self._calibrated_with,
+            "calibrated with": self._calibration_data,
             "SQNR": self._sqnr,
             "size": self._size,
             **({} if self.speed is None else {"speed": str(self.speed)}),
@@ -200,9 +200,9 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Likely problems of accuracy or speed: shown before everything else."""
-        found = () if self.comparison is None else findings(self.comparison, self._measured)
+        found = () if self.comparison is None else findings(self.comparison, self._measured_data)
         slower = () if self.speed is None else self.speed.warnings
-        far = (each.told(self._measured) for each in self.outside)
+        far = (each.told(self._measured_data) for each in self.outside)
         return (*far, *found, *self.coverage.warnings, *slower)
 
     def show(self, screen: Screen, extra: Mapping[str, str] | None = None) -> None:
@@ -222,9 +222,9 @@ class Report:
         return page(self.title, self.fields(extra or {}), self.sections(), self.warnings, self.notes)
 
     @property
-    def _calibrated_with(self) -> str:
+    def _calibration_data(self) -> str:
         if self.calibration is not None:
-            return _counted(self.calibration.batches)
+            return _count_text(self.calibration.batches)
         techniques = self.coverage.techniques
         if techniques[Timing.DYNAMIC]:
             return "no data: the scales of activations are found as the program runs"
@@ -244,17 +244,17 @@ class Report:
     def _sqnr(self) -> str:
         if self.comparison is None:
             return "not measured: there are neither batches nor example inputs"
-        return f"{format_sqnr(self.comparison.sqnr)} dB over {self._measured}"
+        return f"{format_sqnr(self.comparison.sqnr)} dB over {self._measured_data}"
 
     @property
-    def _measured(self) -> str:
+    def _measured_data(self) -> str:
         """Data that the numbers were measured on."""
         if self.comparison is None or self.measured_on != "batches":
             return EXAMPLES
         count = self.comparison.batches
         if not self.is_held_out:
-            return f"{_counted(count)} that calibration saw"
-        return _counted(count) if self.calibration is None else _counted(count, "held-out ")
+            return f"{_count_text(count)} that calibration saw"
+        return _count_text(count) if self.calibration is None else _count_text(count, "held-out ")
 
     def __str__(self) -> str:
         text = StringIO()
@@ -271,10 +271,10 @@ def _quotient(before: float, after: float) -> float:
     return before / after if after else math.inf
 
 
-def _shown(milliseconds: float) -> str:
+def _time_text(milliseconds: float) -> str:
     """A time with all its digits."""
     return f"{milliseconds:.{DIGITS}g}"
 
 
-def _counted(batches: int, kind: str = "") -> str:
+def _count_text(batches: int, kind: str = "") -> str:
     return f"1 {kind}batch" if batches == 1 else f"{batches} {kind}batches"
