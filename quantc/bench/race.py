@@ -42,7 +42,7 @@ class Row:
     speed: float | None = None
     """Speedup over the float model, the median over the rounds."""
     sqnr: float | None = None
-    """In dB against the float model, on inputs that nobody has seen."""
+    """In dB against the float model, on unseen inputs."""
     size: float | None = None
     """Bytes of the weights, as a share of the float model's."""
     build_seconds: float | None = None
