@@ -45,7 +45,7 @@ IN_FLOAT = (
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_linear1d.default,
     aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
 )  # fmt: skip
-"""Averages and the like: their results lie within the range of what they read, and stay on its grid."""
+"""Ops whose results lie within the range of their input (averages and the like): they stay on its grid."""
 
 
 @handles(*POINTWISE)
@@ -70,12 +70,12 @@ def _in_float(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> Quant
 
 @handles(aten.max_pool2d_with_indices.default, aten.quantized_max_pool2d.default, aten.max_pool2d.default)
 def _max_pool2d(func: Any, q: QuantizedTensor, *window: Any) -> Any:
-    """torch asks for the places of the largest too, which nobody reads: it is given an empty tensor."""
+    """Max pooling; torch's second result, the indices, is never read and stays empty."""
     made = functional_ops.max_pool2d(q, *window)
     return (made, torch.empty(0, dtype=torch.int64)) if func is aten.max_pool2d_with_indices.default else made
 
 
 @handles(aten.native_dropout.default)
 def _dropout(func: Any, q: QuantizedTensor, p: float, train: bool | None) -> tuple[QuantizedTensor, Tensor]:
-    """Nothing is dropped from what is quantized."""
+    """Identity: dropout does nothing to quantized tensors."""
     return q, torch.ones(q.shape, dtype=torch.bool)

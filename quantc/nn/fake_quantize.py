@@ -118,7 +118,7 @@ class FakeQuantize(FakeQuantizeBase):
 
 
 def _make_room(fake: FakeQuantize, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give scale and zero point the shapes of what is loaded into them."""
+    """Resize scale and zero point to the shapes being loaded."""
     for name in ("scale", "zero_point"):
         if f"{prefix}{name}" in state:
             getattr(fake, name).resize_(state[f"{prefix}{name}"].shape)

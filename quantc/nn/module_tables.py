@@ -18,7 +18,7 @@ Mapping = dict[type[nn.Module], type[nn.Module]]
 
 
 def _by_float_module(*packages: ModuleType) -> Mapping:
-    """The modules of packages by what they are made of."""
+    """The modules of packages by their float modules."""
     named: list[Any] = [getattr(package, name) for package in packages for name in package.__all__]
     return {module._FLOAT_MODULE: module for module in named if getattr(module, "_FLOAT_MODULE", None) is not None}
 

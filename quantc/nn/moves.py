@@ -37,7 +37,7 @@ def _move(func: Any, q: QuantizedTensor, *args: Any, **kwargs: Any) -> Quantized
 
 @handles(aten.view.default)
 def _view(func: Any, q: QuantizedTensor, size: Sequence[int]) -> QuantizedTensor:
-    """Kernels leave results channels last, of which not every view can be had: then it is a copy."""
+    """`view`, as `reshape`: kernels leave results channels-last, where some views need a copy."""
     _refuse_channels(func, q)
     return q.like(q.data_of.reshape(size))
 
@@ -85,7 +85,7 @@ def _transpose(func: Any, q: QuantizedTensor, *pair: int) -> QuantizedTensor:
 
 @handles(aten.cat.default, aten.stack.default)
 def _join(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> QuantizedTensor:
-    """Tensors on one grid. Others have to be brought onto one first, which rounds: that is asked for by name."""
+    """Join tensors on one grid. Others must be requantized first, which rounds, so callers request it by name."""
     first, *others = (check_quantized(x, str(func)) for x in tensors)
     _refuse_channels(func, first)
     if any(

@@ -1,8 +1,8 @@
-"""Observers as modules, under the names they have in torch, on the engine's numbers.
+"""Observers as modules, under torch's names, on the engine's numbers.
 
-An observer gives back what it is given and keeps the range of it in buffers, so that state dicts hold it;
-`calculate_qparams()` makes scale and zero point of that. The same data gives the same bits as torch's observers do,
-whose state dicts load here and the other way round. NaN is refused where it is seen.
+An observer returns its input and keeps the range in buffers, so that state dicts hold it; `calculate_qparams()` computes
+scale and zero point from that. The same data gives the same bits as torch's observers, whose state dicts load here and the
+other way round. NaN is refused at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class UnobservedWarning(UserWarning):
 
 
 def default_qparams(observer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale 1 and zero point 0, with a warning: what there is to say of data that nobody has seen."""
+    """Scale 1 and zero point 0, with a warning: the qparams of an observer without data."""
     warnings.warn(
         f"{type(observer).__name__} has seen no data, so its scale is 1 and its zero point 0: run the model on data first",
         UnobservedWarning,
@@ -116,7 +116,7 @@ class UniformQuantizationObserverBase(ObserverBase):
 
     @property
     def ch_axis(self) -> int:
-        """The axis that channels lie on. Whoever knows the op may set it before anything was seen."""
+        """The axis of the channels. Callers that know the op may set it before any data is seen."""
         return self._ch_axis
 
     @ch_axis.setter
@@ -164,8 +164,7 @@ class UniformQuantizationObserverBase(ObserverBase):
 
 
 def _make_room(observer: UniformQuantizationObserverBase, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give the buffers of an observer the shapes of what is loaded into them; files of older versions are brought up to
-    date."""
+    """Resize the buffers of an observer to the shapes being loaded; convert files of older versions."""
     state.setdefault(f"{prefix}eps", observer.eps)
     for name in ("min_val", "max_val"):
         if f"{prefix}{name}s" in state:
@@ -367,7 +366,7 @@ class FixedQParamsObserver(ObserverBase):
 
 
 class WithoutRange(ObserverBase):
-    """Observers from which no scale can be had."""
+    """Base of observers without a scale."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -380,7 +379,7 @@ class WithoutRange(ObserverBase):
 
 
 class PlaceholderObserver(WithoutRange):
-    """Says what a tensor becomes and looks at nothing: for float16, and for scales that are found as the model runs."""
+    """A dtype without statistics: for float16, and for run-time scales."""
 
     def __init__(
         self,
@@ -404,7 +403,7 @@ class PlaceholderObserver(WithoutRange):
 
 
 class RecordingObserver(WithoutRange):
-    """Keeps every tensor it is given, to look at."""
+    """Keeps every tensor it is given, for inspection."""
 
     def __init__(self, dtype: Any = torch.quint8) -> None:
         super().__init__(dtype)

@@ -10,7 +10,7 @@ from quantc.nn.qconfig import QConfigAny
 
 
 class _Stub(nn.Module):
-    """Hands on what it is given, until `convert` puts a module that changes it in its place."""
+    """Identity, until `convert` swaps it."""
 
     def __init__(self, qconfig: QConfigAny = None) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ class LSTMCell(nn.Module):
 
 
 def _on_grid_of(maker: Any, x: Tensor) -> Tensor:
-    """A float tensor on the grid of what a quantized functional module yields."""
+    """Round a float tensor to the grid of a quantized functional module."""
     scale, zero_point = maker.grid
     return quantize_per_tensor(x, scale, zero_point, maker.out_dtype)
 

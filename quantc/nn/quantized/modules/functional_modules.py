@@ -56,7 +56,7 @@ class FXFloatFunctional(_Functional):
 class FloatFunctional(FXFloatFunctional):
     """Ops on floats, whose results an observer sees once the model is prepared.
 
-    Numbers that are added or multiplied with need none: they move or stretch the grid of what is read.
+    Addition of and multiplication by a number need no observer: they shift or scale the grid of the input.
     """
 
     def __init__(self) -> None:
