@@ -47,7 +47,7 @@ CONVS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Case:
-    """A model whose first product is timed, and the shape of what it reads."""
+    """A model whose first matmul or convolution is timed, and the shape of its input."""
 
     kind: str
     build: Callable[[], nn.Module]

@@ -101,7 +101,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds of each, the best of all rounds, and what they come to."""
+    """Microseconds of each, the best of all rounds, and their ratio."""
 
     model: str
     dtype: str

@@ -30,7 +30,7 @@ CHANNELS = 8
 
 
 class Block(nn.Module):
-    """A convolution with batch norm and relu, added to what it was given."""
+    """A convolution with batch norm and relu, added to its input."""
 
     def __init__(self) -> None:
         super().__init__()

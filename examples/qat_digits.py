@@ -2,7 +2,7 @@
 
     python -m examples.qat_digits [--plot docs/qat-digits.svg]
 
-Prints the accuracy of the float model, of what calibration makes of it, and of what training makes of it.
+Prints the accuracy of the float model, after calibration, and after training.
 """
 
 from __future__ import annotations

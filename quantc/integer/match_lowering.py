@@ -141,7 +141,7 @@ class Task:
         return self.program.constant(f"{self.core.name}_{hint}", value, before=self.core)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Replace a node of the match, or one that quantizes its result, by a new node that takes over the claim."""
+        """Replace a node of the match, or a quantizer of its result, by a new node that inherits the claim."""
         self.claim(new)
         self.stand_in(old, new)
 

@@ -110,7 +110,7 @@ class _Graph:
     """Nodes that hang together, as trees."""
     seeds: set[fx.Node] = field(default_factory=set)
     rounded: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """Floats that are whole numbers, with what was rounded."""
+    """Integer-valued floats, with the value they are rounded from."""
     leaving: dict[fx.Node, str] = field(default_factory=dict)
     """Floats that are not yet numbers of the model: integers "cast" to float or "centered", and those once "scaled"."""
     suspects: list[tuple[fx.Node, fx.Node, str]] = field(default_factory=list)
@@ -241,7 +241,7 @@ class _Graph:
                 self._suspect(operand, source.all_input_nodes[0], f"{op_name(node)} reads it before it has its scale")
 
     def _judge_entry(self, node: fx.Node) -> None:
-        """Integers from float: a cast of what has been rounded."""
+        """Integers from float: a cast of a rounded value."""
         for operand in node.all_input_nodes:
             dtype = _dtype(operand)
             if dtype is None or not dtype.is_floating_point:

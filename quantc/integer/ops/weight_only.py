@@ -49,7 +49,7 @@ def _group(w: Tensor, scale: Tensor | None, group_size: int) -> int:
 
 
 def _beside(values: Tensor | None, levels: Tensor, axis: int | None, group_size: int | None) -> Tensor | None:
-    """Scales or zero points, shaped to go with what they are of."""
+    """Scales or zero points, shaped to broadcast with their weight."""
     if values is None or (axis is None and group_size is None):
         return values
     if group_size is not None:

@@ -36,7 +36,7 @@ class Translation:
     profile: Profile
     values: dict[fx.Node, Value] = field(default_factory=dict)
     bounds: dict[fx.Node, tuple[float | None, float | None]] = field(default_factory=dict)
-    """Activations that are left to the quantize op after them, by what they clip to."""
+    """Activations merged into the quantize op after them, by their bounds."""
     chosen: dict[fx.Node, str] = field(default_factory=dict)
     """The output of DynamicQuantizeLinear, by the `choose_qparams` node it replaces."""
 

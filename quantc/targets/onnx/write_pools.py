@@ -23,7 +23,7 @@ class PoolWindows:
     padding: int
     dilation: int
     size: int | None
-    """Of what is pooled; None if it varies."""
+    """Size of the input; None if it varies."""
     count: int | None
     """Number of windows in torch; None if it varies."""
 
