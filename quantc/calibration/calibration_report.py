@@ -49,7 +49,7 @@ class CalibrationReport:
     groups: tuple[GroupRange, ...]
     notes: tuple[str, ...]
     coarse: tuple[Coarse, ...]
-    """Groups that are too small for the smallest scale, and so come to few levels."""
+    """Groups whose range is too small for the smallest scale, so that they use few levels."""
     seen: Mapping[str, Observation] = field(repr=False)
     describe: Callable[[], Mapping[str, Any]] = field(repr=False)
     """Identity of the statistics. Computed lazily: it digests all weights."""

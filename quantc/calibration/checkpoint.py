@@ -54,7 +54,7 @@ def _what(node: fx.Node, owner: nn.Module) -> str:
 
 
 def plan_digest(program: Program) -> str:
-    """Digest of what is observed and how: the calibrated groups, and their specs."""
+    """Digest of the calibrated groups and their specs."""
     total = blake2b(digest_size=SIZE)
     for group, _ in data_groups(program):
         members = " ".join(str(site) for site in group.values)

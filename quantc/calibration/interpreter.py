@@ -56,7 +56,7 @@ class _Step:
     slot: int
     watch: Watch | None
     done: tuple[int, ...]
-    """The slots that nobody reads afterwards."""
+    """The slots that are dead afterwards."""
 
 
 class CompiledGraph:

@@ -52,7 +52,7 @@ def find_qparams(program: Program, reduce_range: RangeReduction = "auto") -> tup
 
 
 def _reduce_ranges(program: Program, places: Places, found: dict[str, QParams], what: RangeReduction) -> list[str]:
-    """Make ranges narrower where that is asked for and needed. Says where."""
+    """Reduce ranges where requested and needed; return notes."""
     reduction = Reduction(program, places, found)
     reduction.run(what)
     groups = [
@@ -67,7 +67,7 @@ def _reduce_ranges(program: Program, places: Places, found: dict[str, QParams], 
 
 
 def _coarse_weights(program: Program, places: Places, found: dict[str, QParams]) -> Iterator[str]:
-    """Says where the smallest scale allowed is coarser than what weights ask for."""
+    """Notes on weights whose scale the smallest allowed one clamps."""
     for group in program.plan.groups:
         if group.source is not Source.CONSTANTS or not isinstance(group.outcome, Quantize):
             continue

@@ -30,8 +30,8 @@ from quantc.spec.numerics import QParams, middle, qparams_of_sound_range, scale_
 from quantc.spec.spec import DEFAULT_OBSERVE, FITTED_BITS, FLOAT32_DIGITS, QuantSpec
 
 outside_graphs: Any = _disable_dynamo
-"""For what looks at numbers: compiled programs call it as it is. Unlike `torch.compiler.disable` it imports
-`torch._dynamo` on the first call."""
+"""Decorator for functions that read elements: compiled programs call them uncompiled. Unlike `torch.compiler.disable` it
+imports `torch._dynamo` only on the first call."""
 
 
 class FakeQuantizer(Freezable):
