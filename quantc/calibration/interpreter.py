@@ -25,7 +25,7 @@ from quantc.observe.module import ObserverModule
 from quantc.text.literals import used_nodes
 
 Watch = Callable[[Any], None]
-"""Told the value of a node, right after it has been computed."""
+"""Callback with the value of a node, right after it has been computed."""
 Values = list[Any]
 Read = Callable[[Values], Any]
 

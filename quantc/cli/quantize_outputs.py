@@ -33,7 +33,7 @@ class Delivered:
     artifact: Any = None
     """The lowered artifact; None if the program was not lowered."""
     why_not: str = ""
-    """Why it was not lowered, or its speed not measured."""
+    """The reason why it was not lowered, or its speed not measured."""
     files: tuple[tuple[str, Path], ...] = ()
     """The kind and path of each written file."""
 

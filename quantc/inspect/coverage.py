@@ -53,7 +53,7 @@ class Row:
     op: str
     verdict: Verdict
     technique: str
-    """"static", "dynamic" or "weight-only". Empty if no rule took it."""
+    """One of "static", "dynamic" and "weight-only"; empty if no rule took it."""
     rule: str
     """The rule that took it; for a float op the rule that came nearest, if any did."""
     quantizer: str
@@ -65,7 +65,7 @@ class Row:
     macs: int | None
     """Its multiply-adds; None where they are not known."""
     int8_macs: int
-    """Those of them whose factors are all 8-bit integers."""
+    """Multiply-adds whose factors are all 8-bit integers."""
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)

@@ -164,7 +164,7 @@ def _explain(program: Program, judge: Judge, path: str, asked: fx.Node) -> NodeE
 
 
 def _technique_notes(judge: Judge, node: fx.Node, row: Row) -> Iterator[str]:
-    """Why an op has its technique, or was to have one, where that is not plain static quantization."""
+    """Notes on an op's technique, or the requested one, unless it is plain static quantization."""
     setting = judge.reasons.trials.config.setting(node)
     if setting is not None and is_dynamic(setting):
         yield f"the config asks for run-time scales: {setting.rule}"

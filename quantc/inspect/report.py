@@ -59,7 +59,7 @@ class Speed:
     runtime_before: float | None = None
     """Milliseconds of the float program there."""
     why_not: str = ""
-    """Why the float program was not measured there."""
+    """The reason why the float program was not measured there."""
 
     def __post_init__(self) -> None:
         """Times are stored as displayed, so that the displayed speedup is their quotient."""

@@ -163,7 +163,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
 
 def _integral(begin: Tensor, end: Tensor, density: Tensor) -> Tensor:
-    """That of the square between two distances, times a density."""
+    """The integral of the square between two distances, times a density."""
     return density * ((end * end * end - begin * begin * begin) / 3)
 
 

@@ -22,11 +22,11 @@ MOVES = (
     aten.pixel_unshuffle.default, aten.gather.default, aten.narrow.default, aten.max.default, aten.min.default,
     aten.amax.default, aten.amin.default,
 )  # fmt: skip
-"""Those that give one tensor, and know nothing of channels: levels have the order of the numbers they stand for."""
+"""Ops with one result that ignore channels: levels have the order of the numbers they stand for."""
 PIECES = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default)
-"""Those that give several."""
+"""Ops with several results."""
 COPIES = (aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default, aten.lift_fresh.default)
-"""Those that keep every axis in its place."""
+"""Ops that keep every axis in its place."""
 
 
 @handles(*MOVES)

@@ -191,7 +191,7 @@ def _float_qparams(low: Tensor, high: Tensor, levels: int, eps: Tensor) -> tuple
 
 
 def _shifted_qparams(low: Tensor, high: Tensor, ends: tuple[int, int], eps: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of 8-bit floats in an affine scheme, as torch has it: the range is shifted onto that of the format."""
+    """Qparams of 8-bit floats in an affine scheme, as in torch: the range is shifted onto that of the format."""
     low, high = low.clamp(max=0), high.clamp(min=0)
     scale = torch.maximum((high - low) / float(ends[1] - ends[0]), eps)
     zero_point = (ends[0] - torch.round(low / scale).to(torch.int32)).clamp(*ends)

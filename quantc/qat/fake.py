@@ -43,7 +43,7 @@ class FakeQuantizer(Freezable):
         self.spec = spec
         self.where = where
         self.current: QParams | None = None
-        """Those of the last tensor, where another group derives its own from them."""
+        """The qparams of the last tensor, if another group derives its own from them."""
         self.is_parent = False
 
     def forward(self, x: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class Reduction:
     # -- what is done ------------------------------------------------------------------------------------------
 
     def _why_not_coarser(self, product: NarrowedRange) -> str | None:
-        """Why the scales of a product's weight cannot be raised one output channel at a time."""
+        """The reason why the scales of a weight cannot be raised per output channel; None if they can."""
         if product.weight is None:
             return "it has no weight"
         group = product.other
@@ -172,7 +172,7 @@ class Reduction:
         )
 
     def _why_not_narrower(self, group: Group, qmax: int | None) -> str | None:
-        """Why the activations of a group cannot end at `qmax`."""
+        """The reason why the activations of a group cannot end at `qmax`; None if they can."""
         if not isinstance(group.outcome, Quantize):
             return "the scale of its activations is fixed"
         if qmax is None:

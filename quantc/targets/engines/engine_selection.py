@@ -40,7 +40,7 @@ class EngineTiming:
     sqnr: float | None
     """Against the Q/DQ form, in dB."""
     why_not: str = ""
-    """Why it was not taken into account."""
+    """The reason why it was left out."""
 
 
 class Chosen(Deployed):
