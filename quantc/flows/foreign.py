@@ -68,7 +68,7 @@ def spec_of(observer: Any, role: Role = Role.ACT) -> QuantSpec:
 
 
 OBSERVED_AS = {"HistogramObserver": "histogram", "RecordingObserver": "recording"}
-"""The engine's name for what an observer collects, by the name of its class; minmax for all others."""
+"""The engine's name of an observer's statistics, by the name of its class; minmax for all others."""
 
 
 def _observe(observer: Any) -> Observe:

@@ -99,7 +99,7 @@ def missing_stub(model: nn.Module, kinds: Collection[Any]) -> Iterator[Fault]:
 
 
 def without_effect(model: nn.Module, own: Mapping[str, Any], kinds: Collection[Any]) -> Iterator[Fault]:
-    """Qconfigs that somebody gave to a part in which there is nothing to quantize."""
+    """Faults for qconfigs on parts of a model without quantizable layers."""
     known = tuple(kinds) + FUNCTIONALS
     for path in own:
         part = model.get_submodule(path)

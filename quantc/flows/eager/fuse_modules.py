@@ -22,7 +22,7 @@ FuserFunction = Callable[..., Sequence[nn.Module]]
 def fuse_known_modules(
     mod_list: Sequence[nn.Module], is_qat: bool, additional_fuser_method_mapping: Mapping[Any, Any] | None = None
 ) -> list[nn.Module]:
-    """The modules to put in the place of these: the first does the work of all, the rest are identities.
+    """The replacements of these modules: the first does the work of all, the rest are identities.
 
     Hooks before the first and behind the last are kept; others would see nothing any more, and a warning says so.
     """

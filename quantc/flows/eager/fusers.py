@@ -147,12 +147,12 @@ def get_fuser_method(op_list: Any, additional_fuser_method_mapping: Mapping[Any,
     if kinds not in known:
         starts = [sequence for sequence in known if isinstance(sequence, tuple) and sequence[:1] == kinds[:1]]
         raise FusionError(
-            f"{_spelled(kinds)} cannot be fused",
-            advice=f"these can be: {'; '.join(map(_spelled, starts or known))}; or give additional_fuser_method_mapping",
+            f"{_kinds_text(kinds)} cannot be fused",
+            advice=f"these can be: {'; '.join(map(_kinds_text, starts or known))}; or give additional_fuser_method_mapping",
         )
     found: Fuser = known[kinds]
     return found
 
 
-def _spelled(kinds: Any) -> str:
+def _kinds_text(kinds: Any) -> str:
     return ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)

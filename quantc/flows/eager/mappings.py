@@ -38,8 +38,8 @@ DEFAULT_STATIC_QUANT_MODULE_MAPPINGS: Mapped = {
     DeQuantStub: nnq.DeQuantize,
     **_without(STATIC_MODULES, nn.Sigmoid, *_TRAINED_TABLES),
 }
-"""For `convert`: what computes on quantized tensors in place of a float module, or of one that was trained. Sigmoids stay:
-they take quantized tensors, and the range of what they yield is known."""
+"""Replacements by `convert`: modules on quantized tensors, for float modules and trained ones. Sigmoids stay: they take
+quantized tensors, and their output range is known."""
 
 DEFAULT_QAT_MODULE_MAPPINGS: Mapped = {
     **_without(QAT_MODULES, *_TABLES),

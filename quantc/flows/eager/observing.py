@@ -41,7 +41,7 @@ def _observer_forward_pre_hook(self: nn.Module, input: Any) -> Any:  # noqa: A00
 
 
 def register_activation_post_process_hook(module: nn.Module, pre_hook: bool = False) -> None:
-    """Have the observer of a layer called: on what it yields, or with `pre_hook` on what it reads. First of its hooks."""
+    """Register the observer of a layer as the first of its hooks: on its output, or with `pre_hook` on its input."""
     if not hasattr(module, OBSERVER):
         raise EagerError(
             f"{type(module).__name__} has no observer to be called",

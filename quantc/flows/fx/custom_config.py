@@ -114,7 +114,7 @@ class PrepareCustomConfig(_CustomConfig):
         prepare_custom_config: Any = None,
         backend_config: Any = None,
     ) -> Self:
-        """Prepare a module on its own: nothing outside it is fused with what is in it."""
+        """Prepare a module on its own: nothing is fused across its boundary."""
         entry = StandaloneModuleConfigEntry(qconfig_mapping, example_inputs, prepare_custom_config, backend_config)
         self.standalone_module_names[module_name] = entry
         return self

@@ -83,7 +83,7 @@ KINDS: Mapping[str, tuple[QuantType, ...]] = {
     **dict.fromkeys((rule.name for rule in rules.RECURRENT), (QuantType.DYNAMIC,)),
     **dict.fromkeys((rule.name for rule in rules.LOOKUPS), (QuantType.WEIGHT_ONLY,)),
 }
-"""The kinds of quantization that a rule has; static unless told."""
+"""The kinds of quantization of each rule; static by default."""
 FIXED_RULES = ("sigmoid", "tanh", "softmax")
 """Rules whose results have a range that is known beforehand."""
 
@@ -101,11 +101,11 @@ class FlowBackend(Backend):
     """A backend for QConfigs: beside its rules it says which kinds of QConfigs they take."""
 
     kinds: Mapping[str, tuple[QuantType, ...]] = field(default_factory=lambda: KINDS)
-    """The kinds of quantization that a rule has; static unless told."""
+    """The kinds of quantization of each rule; static by default."""
     known_ranges: frozenset[str] = frozenset(FIXED_RULES)
     """Rules whose results have a range that is known beforehand."""
     formats: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The formats that a rule can be had in (`DTypeConfig`); those that `takes` has unless told."""
+    """The formats of a rule (`DTypeConfig`); those of `takes` by default."""
     spelled: Mapping[str, Callable[[Match], str | None]] = field(default_factory=dict)
     """For rules that are about some layers or functions only: why a match is none of these."""
 

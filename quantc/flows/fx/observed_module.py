@@ -30,7 +30,7 @@ class Preparation:
     """The state that prepare leaves for convert."""
 
     program: Program
-    """The graph with its observers, and the plan of what is quantized how."""
+    """The graph with its observers, and the plan."""
     mapping: QConfigMapping
     custom: PrepareCustomConfig
     observers: dict[str, list[str]] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def preserve(source: nn.Module, target: nn.Module, names: Iterable[str], memo: d
 
 
 def _hand_over(root: nn.Module, module: nn.Module, target: str) -> None:
-    """Let the program have what stands in the module, should somebody have put something else there."""
+    """Copy an attribute of the module into the program if it was replaced."""
     parent, _, leaf = target.rpartition(".")
     held, current = attribute(root, target), attribute(module, target)
     if held is not current and current is not None:

@@ -66,7 +66,7 @@ class QuantizedGraphModule(Lowered):
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph of what runs, kernels among it."""
+        """The graph of the running module, kernels included."""
         return self.module.graph
 
     @property

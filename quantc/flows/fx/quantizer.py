@@ -215,7 +215,7 @@ class QConfigAnnotation(TableAnnotation):
         if own is not None and own.spec.role is not Role.ACT:
             return super()._chosen(slot, setting, sites)
         qconfig = self.choice[slot.node]
-        given = self._yielded(slot.value)
+        given = self._outcome_of(slot.value)
         if reuses_input(qconfig):
             return None if given is None else SameAs(self.annotator.places.out(slot.value))
         if is_fixed(qconfig):
@@ -239,7 +239,7 @@ class QConfigAnnotation(TableAnnotation):
         """An op that is fused into another goes with it: the QConfig is that of the first."""
         return self.config.setting(first_of(match))
 
-    def _yielded(self, value: fx.Node) -> Quantize | Fixed | None:
+    def _outcome_of(self, value: fx.Node) -> Quantize | Fixed | None:
         outcome = self._root(self.annotator.plan.outcomes.get(self.annotator.places.out(value)))
         return outcome if isinstance(outcome, Quantize | Fixed) else None
 
@@ -249,7 +249,7 @@ class QConfigAnnotation(TableAnnotation):
         own = self._own(role)
         if isinstance(own, Fixed) and setting is not None and isinstance(setting.use, Quantize):
             qconfig = self.choice[node]
-            return _fixed(qconfig, setting.use.spec) if is_fixed(qconfig) else own
+            return _fixed_scale(qconfig, setting.use.spec) if is_fixed(qconfig) else own
         return super()._of_role(role, setting, node, value)
 
     def _share_lists(self, match: Match, sites: dict[str, Site]) -> None:
@@ -283,7 +283,7 @@ class QConfigAnnotation(TableAnnotation):
         outcome = Quantize(activation_spec(qconfig))
         for index, value in enumerate(self.annotator.places.operands(node)):
             if self.annotator.why_not_tensor(value) is None:
-                given = self._yielded(value)
+                given = self._outcome_of(value)
                 is_given = given is not None and given.spec.dtype is outcome.spec.dtype
                 self.annotator.operand(node, index, SameAs(self.annotator.places.out(value)) if is_given else outcome)
         if self.annotator.why_not_tensor(node) is None:
@@ -302,7 +302,7 @@ def is_swapped(module: Any, custom: PrepareCustomConfig, kind: QuantType) -> boo
     return type(module) in swaps or type(module) in swaps.values()
 
 
-def _fixed(qconfig: Any, spec: QuantSpec) -> Fixed:
-    """The scale that an observer has from the beginning."""
+def _fixed_scale(qconfig: Any, spec: QuantSpec) -> Fixed:
+    """The fixed qparams of an observer."""
     scale, zero_point = inner(qconfig.activation()).calculate_qparams()
     return Fixed(float(scale), int(zero_point), spec.but(observe=None, eps=None))

@@ -117,7 +117,7 @@ class OperatorConfig(NamedTuple):
 
 
 class Quantizer(ABC):
-    """Says how an exported graph is quantized, by annotating its nodes."""
+    """Base of quantizers, which annotate the nodes of an exported graph."""
 
     def transform_for_annotation(self, model: fx.GraphModule) -> fx.GraphModule:
         """Rewrite the graph before it is annotated, such as taking attention apart."""

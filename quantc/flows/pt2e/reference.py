@@ -1,8 +1,8 @@
-"""The integer form of a converted graph: quantc's integer engine on what dequantize and quantize ops enclose.
+"""The integer form of a converted graph: quantc's integer engine on the ops between dequantize and quantize.
 
-A product with the clamp behind it becomes exact sums of integers and one rounding; so do sums, pools, joins and what else
-has an integer form (docs/integer-form.md has the list). All other ops stay between dequantize and quantize, which are
-spelled out in ATen.
+A matmul or convolution with the clamp behind it becomes exact integer sums and one rounding; so do sums, pools, joins and
+the other ops with an integer form (docs/integer-form.md lists them). All other ops stay between dequantize and quantize,
+which are decomposed into ATen.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reference_form(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _give_types(program: Program) -> None:
-    """Quantize and dequantize ops come without their types, which follow from what they read."""
+    """Infer the types of quantize and dequantize ops from their operands."""
     for node in program.nodes():
         source = node.args[0] if node.args else None
         kind = tensor_type(source) if isinstance(source, fx.Node) else None

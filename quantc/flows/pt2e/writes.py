@@ -1,7 +1,7 @@
 """Writes in place in an exported graph, which training IR keeps: `relu_`, `copy_`, `out=`.
 
-An observer gives way to a quantize op, which copies. So a tensor that is written to after it was made is observed right
-before each reader, with what it holds by then, and what others see of a write is written to the tensor itself.
+An observer becomes a quantize op, which copies. So a tensor that changes after its definition is observed right before each
+reader, with its contents at that point, and writes that others see go to the tensor itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def name_results(graph: fx.Graph) -> int:
             if (name := latest.get(operand)) is not None:
                 node.replace_input_with(operand, name)
                 count += 1
-        target = _given_back(node)
+        target = _result_operand(node)
         if target is not None:
             names[node] = [*names.pop(target, []), target]
             for name in names[node]:
@@ -69,8 +69,8 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
     ]
 
 
-def _given_back(node: fx.Node) -> fx.Node | None:
-    """The one operand that a node writes to and yields."""
+def _result_operand(node: fx.Node) -> fx.Node | None:
+    """The operand that a node writes to and returns, if there is one alone."""
     operands = written_operands(node)
     if len(operands) != 1 or len(node.target._schema.returns) != 1:  # type: ignore[union-attr]
         return None

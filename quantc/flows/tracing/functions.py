@@ -37,9 +37,9 @@ PRODUCTS = frozenset(
         *ops_in(Family.LOOKUP, Family.RECURRENT, Family.RECURRENT_CELL),
     }
 )
-"""Calls that are quantized for their own sake, if they have a parameter of the model."""
+"""Calls that are quantized on their own account, if they have a parameter of the model."""
 COPIES = frozenset({"cat", "concat", "stack", "clone", "flip", "roll"})
-"""Calls that move elements, and whose results never share memory with what they are given."""
+"""Calls that move elements, and whose results never share memory with their arguments."""
 DROPOUT = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 MODES: dict[str, tuple[int, tuple[str, ...], bool, tuple[tuple[Any, ...], ...]]] = {
     **dict.fromkeys((*DROPOUT, *(f"{name}_" for name in DROPOUT)), (2, ("training", "train"), True, ())),
@@ -47,8 +47,8 @@ MODES: dict[str, tuple[int, tuple[str, ...], bool, tuple[tuple[Any, ...], ...]]]
     "rrelu": (3, ("training",), False, ()),
     **dict.fromkeys(ops_in(Family.RECURRENT), (6, ("train",), False, ())),
 }
-"""Functions that compute otherwise in training: where they are told so, by which keywords, what holds if they are not told, and
-where the arguments are that torch's own modules give them by the mode as well."""
+"""Functions that compute differently in training: position, keywords and default of their mode argument, and paths of the
+arguments that torch's own modules choose by the mode as well."""
 OPENED: tuple[Callable[..., Any], ...] = (torch.nn.functional.multi_head_attention_forward,)
 QUERIES = frozenset(
     {
@@ -153,7 +153,7 @@ class ModeArgument:
 
 
 def mode_argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModeArgument | None:
-    """The argument by which a call is told the mode; None if it computes the same in both."""
+    """The mode argument of a call; None if it computes the same in both modes."""
     if (row := MODES.get(name_of(func))) is None:
         return None
     index, names, default, follow = row

@@ -1,8 +1,8 @@
 """Calls that are part of one fused op.
 
-The op runs when its last operand is there. Calls before that, and those whose work it has done already, give stages: what a
-stage is made of (bytes, private copies of floats, weights that are held to be what they were) never changes, so that it does not
-matter when somebody looks at it, or whether the next call of the fused op comes at all.
+The op runs when its last operand is there. Earlier calls, and those whose work it has done already, return stages. The parts
+of a stage (bytes, private copies of floats, weights checked for changes) are immutable, so it can be read at any time, even if
+the next call of the fused op never comes.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _may_be(x: Tensor, dtype: torch.dtype | None) -> bool:
     return torch.is_autocast_enabled("cpu") and found in both and dtype in both
 
 
-def _kept(args: Any, known: dict[int, Any], run: Run) -> Any:
-    """Arguments as they are now, for who looks later; `known` are those that are kept already, by id."""
+def _keep_arguments(args: Any, known: dict[int, Any], run: Run) -> Any:
+    """A snapshot of arguments, for later reads; `known` holds earlier snapshots by id."""
 
     def now(x: Any) -> Any:
         if isinstance(x, Tensor):
@@ -153,12 +153,12 @@ def advance(unit: Unit, number: int, func: Callable[..., Any], args: Any, kwargs
         shape, dtype = run.looks_of(number, func, args, kwargs, autocast)
     made: Any
     if number != unit.members[-1]:
-        given = _kept(args, known, run), _kept(kwargs, known, run) if kwargs else kwargs
+        given = _keep_arguments(args, known, run), _keep_arguments(kwargs, known, run) if kwargs else kwargs
         made = Stage(unit, number, func, *given, operands, result, shape, dtype, autocast, run.check_weights, grads)
     else:
         made = _result(unit, result, dtype)
     if number in unit.in_place:
-        made = _written(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
+        made = _write_back(target, made, partial(func, target, *args[1:], **kwargs), number in unit.passive, run)
     elif not isinstance(made, Tensor):
         made = make_traced(made)
     run.gives(unit, number, made, result)
@@ -231,8 +231,8 @@ def follow(unit: Unit, number: int, func: Callable[..., Any], x: Any, run: Run) 
     return x
 
 
-def _written(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) -> Any:
-    """Let a tensor be what a call in place has made of it. If it has memory, it is written there."""
+def _write_back(x: Any, made: Any, call: partial[Any], is_passive: bool, run: Run) -> Any:
+    """Store the result of an in-place call in its tensor, in the memory of its floats if it has any."""
     is_value = not isinstance(made, Tensor)
     if type(x) is Traced and (x._quantc_buffer is None or is_passive):
         x._quantc_value = made if is_value else None

@@ -31,7 +31,7 @@ class Derived:
     sources: tuple[str, ...]
     """The parameters and buffers that it is computed of, by name."""
     digest: str
-    """Of what it was."""
+    """Digest of the recorded value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class CallFacts:
     is_used: bool
     """True if its result is read."""
     derived: tuple[Derived, ...] = ()
-    """Those of the tensors that were computed of parameters alone."""
+    """The tensors among them that are computed from parameters alone."""
     computes: bool = True
     """False for no-ops and dead code, before constant folding: a cast to the dtype at hand, dropout in inference, an unread
     result."""
@@ -175,7 +175,7 @@ class Unit:
                 rounders.setdefault(getattr(node.args[0], "name", ""), node)
         self.rounders = tuple(rounders.get(name) for name in self.trained_values)
         self.trained_root = _with_norm(nodes[self.root]).name if self.root in self.own else self.root
-        self.yielded = self._yielded(program, nodes[self.trained_root])
+        self.yielded = self._result_quantizer(program, nodes[self.trained_root])
         calls = {name: call for call, name in self.makes.items()}
         for name in self.own:  # an op of several results is none of them
             if isinstance(origin := program.origins.get(nodes[name]), SeenAt):
@@ -187,7 +187,7 @@ class Unit:
             if node.op == "call_module" and holder in (NORMS, MODES) and call is not None:
                 self.modes.setdefault(call, []).append(str(node.target))
 
-    def _yielded(self, program: Program, last: fx.Node) -> str:
+    def _result_quantizer(self, program: Program, last: fx.Node) -> str:
         """The fake quantizer of its result, if the plan rounds the result and the quantizer is its only reader; else empty."""
         places = (site for group in program.plan.groups for site in group.places)
         if not any(site.operand is None and site.node == self.root and not site.graph for site in places):
@@ -229,8 +229,7 @@ class Unit:
         return compute.forward(*(floats_of(operands[number]) for number in self.reading))
 
     def run_quantized(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
-        """Compute it on a kernel. Bytes are read as they come; floats are rounded by the kernel. Gives a value, or floats in new
-        memory."""
+        """Run it on a kernel. Bytes are read unchanged; the kernel rounds floats. Returns a value, or floats in new memory."""
         direct = self.direct
         if direct is not None:
             levels = []
@@ -245,9 +244,9 @@ class Unit:
                 if self.out_grid is not None:
                     return Levels(made, self.out_grid)
                 return made.clone() if any(_shares(made, x) for x in levels) else made
-        return self._run_as_given(program, operands, target)
+        return self._run_on_forms(program, operands, target)
 
-    def _run_as_given(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
+    def _run_on_forms(self, program: Program, operands: Mapping[int, Any], target: str) -> Any:
         given: list[Tensor] = []
         forms: list[Grid | None] = [None] * len(self.operands)
         for number in self.reading:
@@ -274,11 +273,11 @@ class Unit:
         found = self.computes.get(given)
         if found is None:
             with self._building:
-                found = self.computes.get(given) or self._built(program, given, target)
+                found = self.computes.get(given) or self._build_compute(program, given, target)
                 self.computes[given] = found
         return found
 
-    def _built(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
+    def _build_compute(self, program: Program, given: tuple[Grid | None, ...], target: str | None) -> Compute:
         names = list(dict.fromkeys(operand.value for operand in self.operands))
         on_grids = {operand.value: grid for operand, grid in zip(self.operands, given, strict=True) if grid is not None}
         made = Compute(extract_program(program, self.root, names, on_grids, self.out_grid, self.root), target)
@@ -322,7 +321,7 @@ def is_put_in(node: fx.Node) -> bool:
 
 
 def behind_put_in(node: fx.Node) -> fx.Node:
-    """The node whose value one is that was put in."""
+    """The node whose value an inserted node has."""
     while is_put_in(node) and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

@@ -37,8 +37,8 @@ class Units:
         self.owner = {name: call.number for call in reversed(calls) for name in call.makes}
         self.observed = observed_tensors(program) if program.stage >= Stage.SHARED else {}
         self.lost: list[str] = []
-        """Nodes that were to be quantized, and of which `build` has found no call that is the whole of them, as when a backend
-        takes attention apart: they would run in float without anybody being told."""
+        """Nodes to quantize that `build` cannot map to whole calls, as when a backend decomposes attention: they would silently run in
+        float."""
 
     def value(self, name: str) -> fx.Node | None:
         """The node that has the value which a node of the captured program had."""
@@ -54,12 +54,12 @@ class Units:
             if not call.reads:
                 return None
             if call.computes:  # it is folded, or nobody reads what has become of it
-                return self._folded_into(call) if call.may_fold else None
+                return self._fold_target(call) if call.may_fold else None
             name = call.reads[1 if call.name == "copy_" and len(call.reads) > 1 else 0]
         return self.nodes[name]
 
-    def _folded_into(self, call: CallFacts) -> fx.Node | None:
-        """The node that does the work of a call which the `fuse` pass made part of the op before it."""
+    def _fold_target(self, call: CallFacts) -> fx.Node | None:
+        """The node into which the `fuse` pass folded a call."""
         found = (self.value(name) for name, parameter in zip(call.reads, call.parameters, strict=True) if not parameter)
         return next((node for node in found if node is not None and node.op != "get_attr"), None)
 
@@ -105,7 +105,7 @@ class Units:
         if any(node not in own for call in calls for node in self.of_call.get(call or 0, [])):
             return None
         direct = {call for call in calls if call is not None}
-        members = sorted(direct | self._folded(own, direct))
+        members = sorted(direct | self._find_folded(own, direct))
         operands = list(self._operands(nodes, own))
         if None in operands:
             return None
@@ -129,13 +129,13 @@ class Units:
             makes=makes,
             in_place=frozenset(row.number for row in rows if row.gives_first),
             passive=frozenset(row.number for row in rows if not row.computes),
-            derived=self._derived(members, operands),
+            derived=self._find_derived(members, operands),
             own=frozenset(node.name for node in nodes),
             is_product=claim.part is Part.QUANTIZED
             and any(name for number in direct for name in self.calls[number].parameters),
         )
 
-    def _derived(
+    def _find_derived(
         self, members: Iterable[int], operands: Iterable[Operand | None]
     ) -> dict[int, list[tuple[Path, Derived]]]:
         taken = {(operand.call, operand.position) for operand in operands if operand is not None}
@@ -165,7 +165,7 @@ class Units:
         return found
 
     def rounding(self) -> dict[int, list[tuple[int, str]]]:
-        """In training: what rounds the tensors that calls outside of fused ops read, by position."""
+        """In training: the fake quantizers of tensors that calls outside of fused ops read, by position."""
         found: dict[int, list[tuple[int, str]]] = {}
         for number, nodes in self.of_call.items():
             reads = [self.value(name) for name in self.calls[number].reads]
@@ -176,9 +176,8 @@ class Units:
                         found.setdefault(number, []).append((reads.index(value), str(read.target)))
         return found
 
-    def _folded(self, own: set[fx.Node], members: set[int]) -> set[int]:
-        """The calls without a node of their own that a fused op does the work of as well: those that are folded into it, and those
-        in between that do nothing."""
+    def _find_folded(self, own: set[fx.Node], members: set[int]) -> set[int]:
+        """The calls without a node of their own that a fused op replaces: folded ones, and no-ops between its members."""
         found: set[int] = set()
         read = {name for number in members for name in self.calls[number].reads}
         for call in reversed(self.calls):

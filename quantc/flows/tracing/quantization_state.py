@@ -54,7 +54,7 @@ class AutoQuantizationState(nn.Module):
         """The weights in the state dict that is being loaded, by name."""
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Refused: whoever calls it goes through `_modules`, where it is one more than the model has of its own."""
+        """Refuse a call of the state: callers that iterate over `_modules` find it there, beside the model's own modules."""
         raise QuantcError(
             f"{self.path or 'the model'} calls all that it finds in _modules, where the state of this flow is too",
             where=f"{self.path or 'the model'} ({self.kind})",
@@ -91,7 +91,7 @@ class AutoQuantizationState(nn.Module):
 
     @property
     def observers(self) -> dict[str, Observation]:
-        """The statistics of what the ops of the module read and give, by the name of the group that shares a scale."""
+        """The statistics of the tensors of the module's ops, by group."""
         plan = self.trace.held.plan
         names = {unit_node for unit in self.units for unit_node in unit.own}
         groups = [group for group in plan.groups if any(site.node in names for site in group.places)]
@@ -192,9 +192,9 @@ class AutoQuantizationState(nn.Module):
                 return args, kwargs
             target = floats_of(args[0]) if args and writes_first(func) else None
             if not isinstance(target, Tensor):
-                return self._rounded(on_floats((args, kwargs)), rows, run)  # type: ignore[no-any-return]
+                return self._round_arguments(on_floats((args, kwargs)), rows, run)  # type: ignore[no-any-return]
             # it is written to itself, and no copy; the way back needs what was rounded
-            given = self._rounded(on_floats(((run.copied(target), *args[1:]), kwargs)), rows, run)
+            given = self._round_arguments(on_floats(((run.copied(target), *args[1:]), kwargs)), rows, run)
             target.copy_(given[0][0])
             return (args[0], *given[0][1:]), given[1]
         if run.watch is not None:
@@ -262,8 +262,8 @@ class AutoQuantizationState(nn.Module):
                     )
                 )
 
-    def _rounded(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
-        """Arguments as they are rounded in training."""
+    def _round_arguments(self, given: Any, rows: list[tuple[int, str]], run: Run) -> Any:
+        """Fake quantize arguments, in training."""
         leaves, spec = pytree.tree_flatten(given)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         for position, target in rows:

@@ -24,7 +24,7 @@ from quantc.ir.program import Program
 from quantc.ir.sites import Origin
 
 RECORDINGS: set[Recording] = set()
-"""Those that are under way, in any thread."""
+"""The running recordings of all threads."""
 
 
 def notice(module: nn.Module, path: str) -> None:
@@ -79,7 +79,7 @@ class Recording:
             with torch.no_grad(), self.interception(run):
                 output = nn.Module.__call__(model, *args, **kwargs)
         except RuntimeError as error:
-            if (refused := _refused(error, model)) is None:
+            if (refused := _compile_refusal(error, model)) is None:
                 raise
             raise refused from error
         finally:
@@ -130,7 +130,7 @@ class Recording:
             site = OpSite(call.number, call.name, origin.source, leaf, is_product(func, args, kwargs))
             context.ops[key] = site
             self.paths[call.number], self.fixed[call.number] = arguments_of(args, kwargs)
-            self.derived[call.number] = tuple(self._derived(call, before))
+            self.derived[call.number] = tuple(self._find_derived(call, before))
             if any(is_wrapped(x) for x in tensors_in(given)):
                 self.many_at_once[call.number] = f"{call.name} at {origin.source}"
         else:
@@ -143,7 +143,7 @@ class Recording:
             run.frame.steps.append(site.number)
         return output
 
-    def _derived(self, call: SeenCall, before: Sequence[Stamp]) -> Iterator[Derived]:
+    def _find_derived(self, call: SeenCall, before: Sequence[Stamp]) -> Iterator[Derived]:
         for position, (node, stamp) in enumerate(zip(call.reads, before, strict=False)):
             sources = self.recorder.sources(node)
             if sources and stamp.copy is not None:
@@ -181,7 +181,7 @@ class Recording:
 BOUNDARIES.add(id(Recording.run.__code__))
 
 
-def _refused(error: RuntimeError, model: nn.Module) -> CaptureError | None:
+def _compile_refusal(error: RuntimeError, model: nn.Module) -> CaptureError | None:
     """The refusal of code that torch compiles while calls are intercepted; None for errors of the model's own."""
     if type(error).__module__ != "torch._dynamo.exc":
         return None

@@ -31,7 +31,7 @@ Kwargs = dict[str, Any]
 Function = Callable[..., Any]
 Refusal = TypeVar("Refusal", bound=QuantcError)
 ACTIVE = threading.local()
-"""`run` is the call of a model that this thread is in, `log` who is told what calls give."""
+"""`run` is the model call of this thread, `log` the receiver of calls' results."""
 HOOKS: Any = torch.nn.modules.module
 GLOBAL_HOOKS = (
     HOOKS._global_forward_hooks, HOOKS._global_forward_pre_hooks, HOOKS._global_backward_hooks, HOOKS._global_backward_pre_hooks,
@@ -112,7 +112,7 @@ class Run:
         context = state.contexts[0] if state.contexts else None
         self.frame = Frame(state, context, None)
         self.log: Callable[[OpSite, str, Any], None] | None = getattr(ACTIVE, "log", None)
-        """Told what each call of the model gives."""
+        """Receives the result of each call of the model."""
         self.watch = Watch(trace) if trace.phase is Phase.OBSERVING and self.log is None else None
         self.recording: Recording | None = None
         self.is_live = trace.phase is Phase.TRAINING
@@ -124,7 +124,7 @@ class Run:
         self.gave_weights = False
         """True once the memory of a weight was exposed."""
         self.rounded: dict[Any, Any] = {}
-        """In training: what was rounded in this run, by what rounds it."""
+        """In training: the tensors rounded in this run, by fake quantizer."""
         bound: Bound | None = trace.bounds.get(state.path)
         if bound is None or (trace.phase is Phase.TRAINING and bound.is_loose):
             if bound is not None:  # others may hold the tensors that were there before
@@ -175,7 +175,7 @@ class Run:
     # -- modes -----------------------------------------------------------------------------------------------------
 
     def is_in_mode(self, unit: Unit, call: int, given: bool) -> bool:
-        """In training: whether a fused op computes a call in the mode that it is told. What was frozen in the program is not told."""
+        """In training: True if a fused op computes a call in the mode it is given. Modules frozen in the program fit either mode."""
         if call <= unit.trigger:  # it has not run yet
             self._follow_modes(unit)
         parts: list[Any] = [self.trace.held.root.get_submodule(name) for name in unit.modes.get(call, ())]
@@ -239,7 +239,7 @@ class Run:
         return value if type(value) is Levels else floats_of(x).clone()
 
     def round(self, rounder: fx.Node | None, x: Tensor) -> Tensor:
-        """In training: a tensor as it is rounded, in memory that nobody writes to."""
+        """In training: a fake-quantized tensor, in memory that is never written to."""
         return x.clone() if rounder is None else self.rounded_once(str(rounder.target), x)
 
     def rounded_once(self, target: str, x: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class Run:
             self._is_rounded(unit.yielded, floats_of(made), result)
 
     def _is_rounded(self, target: str, x: Tensor, made: Tensor) -> None:
-        """In training: a tensor is rounded already; it is as `made`, which nobody writes to."""
+        """In training: record that a tensor is rounded already, as `made`, which is never written to."""
         if x.dtype is made.dtype:
             self.rounded[self._key_of(target, x)] = (made, x)
 
@@ -268,8 +268,8 @@ class Run:
         return target, id(x), _version(x), (self.escapes.count if is_tracked(x) else object(), place)
 
     def read_before_written(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """In training: the arguments of a call that writes to the first of them, with copies of what lies in its memory. The
-        way back needs what was read, and those who share the memory need what is written."""
+        """In training: the arguments of a call that writes to the first of them, with copies of those that share its memory. The
+        backward pass needs the values read, and aliases of the memory need the values written."""
         first = floats_of(args[0]) if type(args[0]) is not Traced or args[0]._quantc_buffer is not None else None
         if first is None:
             return args
@@ -284,7 +284,7 @@ class Run:
         return made
 
     def is_copy(self, made: Tensor, x: Tensor) -> None:
-        """In training: a tensor holds what another does, and is rounded as that: once, whoever reads it."""
+        """In training: record that a tensor holds the contents of another, so that both are rounded once for all readers."""
         for (target, _, version, _), (value, held) in list(self.rounded.items()):
             if held is x and version == _version(x):
                 self._is_rounded(target, made, value)
@@ -329,7 +329,7 @@ class Run:
     def looks_of(
         self, call: int, func: Callable[..., Any], args: Any, kwargs: Any, autocast: torch.dtype | None
     ) -> tuple[torch.Size, torch.dtype]:
-        """The shape and dtype of what a call would give. What the function refuses is refused here."""
+        """The shape and dtype of a call's result. Errors of the function are raised here."""
         looks = self.bound.looks
         key: Any = (call, autocast)
         for x in (*args, *kwargs.values()):

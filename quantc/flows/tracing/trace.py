@@ -54,7 +54,7 @@ class Trace:
     def __init__(self, context: Context, target: str) -> None:
         self.context = context
         self.target = target
-        """Whose kernels run what is converted."""
+        """The target whose kernels run the converted model."""
         self.phase = Phase.TRACING
         self.program: Program | None = None
         self.captured: Program | None = None
@@ -63,7 +63,7 @@ class Trace:
         self.units: dict[int, Unit] = {}
         self.watched: dict[int, dict[int, tuple[str, ...]]] = {}
         self.reasons: tuple[str, ...] = ()
-        """Why the trace is not stable; empty if it is."""
+        """Reasons why the trace is not stable; empty if it is."""
         self.trees: tuple[Any, Any] | None = None
         """The pytree specs of the model's inputs and results."""
         self.fixed: dict[int, tuple[tuple[Any, Any], ...]] = {}
@@ -219,7 +219,7 @@ class Trace:
         return MAGIC + facts.encode() + b"\n" + content
 
     def from_bytes(self, content: bytes, weights: Mapping[str, Tensor]) -> None:
-        """Go on from what `to_bytes` gave, of the same model and the same examples; `weights` are those that came with it."""
+        """Resume from the result of `to_bytes`, of the same model and the same examples; `weights` came with it."""
         magic, head, content = [*content.split(b"\n", 2), b"", b""][:3]
         facts = unseal(parse_json(head.decode(errors="replace")), needed=True) if magic + b"\n" == MAGIC else {}
         if facts.get("phase") != self.phase.value:
@@ -268,7 +268,7 @@ class Trace:
             )
 
     def tie(self, constants: Mapping[str, Tensor]) -> None:
-        """In training: let the program have the very parameters and buffers of the model."""
+        """In training: share the model's own parameters and buffers with the program."""
         root, is_other = self.held.root, False
         for name, tensor in constants.items():
             held = attribute(root, name)
@@ -306,15 +306,15 @@ class Trace:
         if twin.program is not None and self.program is not None:
             if twin.program.is_live:  # the model trains the very tensors of the program
                 twin.program.root = copy.deepcopy(self.program.root, memo)
-            twin.units = _copied_units(self.units)
+            twin.units = _copy_units(self.units)
             if twin.phase is Phase.TRAINING:
                 for unit in twin.units.values():
                     unit.settle_training(twin.program)
         return twin
 
 
-def _copied_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
-    """The same fused ops; what computes them is made again when it is first needed."""
+def _copy_units(units: Mapping[int, Unit]) -> dict[int, Unit]:
+    """Copies of fused ops without their computations, which are rebuilt on first use."""
     copies: dict[int, Unit] = {}
     made: dict[int, Unit] = {}
     for number, unit in units.items():

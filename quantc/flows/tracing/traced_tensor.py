@@ -1,8 +1,8 @@
-"""The tensors that a quantized model hands from op to op: a value that nobody can write to, and floats once somebody asks.
+"""Tensors between the ops of a quantized model: an immutable value, and floats on demand (lazy evaluation).
 
-A value is bytes on a grid, or what lies inside of a fused op; quantized ops read it. Whoever else touches the tensor is given
-its floats, which are made once, in memory of their own. The value counts while nobody can have written to them: torch has
-counted no write, and nobody was given an alias of the memory. From then on the tensor is its floats.
+A value is bytes on a grid, or an intermediate result of a fused op; quantized ops read it. All other code gets the floats,
+made once, in memory of their own. The value is valid until that memory may have been written to: while torch's version counter
+has not moved, and no alias of the memory was handed out. From then on the tensor is its floats.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Traced(Tensor):
     _quantc_value: Value | None = None
     _quantc_buffer: Buffer | None = None
     _quantc_root: Traced | None = None
-    """For a view of the floats of a tensor that has a value: that tensor. Whoever gets at the memory gets at both."""
+    """The base of a view of floats, if that has a value. Access to the memory of one is access to both."""
 
     @classmethod
     def __torch_function__(
@@ -189,7 +189,7 @@ def _owner(x: Traced) -> Traced:
 
 
 def on_floats(x: Any, of: Callable[[Any], Any] = release) -> Any:
-    """Arguments, in whatever they are arranged, with floats for what traced tensors stand for."""
+    """Arguments, in any pytree, with floats in place of traced tensors."""
     kind = type(x)
     if kind is Traced:
         return of(x)
@@ -224,8 +224,8 @@ def handed_over(output: Any) -> Any:
 
 
 def call_on_floats(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function on what traced tensors stand for. A view of their memory is a traced tensor too, so that nobody gets at the
-    memory unseen. If the function gives anything else through which it could be written to, they are their floats from now on."""
+    """Call a function on the floats of traced tensors. A view of their memory becomes a traced tensor too, so that all access is
+    tracked. If any other result exposes the memory, the tensors are their floats from then on."""
     given: list[Traced] = []
 
     def noted(x: Any) -> Any:
@@ -337,7 +337,7 @@ def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
 
 
 def copy_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that copies elements: bytes, if all are on one grid and nobody has looked at the floats; else floats."""
+    """Run a call that copies elements: on bytes, if all operands are on one grid and their floats were never read; else on floats."""
     pieces = args[0] if args and type(args[0]) in (tuple, list) else args[:1]
     values = [value_of(piece) for piece in pieces]
     grids = {value.grid for value in values if type(value) is Levels and value.dtype is torch.float32}
